@@ -1,0 +1,4 @@
+"""Placeholder replaced in the next commit."""
+
+
+def main() -> None: ...

@@ -1,0 +1,340 @@
+"""Source: the one read-only view of what was injected, with getters that check and remember.
+
+Every getter returns a valid value or raises one `ContractError` that names the variable, its value, what was
+expected and the contract; every value that was read is kept as a `Fact`. No contract parses an integer itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from trainer_launch.errors import ContractError
+from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+MAX_VALUE_BYTES = 131_072  # Linux gives no process a longer variable (MAX_ARG_STRLEN)
+MAX_FILE_BYTES = 4_194_304  # a hostfile of 30,000 lines is smaller
+MAX_COUNT = 1_000_000
+_SHOWN = 60  # characters of a bad value that a message repeats
+_NUMBER = re.compile(r"[0-9]{1,12}")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,32})?")
+NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
+
+
+class _Required:
+    """Stands for "no default": the variable has to be there."""
+
+
+REQUIRED = _Required()
+
+
+class Files(Protocol):
+    """The container's files, live or from a snapshot."""
+
+    def read(self, path: str) -> bytes | None:
+        """At most MAX_FILE_BYTES + 1 bytes of the file, None when it cannot be read."""
+
+    def exists(self, path: str) -> bool:
+        """Whether the path is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod's injected input: variables, files, host name, command. Live or from a snapshot."""
+
+    env: Mapping[str, str]
+    files: Files
+    hostname: str
+    command: tuple[str, ...] = ()
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What in a pod tells that a contract applies: variables and files."""
+
+    all_of: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    none_of: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # all of them
+    when: Callable[[Source], bool] | None = None  # what names alone cannot tell
+
+    def fit(self, source: Source) -> bool:
+        """Whether the pod carries these marks."""
+        return (
+            all(map(source.has, self.all_of))
+            and (not self.any_of or any(map(source.has, self.any_of)))
+            and not any(map(source.has, self.none_of))
+            and all(map(source.has_file, self.files))
+            and (self.when is None or self.when(source))
+        )
+
+    def seen(self, source: Source) -> tuple[str, ...]:
+        """The marks that are present, for messages."""
+        return tuple(n for n in (*self.all_of, *self.any_of) if source.has(n)) + tuple(
+            p for p in self.files if source.has_file(p)
+        )
+
+
+class Source:
+    """A pod as one contract reads it."""
+
+    def __init__(self, pod: Pod, contract: str = "") -> None:
+        self.pod = pod
+        self.contract = contract
+        self._facts: list[Fact] = []
+        self._warnings: list[str] = []
+
+    def bound_to(self, contract: str) -> Source:
+        """The same pod, read afresh for `contract`."""
+        return Source(self.pod, contract)
+
+    # -- presence -----------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether the variable is set, even to nothing."""
+        return name in self.pod.env
+
+    def has_file(self, path: str) -> bool:
+        """Whether the file is there."""
+        return self.pod.files.exists(path)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What was read so far, in order, each once."""
+        return tuple(dict.fromkeys(self._facts))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd but can be lived with."""
+        return tuple(self._warnings)
+
+    def warn(self, sentence: str) -> None:
+        """Keep a sentence for the person who asks what is odd."""
+        self._warnings.append(sentence)
+
+    def note(self, name: str, value: str, origin: Origin, field: str) -> None:
+        """Remember something that was read other than by a getter."""
+        self._facts.append(Fact(name=name, value=value, origin=origin, field=field))
+
+    # -- variables ----------------------------------------------------------------------------
+
+    def raw(self, name: str) -> str | None:
+        """The value as it stands, checked for encoding and length only; None when absent."""
+        value = self.pod.env.get(name)
+        if value is None:
+            return None
+        if len(value) > MAX_VALUE_BYTES:
+            raise self.error(name, value, f"at most {MAX_VALUE_BYTES} bytes (it has {len(value)})")
+        if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+            raise self.error(name, value, "text in UTF-8")
+        if "\0" in value:
+            raise self.error(name, value, "text without NUL bytes")
+        return value
+
+    def text(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
+        """A text that is not empty."""
+        return self._get(name, field, "a text that is not empty", lambda v: v.strip() or None, default)
+
+    def count(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
+        """A whole number, at least `least`."""
+        expected = f"a whole number from {least} to {MAX_COUNT}"
+        return self._get(name, field, expected, lambda v: parse_number(v, least, MAX_COUNT), default)
+
+    def index(
+        self, name: str, field: str = "", *, below: int | None = None, default: T | _Required = REQUIRED
+    ) -> int | T:
+        """A 0-based index, smaller than `below` when that is known."""
+        top = MAX_COUNT if below is None else below - 1
+        expected = "a whole number of at least 0" if below is None else f"a whole number from 0 to {top}"
+        return self._get(name, field, expected, lambda v: parse_number(v, 0, top), default)
+
+    def port(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | T:
+        """A TCP port, 1 to 65535."""
+        return self._get(name, field, "a port from 1 to 65535", lambda v: parse_number(v, 1, 65535), default)
+
+    def host(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
+        """A host name or an IP address (IPv6 without brackets)."""
+        return self._get(name, field, "a host name or an IP address", parse_host, default)
+
+    def endpoint(
+        self,
+        name: str,
+        field: str = "",
+        *,
+        default_port: int | None = None,
+        default: T | _Required = REQUIRED,
+    ) -> Endpoint | T:
+        """HOST:PORT, [IPv6]:PORT, or HOST alone when there is a `default_port`."""
+        expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
+        return self._get(name, field, expected, lambda v: parse_endpoint(v, default_port), default)
+
+    def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
+        """N or MIN:MAX, with 0 < MIN <= MAX."""
+        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", parse_node_range, default)
+
+    def nproc(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | str | T:
+        """Processes per node: a whole number, or one of the words auto, gpu, cpu, xpu."""
+        expected = f"a whole number of at least 1, or one of {', '.join(NPROC_WORDS)}"
+        return self._get(name, field, expected, parse_nproc, default)
+
+    def choice(
+        self, name: str, words: tuple[str, ...], field: str = "", *, default: T | _Required = REQUIRED
+    ) -> str | T:
+        """One of `words`."""
+        expected = f"one of {', '.join(words)}"
+        return self._get(name, field, expected, lambda v: v.strip() if v.strip() in words else None, default)
+
+    def hosts(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> tuple[str, ...] | T:
+        """Host names separated by commas."""
+        return self._get(name, field, "host names separated by commas", _parse_hosts, default)
+
+    def conf(self, name: str, field: str = "") -> dict[str, str]:
+        """k=v,k=v as torchrun's --rdzv-conf takes it; absent or blank is empty."""
+        if not (self.raw(name) or "").strip():
+            return {}
+        return self._get(name, field, "k=v pairs separated by commas, none of them empty", parse_conf, REQUIRED)
+
+    def json_object(self, name: str, field: str = "") -> dict[str, Json]:
+        """A JSON object."""
+        return self._get(name, field, "a JSON object", _parse_json_object, REQUIRED)
+
+    # -- files --------------------------------------------------------------------------------
+
+    def file(self, path: str, field: str = "") -> str | None:
+        """A whole file as text, None when it cannot be read."""
+        data = self.pod.files.read(path)
+        if data is None:
+            return None
+        if len(data) > MAX_FILE_BYTES:
+            raise self.error(path, f"{len(data)} bytes", f"at most {MAX_FILE_BYTES} bytes")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise self.error(path, repr(data[:20]), "text in UTF-8") from problem
+        self.note(path, f"{len(data)} bytes", Origin.FILE, field)
+        return text
+
+    # -- errors -------------------------------------------------------------------------------
+
+    def error(self, name: str, value: str, expected: str) -> ContractError:
+        """The one sentence for a bad value."""
+        where = f" (contract {self.contract})" if self.contract else ""
+        return ContractError(f"{name} is {shown(value)}; expected {expected}{where}")
+
+    def missing(self, name: str, expected: str) -> ContractError:
+        """The one sentence for a variable that is not there."""
+        return ContractError(
+            f"{name} is not set; contract {self.contract} needs it as {expected}; "
+            f"set it, or name another contract with --contract"
+        )
+
+    def _get(
+        self, name: str, field: str, expected: str, parse: Callable[[str], P | None], default: T | _Required
+    ) -> P | T:
+        value = self.raw(name)
+        if value is None:
+            if isinstance(default, _Required):
+                raise self.missing(name, expected)
+            return default
+        parsed = parse(value)
+        if parsed is None:
+            raise self.error(name, value, expected)
+        self.note(name, value, Origin.ENV, field)
+        return parsed
+
+
+# -- the grammar of single values: text in, value or None out -----------------------------------
+
+
+def shown(value: str) -> str:
+    """A value as messages repeat it: quoted, escaped, shortened."""
+    short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+    return ascii(short) if not short.isprintable() else repr(short)
+
+
+def parse_number(value: str, least: int, most: int) -> int | None:
+    """Plain decimal digits between `least` and `most`; blanks around are tolerated."""
+    text = value.strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if least <= number <= most else None
+
+
+def parse_host(value: str) -> str | None:
+    """A DNS name, an IPv4 address, or an IPv6 address."""
+    text = value.strip()
+    if ":" in text:
+        return text if _IPV6.fullmatch(text) else None
+    return text if _HOST.fullmatch(text) else None
+
+
+def parse_endpoint(value: str, default_port: int | None) -> Endpoint | None:
+    """HOST:PORT or [IPv6]:PORT; HOST alone takes `default_port`, when there is one. Port 0 means "any free one"."""
+    text = value.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            return None
+        port_text = rest[1:] if rest else None
+    elif text.count(":") > 1:
+        return None
+    else:
+        host, colon, after = text.partition(":")
+        port_text = after if colon else None
+    if parse_host(host) is None:
+        return None
+    port = default_port if port_text is None else parse_number(port_text, 0, 65535)
+    return None if port is None else Endpoint(host.strip(), port)
+
+
+def parse_node_range(value: str) -> NodeRange | None:
+    """N or MIN:MAX, with 0 < MIN <= MAX."""
+    parts = [parse_number(p, 1, MAX_COUNT) for p in value.split(":")]
+    if len(parts) == 1 and parts[0] is not None:
+        return NodeRange(parts[0], parts[0])
+    if len(parts) == 2 and parts[0] is not None and parts[1] is not None and parts[0] <= parts[1]:
+        return NodeRange(parts[0], parts[1])
+    return None
+
+
+def parse_nproc(value: str) -> int | str | None:
+    """A whole number of at least 1, or one of `NPROC_WORDS`."""
+    text = value.strip()
+    return text if text in NPROC_WORDS else parse_number(text, 1, MAX_COUNT)
+
+
+def parse_conf(value: str) -> dict[str, str] | None:
+    """k=v,k=v: only the first `=` splits, blanks around are dropped, empty items are refused."""
+    conf: dict[str, str] = {}
+    for item in value.split(","):
+        key, equals, rest = item.partition("=")
+        if not key.strip() or not equals or not rest.strip():
+            return None
+        conf[key.strip()] = rest.strip()
+    return conf
+
+
+def _parse_hosts(value: str) -> tuple[str, ...] | None:
+    names = [parse_host(part) for part in value.split(",")]
+    return None if None in names else tuple(n for n in names if n is not None)
+
+
+def _parse_json_object(value: str) -> dict[str, Json] | None:
+    try:
+        parsed = json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

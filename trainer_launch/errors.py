@@ -1,0 +1,53 @@
+"""What can go wrong before a program runs, cut by whose fault it is.
+
+LaunchError
+├── UsageError      the user's flags, settings or command
+├── ContractError   the platform's variables and files
+├── NodeError       this machine or a peer
+└── InternalError   ourselves
+
+A message is one sentence: what was expected, what was found, where it came from, what to do.
+`cli.main` turns each into one line on stderr and its exit code; nothing else calls `sys.exit`.
+"""
+
+from __future__ import annotations
+
+from trainer_launch import exits
+
+
+class LaunchError(Exception):
+    """Base of the four; `exit_code` is what the pod ends with."""
+
+    exit_code = exits.FAILED
+
+
+class UsageError(LaunchError):
+    """The user's flags, settings or command do not fit."""
+
+    exit_code = exits.MISCONFIGURED
+
+
+class NotRunnableError(UsageError):
+    """The program exists but cannot be executed (126), or is not there (127), as the shell has them."""
+
+    def __init__(self, message: str, *, found: bool) -> None:
+        super().__init__(message)
+        self.exit_code = exits.NOT_EXECUTABLE if found else exits.NOT_FOUND
+
+
+class ContractError(LaunchError):
+    """What the platform injected is missing, contradictory or out of range."""
+
+    exit_code = exits.MISCONFIGURED
+
+
+class NodeError(LaunchError):
+    """This machine or a peer is at fault; another attempt elsewhere may succeed."""
+
+    exit_code = exits.INFRASTRUCTURE
+
+
+class InternalError(LaunchError):
+    """A promise of our own code is broken."""
+
+    exit_code = exits.FAILED

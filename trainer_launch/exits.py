@@ -1,0 +1,48 @@
+"""Our own exit codes, one sentence each. A program's own code passes through unchanged."""
+
+from __future__ import annotations
+
+import signal
+
+SUCCEEDED = 0
+FAILED = 1
+MISCONFIGURED = 2  # bad contract, flags, settings: trying again cannot help
+NOT_EXECUTABLE = 126  # as the shell has it
+NOT_FOUND = 127  # as the shell has it
+INFRASTRUCTURE = 138  # peers, rendezvous, node or device: in both retryable lists of the v1 ExitCode policy
+STOPPED = 143  # this pod was asked to stop; exit 0 would count as success
+
+_SIGNAL_BASE = 128
+
+
+def of_signal(number: int) -> int:
+    """The exit code of a program that died of signal `number`: 128 + n."""
+    return _SIGNAL_BASE + number
+
+
+def retryable(code: int) -> bool | None:
+    """Whether the v1 operator's ExitCode policy starts the pod again; None when the code means success.
+
+    Permanent are 1 to 127, retryable all above (kubeflow/trainer release-1.9, pkg/util/train/train_util.go).
+    """
+    return None if code == SUCCEEDED else code >= _SIGNAL_BASE
+
+
+def describe(code: int) -> str:
+    """One phrase for people: what an exit code says."""
+    known = {
+        SUCCEEDED: "success",
+        MISCONFIGURED: "bad contract, flags or settings",
+        NOT_EXECUTABLE: "program not executable",
+        NOT_FOUND: "program not found",
+        INFRASTRUCTURE: "infrastructure at fault",
+        STOPPED: "asked to stop",
+    }
+    if code in known:
+        return known[code]
+    if code > _SIGNAL_BASE:
+        try:
+            return f"died of {signal.Signals(code - _SIGNAL_BASE).name}"
+        except ValueError:
+            pass
+    return "the program's own"

@@ -1,0 +1,254 @@
+"""The central values: what travels from the environment to the exit code.
+
+All are frozen; a value that exists is consistent, because its reader raised otherwise.
+Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
+
+NO_DETAILS: Mapping[str, Json] = MappingProxyType({})
+
+
+# -- what the platform told us ----------------------------------------------------------------
+
+
+class Origin(str, Enum):
+    """Where a fact was read."""
+
+    ENV = "env"
+    FILE = "file"
+    FLAG = "flag"
+    COMMAND = "command"
+    HOSTNAME = "hostname"
+    MACHINE = "machine"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing that was read, and what it became."""
+
+    name: str  # the variable, path or flag
+    value: str
+    origin: Origin
+    field: str  # the key of `job` or `plan` it became, or "" when it only informs
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes a job may have: `min` to `max`, both at least 1."""
+
+    min: int
+    max: int
+
+    @property
+    def fixed(self) -> int | None:
+        """The node count when there is only one, else None."""
+        return self.min if self.min == self.max else None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host name or address, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of the job by name; `slots` is its room for ranks, None when nobody said."""
+
+    host: str
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """How torch elastic's agents are told to meet."""
+
+    kind: str  # "static": ranks are given; "dynamic": agents agree on them
+    backend: str | None = None
+    endpoint: Endpoint | None = None
+    written: str | None = None  # the endpoint as the platform wrote it
+    run_id: str | None = None
+    conf: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the platform told us, in our words. None always means: nobody said."""
+
+    contract: str
+    role: str | None = None  # the platform's word: node, launcher, worker, master, chief, ps …
+    nodes: NodeRange | None = None
+    nproc_per_node: int | str | None = None  # a number, or a word (auto, gpu, cpu, xpu) as given
+    node_rank: int | None = None
+    hostname_index: int | None = None  # index that only the host name tells
+    world_size: int | None = None  # processes in the job
+    coordinator: Endpoint | None = None
+    is_coordinator: bool | None = None  # whether this node hosts the coordinator
+    rendezvous: Rendezvous | None = None
+    members: tuple[Member, ...] | None = None
+    max_restarts: int | None = None
+    engine: str | None = None  # the engine this contract is made for; None: decide by the command
+    details: Mapping[str, Json] = NO_DETAILS  # the contract's own words, flat
+    facts: tuple[Fact, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# -- what this machine is ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpus:
+    """CPUs that this container may use."""
+
+    affinity: int  # CPUs in the scheduler's mask
+    quota: float | None  # CPUs' worth of time per period from the cgroup, None: no limit
+
+    @property
+    def usable(self) -> int:
+        """CPUs to plan for: the smaller of both, a fraction rounded up as Kubeflow does, at least 1."""
+        if self.quota is None:
+            return max(1, self.affinity)
+        return max(1, min(self.affinity, -int(-self.quota // 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """Accelerators that this container can see; `reason` says how they were counted."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This machine as the container sees it."""
+
+    hostname: str
+    cpus: Cpus
+    gpus: Gpus
+    memory_limit_bytes: int | None  # None: the cgroup sets no limit
+    shm_bytes: int | None  # size of /dev/shm, None: not there
+
+
+# -- what will run ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Who this node is among whom; `reasons` says how each number was found."""
+
+    node_rank: int | None
+    nodes: NodeRange
+    local_world_size: int
+    coordinator: Endpoint | None
+    is_coordinator: bool
+    rendezvous: Rendezvous | None
+    max_restarts: int | None
+    facts: tuple[Fact, ...] = ()
+
+    @property
+    def world_size(self) -> int | None:
+        """Processes in the job, None while the number of nodes may vary."""
+        fixed = self.nodes.fixed
+        return None if fixed is None else fixed * self.local_world_size
+
+
+class StopOrder(str, Enum):
+    """Whom a polite stop reaches first."""
+
+    LEADER = "leader"  # the process we started; its group only when most of the grace is used up
+    GROUP = "group"  # the whole process group at once, as torchrun does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process to start, completely described."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # complete, not a delta
+    cwd: str | None = None
+    label: str | None = None  # prefix for its lines; None: it inherits our output untouched
+    rank_labels: tuple[str, ...] = ()  # prefixes for the workers it starts itself, by local rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything to run and how to stop it; another program could carry it out."""
+
+    engine: str
+    processes: tuple[Process, ...]
+    grace_s: float  # from the request to stop until SIGKILL
+    stop_order: StopOrder = StopOrder.LEADER
+    wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
+    wait_s: float = 0.0  # how long to wait for them
+    failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
+    reasons: tuple[str, ...] = ()
+
+
+# -- how it ended -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """One death: either `code` or `signal` is set."""
+
+    process: str
+    code: int | None
+    signal: int | None
+    at_s: float  # monotonic seconds
+
+    @property
+    def exit_code(self) -> int:
+        """As the shell has it: the code, or 128 + signal."""
+        return 128 + self.signal if self.signal is not None else self.code or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first cause of a failed run."""
+
+    reason: str  # CamelCase, for machines
+    message: str  # a sentence, for people
+    exit_code: int
+    rank: int | None = None
+    node_rank: int | None = None
+    host: str | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+class Verdict(str, Enum):
+    """How a run ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended, and why."""
+
+    verdict: Verdict
+    failure: Failure | None = None
+    exits: tuple[Exit, ...] = ()
+    seconds: float = 0.0
+    attempt: int = 1
+    survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end
