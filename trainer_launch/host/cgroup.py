@@ -1,0 +1,120 @@
+"""Limits and counters of the container's own cgroup, v1 and v2.
+
+A limit may sit on any ancestor, so the smallest on the way up counts. Inside a container the cgroup namespace
+usually shows only the own group, as the root of the mount; without that namespace /proc/self/cgroup names a path
+of the host that is not mounted here, and the mount's root is the own group as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# v1 reports "no limit" as the largest number of whole pages.
+_V1_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The own groups' folders from the innermost outwards, by controller; v2 has one tree for all."""
+
+    version: int  # 0: no cgroup file system is mounted
+    cpu: tuple[Path, ...] = ()
+    memory: tuple[Path, ...] = ()
+
+
+def own_groups(root: Path = Path("/")) -> Groups:
+    """Find the own groups below `root`."""
+    mount = root / "sys/fs/cgroup"
+    paths = _paths(root / "proc/self/cgroup")
+    if (mount / "cgroup.controllers").exists():
+        chain = tuple(_chain(mount, paths.get("", "/")))
+        return Groups(version=2, cpu=chain, memory=chain)
+    if not mount.is_dir():
+        return Groups(version=0)
+    return Groups(
+        version=1,
+        cpu=_v1_chain(mount, paths, "cpu"),
+        memory=_v1_chain(mount, paths, "memory"),
+    )
+
+
+def cpu_quota(groups: Groups) -> float | None:
+    """CPUs' worth of time per period, None without a limit."""
+    read = _v2_quota if groups.version == 2 else _v1_quota
+    quotas = [q for q in map(read, groups.cpu) if q is not None]
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(groups: Groups) -> int | None:
+    """The memory limit, None without one."""
+    name = "memory.max" if groups.version == 2 else "memory.limit_in_bytes"
+    limits = [_number(_text(g / name)) for g in groups.memory]
+    return min((n for n in limits if n is not None and n < _V1_NO_LIMIT), default=None)
+
+
+def oom_kills(groups: Groups) -> int | None:
+    """How many processes of the own group the kernel has killed for memory; None when it does not say."""
+    if not groups.memory:
+        return None
+    name = "memory.events" if groups.version == 2 else "memory.oom_control"
+    for line in (_text(groups.memory[0] / name) or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return _number(value)
+    return None
+
+
+def _paths(file: Path) -> dict[str, str]:
+    """The own path by controller; v2's is under the empty name. Lines read `id:controllers:path`."""
+    found: dict[str, str] = {}
+    for line in (_text(file) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for name in controllers.split(","):
+            found[name] = path
+    return found
+
+
+def _v1_chain(mount: Path, paths: dict[str, str], controller: str) -> tuple[Path, ...]:
+    # Distributions mount cpu either alone or together with cpuacct.
+    folders = [mount / controller, *sorted(mount.glob(f"*{controller},*")), *sorted(mount.glob(f"*,{controller}"))]
+    folder = next((f for f in folders if f.is_dir()), None)
+    return () if folder is None else tuple(_chain(folder, paths.get(controller, "/")))
+
+
+def _chain(mount: Path, path: str) -> Iterator[Path]:
+    own = mount / path.lstrip("/")
+    if ".." in Path(path).parts or not own.is_dir():
+        own = mount
+    while own != mount:
+        yield own
+        own = own.parent
+    yield mount
+
+
+def _v2_quota(group: Path) -> float | None:
+    quota, _, period = (_text(group / "cpu.max") or "").partition(" ")
+    return _ratio(_number(quota), _number(period))
+
+
+def _v1_quota(group: Path) -> float | None:
+    return _ratio(_number(_text(group / "cpu.cfs_quota_us")), _number(_text(group / "cpu.cfs_period_us")))
+
+
+def _ratio(quota: int | None, period: int | None) -> float | None:
+    return None if quota is None or not period or quota <= 0 else quota / period
+
+
+def _number(text: str | None) -> int | None:
+    # "max" in v2 and "-1" in v1 both mean: no limit.
+    stripped = (text or "").strip()
+    return int(stripped) if stripped.isascii() and stripped.isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
