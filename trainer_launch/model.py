@@ -195,6 +195,7 @@ class Plan:
     processes: tuple[Process, ...]
     grace_s: float  # from the request to stop until SIGKILL
     stop_order: StopOrder = StopOrder.LEADER
+    stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
