@@ -1,0 +1,48 @@
+# Everything lives in .venv of this folder; nothing else of the machine is touched but by `make system`.
+#
+#   make demo TORCH=torch==2.13.0+cpu PIP_ARGS="..."   choose the build of torch, and where pip looks for it
+#   make venv PYTHON=python3.12                        choose the Python
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help venv system demo test lint bench clean
+
+PYTHON ?=
+TORCH ?=
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+
+# Another environment may be active: it is neither used nor changed.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+export PYTHON TORCH PIP_ARGS
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1 # /p' Makefile | column -t -s '#' 2>/dev/null || grep -E '^[a-z]+:.*##' Makefile
+
+venv: .venv/.ready ## create .venv with everything for development
+
+.venv/.ready: pyproject.toml constraints.txt tests/setup/venv.sh
+	@tests/setup/venv.sh
+	@touch $@
+
+system: ## install the system packages that tests use, or say which are missing
+	@tests/setup/system_packages.sh
+
+demo: venv ## train a small language model on 2 rehearsed pods with 2 processes each
+	CUDA_VISIBLE_DEVICES= $(BIN)/trainer-launch local --nodes 2 --nproc-per-node 2 -- docker/examples/train_charlm.py
+
+test: system venv lint ## check style and types, run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: venv ## print the start-up figures
+	$(BIN)/python benchmarks/startup.py
+
+clean: ## remove .venv and what tools left behind
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
