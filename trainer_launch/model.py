@@ -7,14 +7,18 @@ Only the standard library is imported here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
 
-NO_DETAILS: Mapping[str, Json] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[str, str]:
+    """An empty mapping; a proxy is unhashable, so dataclasses refuse it as a plain default."""
+    return MappingProxyType({})
 
 
 # -- what the platform told us ----------------------------------------------------------------
@@ -83,7 +87,7 @@ class Rendezvous:
     endpoint: Endpoint | None = None
     written: str | None = None  # the endpoint as the platform wrote it
     run_id: str | None = None
-    conf: Mapping[str, str] = MappingProxyType({})
+    conf: Mapping[str, str] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Job:
     members: tuple[Member, ...] | None = None
     max_restarts: int | None = None
     engine: str | None = None  # the engine this contract is made for; None: decide by the command
-    details: Mapping[str, Json] = NO_DETAILS  # the contract's own words, flat
+    details: Mapping[str, Json] = field(default_factory=_nothing)  # the contract's own words, flat
     facts: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
 

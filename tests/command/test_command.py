@@ -1,0 +1,51 @@
+"""What the user typed after --, recognised."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from trainer_launch.command import Kind, parse_command
+from trainer_launch.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "python", "program"),
+    [
+        ("train.py --lr 1", Kind.SCRIPT, "", "train.py --lr 1"),
+        ("./train.py", Kind.SCRIPT, "", "./train.py"),
+        ("-m pkg.mod --lr 1", Kind.MODULE, "", "pkg.mod --lr 1"),
+        ("python train.py", Kind.SCRIPT, "python", "train.py"),
+        ("/usr/bin/python3.11 -u -X dev train.py -v", Kind.SCRIPT, "/usr/bin/python3.11 -u -X dev", "train.py -v"),
+        ("python3 -m pkg.mod -v", Kind.MODULE, "python3", "pkg.mod -v"),
+        ("python -c pass", Kind.PROGRAM, "", "python -c pass"),
+        ("python -", Kind.PROGRAM, "", "python -"),
+        ("python", Kind.PROGRAM, "", "python"),
+        ("bash -c 'torchrun train.py'", Kind.PROGRAM, "", "bash -c 'torchrun train.py'"),
+        ("mpirun -np 2 python train.py", Kind.PROGRAM, "", "mpirun -np 2 python train.py"),
+        ("pythonista.sh", Kind.PROGRAM, "", "pythonista.sh"),
+    ],
+)
+def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: str) -> None:
+    command = parse_command(shlex.split(line))
+    assert command.kind is kind
+    assert command.python == tuple(shlex.split(python))
+    assert command.program == tuple(shlex.split(program))
+    assert command.argv == tuple(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    "line", ["torchrun --nnodes=2 -m pkg.mod x", "python -m torch.distributed.run --nnodes 2 -m pkg.mod x"]
+)
+def test_torchrun_is_taken_apart_however_it_is_called(line: str) -> None:
+    torchrun = parse_command(shlex.split(line)).torchrun
+    assert torchrun is not None
+    assert dict(torchrun.options) == {"nnodes": "2", "module": "1"}
+    assert torchrun.program == ("pkg.mod", "x")
+
+
+@pytest.mark.parametrize("words", [[], [""], ["--lr", "1"], ["-c", "pass"]])
+def test_no_command_is_an_error_that_says_how_to_write_one(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"--|program"):
+        parse_command(words)

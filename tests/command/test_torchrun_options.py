@@ -1,0 +1,126 @@
+"""torchrun's options as data, held against the parser of the installed torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainer_launch.errors import UsageError
+from trainer_launch.torchrun_options import OPTIONS, check_value, from_variables, render, split_command
+
+# Prints each option of torch's own parser: names, destination, whether it is a flag, whether PET_* is read.
+_ASK_TORCH = """
+import json
+from torch.distributed.run import get_args_parser
+print(json.dumps([
+    [a.option_strings, a.dest, a.nargs == 0, type(a).__name__ in ("env", "check_env"), list(a.choices or [])]
+    for a in get_args_parser()._actions if a.option_strings and a.dest != "help"
+]))
+"""
+
+
+@pytest.mark.torch
+def test_the_table_says_what_the_installed_torchs_parser_says() -> None:
+    pytest.importorskip("torch")
+    answer = subprocess.run(
+        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=60
+    )
+    theirs = {
+        dest: (strings, flag, env, choices) for strings, dest, flag, env, choices in json.loads(answer.stdout)
+    }
+    missing = set(theirs) - set(OPTIONS)
+    assert not missing, f"torch knows options that the table lacks: {missing}"
+    for name, (strings, flag, env, choices) in theirs.items():
+        ours = OPTIONS[name]
+        assert ours.flag in strings
+        assert (ours.form == "flag") == flag, name
+        assert ours.env == env, name
+        if choices:
+            assert ours.form == "|".join(choices), name
+        if ours.short:
+            assert f"-{ours.short}" in strings, name
+
+
+def test_both_spellings_joined_and_separate_values_and_abbreviations_are_taken() -> None:
+    words = [
+        "--nproc_per_node",
+        "4",
+        "--nnodes=2",
+        "--max-rest=3",
+        "-t",
+        "3",
+        "-r1",
+        "--standalone",
+        "train.py",
+        "--x",
+    ]
+    split = split_command(words)
+    assert dict(split.options) == {
+        "nproc_per_node": "4", "nnodes": "2", "max_restarts": "3", "tee": "3", "redirects": "1", "standalone": "1",
+    }  # fmt: skip
+    assert split.program == ("train.py", "--x")
+
+
+def test_options_after_the_script_are_the_scripts_own() -> None:
+    split = split_command(["--nnodes=1", "train.py", "--nnodes=7", "--", "-m"])
+    assert dict(split.options) == {"nnodes": "1"}
+    assert split.program == ("train.py", "--nnodes=7", "--", "-m")
+
+
+def test_an_option_of_a_newer_torch_is_handed_on_when_its_value_is_plain() -> None:
+    assert split_command(["--brand-new=7", "train.py"]).unknown == ("--brand-new=7",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--brand-new", "7", "train.py"],
+        ["--nnodes"],
+        ["--nnodes=2"],
+        [],
+        ["--standalone=1", "x"],
+        ["--rdzv=a", "x"],
+        ["-q", "x"],
+    ],
+)
+def test_what_cannot_be_split_is_one_error(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        split_command(words)
+
+
+@pytest.mark.parametrize("value", ["", "1", "true", "True", "yes", "on"])
+def test_a_flags_variable_may_say_true_in_any_word_even_empty(value: str) -> None:
+    assert from_variables({"PET_STANDALONE": value}) == {"standalone": "1"}
+
+
+@pytest.mark.parametrize("value", ["0", "false", "no", "OFF"])
+def test_a_flags_variable_that_says_false_is_absent(value: str) -> None:
+    assert from_variables({"PET_MODULE": value}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_restarts", ""),
+        ("max_restarts", "-1"),
+        ("monitor_interval", "soon"),
+        ("start_method", "clone"),
+        ("standalone", "maybe"),
+        ("master_port", "http"),
+    ],
+)
+def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str, value: str) -> None:
+    option = OPTIONS[name]
+    with pytest.raises(UsageError, match=f"{option.variable} is .*; expected"):
+        check_value(option, value, option.variable)
+
+
+def test_options_that_torchrun_reads_from_no_variable_are_not_read() -> None:
+    assert from_variables({"PET_NUMA_BINDING": "node", "PET_LOGS_SPECS": "x"}) == {}
+
+
+def test_options_are_rendered_in_the_tables_order() -> None:
+    assert render({"tee": "3", "module": "1", "nnodes": "2"}) == ("--nnodes=2", "--module", "--tee=3")

@@ -1,0 +1,86 @@
+"""CPU quota, memory limit and OOM kills, read from captured cgroup trees of both versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.host import cgroup
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V2_CONTAINER = {
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n",
+    "sys/fs/cgroup/cpu.max": "250000 100000\n",
+    "sys/fs/cgroup/memory.max": "1073741824\n",
+    "sys/fs/cgroup/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n",
+}
+V1_CONTAINER = {
+    "proc/self/cgroup": "4:cpu,cpuacct:/kubepods/pod1\n3:memory:/kubepods/pod1\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912\n",
+    "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n",
+}
+
+
+def test_a_v2_container_tells_quota_limit_and_oom_kills(tmp_path: Path) -> None:
+    groups = cgroup.own_groups(tree(tmp_path, V2_CONTAINER))
+    assert cgroup.cpu_quota(groups) == 2.5
+    assert cgroup.memory_limit_bytes(groups) == 2**30
+    assert cgroup.oom_kills(groups) == 2
+
+
+def test_a_v1_container_tells_quota_limit_and_oom_kills(tmp_path: Path) -> None:
+    groups = cgroup.own_groups(tree(tmp_path, V1_CONTAINER))
+    assert cgroup.cpu_quota(groups) == 1.5
+    assert cgroup.memory_limit_bytes(groups) == 2**29
+    assert cgroup.oom_kills(groups) == 7
+
+
+def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+    files = V2_CONTAINER | {
+        "proc/self/cgroup": "0::/pod/container\n",
+        "sys/fs/cgroup/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/pod/cpu.max": "200000 100000\n",
+        "sys/fs/cgroup/pod/memory.max": "4096\n",
+        "sys/fs/cgroup/pod/container/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/pod/container/memory.max": "8192\n",
+    }
+    groups = cgroup.own_groups(tree(tmp_path, files))
+    assert cgroup.cpu_quota(groups) == 2.0
+    assert cgroup.memory_limit_bytes(groups) == 4096
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"sys/fs/cgroup/cgroup.controllers": "cpu\n", "sys/fs/cgroup/cpu.max": "max 100000\n"},
+        {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+        {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "10\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "0\n"},
+        {"sys/fs/cgroup/cgroup.controllers": "cpu\n", "sys/fs/cgroup/cpu.max": "garbage\n"},
+        {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
+    ],
+    ids=["no cgroups", "v2 max", "v1 -1", "zero period", "garbage", "v1 largest number"],
+)
+def test_no_limit_is_none(tmp_path: Path, files: dict[str, str]) -> None:
+    groups = cgroup.own_groups(tree(tmp_path, files))
+    assert cgroup.cpu_quota(groups) is None
+    assert cgroup.memory_limit_bytes(groups) is None
+    assert cgroup.oom_kills(groups) is None
+
+
+def test_a_path_of_the_host_that_is_not_mounted_here_means_the_mounts_root(tmp_path: Path) -> None:
+    files = V2_CONTAINER | {"proc/self/cgroup": "0::/../../kubepods.slice/pod9\n"}
+    assert cgroup.cpu_quota(cgroup.own_groups(tree(tmp_path, files))) == 2.5

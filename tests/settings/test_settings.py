@@ -1,0 +1,62 @@
+"""Our own knobs: flags over variables over defaults, and sentences for what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch import settings
+from trainer_launch.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in settings.Settings.model_fields:
+        monkeypatch.delenv(settings.PREFIX + name.upper(), raising=False)
+
+
+def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.load({}).grace == 25.0
+    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "60")
+    assert settings.load({}).grace == 60.0
+    assert settings.load({"grace": "7"}).grace == 7.0
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "")
+    assert settings.load({}).grace == 25.0
+
+
+def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "soon")
+    with pytest.raises(UsageError, match="TRAINER_LAUNCH_GRACE is 'soon'"):
+        settings.load({})
+
+
+def test_a_bad_flag_is_named_with_its_value() -> None:
+    with pytest.raises(UsageError, match=r"--stop-order is 'sideways'; .*leader"):
+        settings.load({"stop_order": "sideways"})
+
+
+def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
+    assert settings.unknown_variables(["TRAINER_LAUNCH_GRASE", "HOME", "TRAINER_LAUNCH_PREFIX"]) == [
+        "TRAINER_LAUNCH_GRASE is no setting; did you mean TRAINER_LAUNCH_GRACE?"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_29500_TCP", "PORT_29500_TCP_ADDR"]
+)
+def test_what_kubernetes_injects_for_a_service_of_our_name_is_no_typo(name: str) -> None:
+    assert settings.unknown_variables([settings.PREFIX + name]) == []
+
+
+def test_every_setting_has_a_description() -> None:
+    assert all(field.description for field in settings.Settings.model_fields.values())
+
+
+def test_only_settings_that_were_given_describe_the_job() -> None:
+    assert settings.job_options(settings.load({})) == {}
+    assert settings.job_options(settings.load({"nodes": "2", "node_rank": "1"})) == {
+        "nnodes": "2",
+        "node_rank": "1",
+    }

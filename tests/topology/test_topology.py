@@ -1,0 +1,91 @@
+"""Who this node is among whom, and how many workers it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Rendezvous
+from trainer_launch.topology import place, usable_threads
+
+
+def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0) -> Host:
+    return Host(
+        hostname="here",
+        cpus=Cpus(affinity=cpus, quota=quota),
+        gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"),
+        memory_limit_bytes=None,
+        shm_bytes=None,
+    )
+
+
+def job(**fields: object) -> Job:
+    return Job(**({"contract": "test"} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "host", "workers"),
+    [
+        (None, machine(), 1),
+        (3, machine(), 3),
+        ("auto", machine(gpus=4), 4),
+        ("auto", machine(cpus=8), 8),
+        ("auto", machine(cpus=96, quota=4.0), 4),
+        ("auto", machine(cpus=96, quota=3.7), 4),  # rounded up as Kubeflow Trainer does
+        ("auto", machine(cpus=96, quota=0.5), 1),
+        ("cpu", machine(cpus=2, quota=16.0), 2),
+        ("cpu", machine(cpus=6, gpus=2), 6),
+        ("gpu", machine(gpus=2), 2),
+    ],
+)
+def test_workers_per_node_come_from_what_the_container_really_has(word: object, host: Host, workers: int) -> None:
+    assert place(job(nproc_per_node=word), host).local_world_size == workers
+
+
+@pytest.mark.parametrize("word", ["gpu", "xpu"])
+def test_devices_that_are_not_there_are_an_error_that_says_what_to_do(word: str) -> None:
+    with pytest.raises(UsageError, match="--nproc-per-node"):
+        place(job(nproc_per_node=word), machine())
+
+
+def test_the_reason_for_the_number_of_workers_is_kept() -> None:
+    facts = place(job(nproc_per_node="auto"), machine(cpus=96, quota=4.0)).facts
+    assert any("cgroup quota 4" in fact.value for fact in facts)
+
+
+def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
+    assert place(job(nodes=NodeRange(2, 4), hostname_index=3), machine()).node_rank == 3
+
+
+def test_a_job_of_one_node_needs_no_rank_and_no_coordinator() -> None:
+    placed = place(job(), machine())
+    assert (placed.node_rank, placed.coordinator, placed.is_coordinator) == (0, None, True)
+
+
+def test_a_rank_beyond_the_nodes_is_refused() -> None:
+    with pytest.raises(ContractError, match="from 0 to 1"):
+        place(job(nodes=NodeRange(2, 2), node_rank=2), machine())
+
+
+def test_the_coordinator_is_told_or_the_rendezvous_or_the_first_member() -> None:
+    two = NodeRange(2, 2)
+    told = Endpoint("told", 1)
+    meeting = Rendezvous(kind="dynamic", backend="c10d", endpoint=Endpoint("meeting", 2))
+    members = (Member("first"), Member("second"))
+    assert place(job(nodes=two, coordinator=told, rendezvous=meeting), machine()).coordinator == told
+    assert place(job(nodes=two, rendezvous=meeting, members=members), machine()).coordinator == meeting.endpoint
+    assert place(job(nodes=two, members=members), machine()).coordinator == Endpoint("first", 29500)
+
+
+def test_the_world_size_is_unknown_while_nodes_may_vary() -> None:
+    assert place(job(nodes=NodeRange(1, 3), nproc_per_node=2), machine()).world_size is None
+    assert place(job(nodes=NodeRange(3, 3), nproc_per_node=2), machine()).world_size == 6
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "threads"), [(1, None, None), (2, None, "1"), (2, "4", "4"), (1, "3", "3")]
+)
+def test_omp_num_threads_is_what_torchrun_would_set(workers: int, given: str | None, threads: str | None) -> None:
+    value, fact = usable_threads(machine(), workers, given)
+    assert value == threads
+    assert fact.value

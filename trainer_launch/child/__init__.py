@@ -1,0 +1,1 @@
+"""Programs that run in children of PID 1; only here torch may be imported, and nothing imports this folder."""

@@ -1,0 +1,141 @@
+"""torch elastic's agent, started by PID 1 with torchrun's options and the training script.
+
+It calls torch's own parser and `elastic_launch`, and changes three things from outside:
+
+- the first worker's death ends this process the same way, and is written as JSON (torchrun ends with 1 always);
+- SIGTERM reaches each worker alone first, so that its data loaders live while it saves a checkpoint;
+  a second SIGTERM (PID 1 sends it when most of the grace is used up) goes to the whole groups at once;
+- every other signal is handed on to the workers, where torchrun would die of it and leave them behind.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.path and sys.path[0] in ("", __import__("os").getcwd()):
+    # `python -m` puts the working directory first, where a user's random.py would shadow the library's.
+    del sys.path[0]
+
+import json
+import os
+import signal
+import socket
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.run import config_from_args, get_args_parser
+
+from trainer_launch import exits
+from trainer_launch.child import logs
+from trainer_launch.child.stop import Stop
+
+_NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
+_PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
+
+
+def main(argv: list[str]) -> int:
+    """Run the workers to their end; return the exit code of the first that failed, or 0."""
+    args = get_args_parser().parse_args(argv)
+    if args.standalone:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
+    if args.master_port is None:
+        args.master_port = 29500
+    config, command, command_args = config_from_args(args)
+    stop = Stop(order=os.environ.get("TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS", "leader"))
+    _take_over_signals(config, stop)
+    rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
+    if rank_output:
+        config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
+    try:
+        elastic_launch(config, command)(*command_args)
+    except ChildFailedError as failed:
+        return exits.STOPPED if stop.asked else _report(failed, stop.deaths)
+    except SignalException as stopped:
+        return exits.of_signal(int(stopped.sigval)) if not stop.asked else exits.STOPPED
+    except (RendezvousTimeoutError, RendezvousConnectionError) as lost:
+        _write(
+            {"reason": "PeerLost", "message": f"the nodes did not meet: {lost}", "exit_code": exits.INFRASTRUCTURE}
+        )
+        return exits.INFRASTRUCTURE
+    return exits.STOPPED if stop.asked else exits.SUCCEEDED
+
+
+def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
+    names = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",")
+    stop.install({signal.Signals[name.strip()] for name in names})
+    if hasattr(config, "signals_to_handle"):
+        config.signals_to_handle = _PARKED_SIGNAL
+
+
+def _report(failed: ChildFailedError, deaths: list[int]) -> int:
+    """Write the first failure for PID 1; its exit code becomes ours."""
+    rank, first = first_failure(failed.failures, deaths)
+    number = -first.exitcode if first.exitcode < 0 else None
+    code = first.exitcode if number is None else exits.of_signal(number)
+    data = first.error_file_data if isinstance(first.error_file_data, dict) else {}
+    _write(
+        {
+            "reason": None,
+            "rank": rank,
+            "local_rank": first.local_rank,
+            "pid": first.pid,
+            "exit_code": code,
+            "signal": number,
+            "timestamp": first.timestamp,
+            "hostname": socket.gethostname(),
+            "message": _message(data),
+            "lines": _traceback(data),
+        }
+    )
+    return code
+
+
+def first_failure(failures: dict[int, ProcessFailure], deaths: list[int]) -> tuple[int, ProcessFailure]:
+    """The worker that failed first; `deaths` are pids in the order they were seen to die.
+
+    torch's own stamps have whole seconds, and its list holds workers that the agent itself terminated.
+    """
+    order = {pid: place for place, pid in enumerate(deaths)}
+
+    def place(item: tuple[int, ProcessFailure]) -> tuple[bool, int, int, int]:
+        rank, failure = item
+        ended_by_us = failure.exitcode == -signal.SIGTERM
+        return ended_by_us, order.get(failure.pid, len(order)), failure.timestamp, rank
+
+    return min(failures.items(), key=place)
+
+
+def _message(data: dict[str, Any]) -> str | None:
+    message = data.get("message")
+    if isinstance(message, dict):
+        message = message.get("message")
+    return None if message in (None, _NO_MESSAGE) else str(message)[:500]
+
+
+def _traceback(data: dict[str, Any]) -> list[str]:
+    message = data.get("message")
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    text = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(text).strip().splitlines()[-20:] if text else []
+
+
+def _write(failure: dict[str, Any]) -> None:
+    path = os.environ.get("TRAINER_LAUNCH_FAILURE_FILE")
+    if not path:
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(failure, file)
+    except OSError as problem:
+        print(f"trainer-launch: cannot write {path}: {problem}", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    # Not sys.exit: threads of torch's store must not delay a code that is already known.
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

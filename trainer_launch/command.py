@@ -1,0 +1,73 @@
+"""What the user typed after `--`, taken apart: a Python program, a torchrun command, or any program. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePosixPath
+
+from trainer_launch.errors import UsageError
+from trainer_launch.torchrun_options import TorchrunCommand, split_command
+
+_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
+_FLAGS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+
+
+class Kind(str, Enum):
+    """What kind of program a command starts."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    TORCHRUN = "torchrun"
+    PROGRAM = "program"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The command as typed, and its parts."""
+
+    argv: tuple[str, ...]
+    kind: Kind
+    python: tuple[str, ...] = ()  # the interpreter and its own flags, when typed
+    program: tuple[str, ...] = ()  # script or module name, and its arguments
+    torchrun: TorchrunCommand | None = None
+
+
+def parse_command(argv: Sequence[str]) -> Command:
+    """Recognise `train.py …`, `-m pkg.mod …`, `python … train.py …`, `torchrun … train.py …`, or any program.
+
+    Raises:
+        UsageError: there is no command, or torchrun's options do not parse.
+    """
+    words = tuple(argv)
+    if not words or not words[0]:
+        raise UsageError("no command was given; write it after --, as in: trainer-launch run -- python train.py")
+    name = PurePosixPath(words[0]).name
+    if words[0] == "-m" and len(words) > 1:
+        return Command(argv=words, kind=Kind.MODULE, program=words[1:])
+    if words[0].startswith("-"):
+        raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module")
+    if name == "torchrun":
+        return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[1:]))
+    if _PYTHON.fullmatch(name):
+        return _python_command(words)
+    if name.endswith(".py"):
+        return Command(argv=words, kind=Kind.SCRIPT, program=words)
+    return Command(argv=words, kind=Kind.PROGRAM, program=words)
+
+
+def _python_command(words: tuple[str, ...]) -> Command:
+    """`python [flags] script.py …` or `python [flags] -m module …`; anything else is just a program."""
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+        at += 2 if words[at] in _FLAGS_WITH_VALUE else 1
+    python, rest = words[:at], words[at:]
+    if rest[:2] == ("-m", "torch.distributed.run"):
+        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(rest[2:]))
+    if rest[:1] == ("-m",) and len(rest) > 1:
+        return Command(argv=words, kind=Kind.MODULE, python=python, program=rest[1:])
+    if rest and rest[0] not in ("-m", "-c", "-"):
+        return Command(argv=words, kind=Kind.SCRIPT, python=python, program=rest)
+    return Command(argv=words, kind=Kind.PROGRAM, program=words)

@@ -1,0 +1,1 @@
+"""One command, one file: gather values, call the line, print."""

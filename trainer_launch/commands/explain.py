@@ -1,0 +1,180 @@
+"""`explain`: everything that was read, where from, what it became, and the plan that would run. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from trainer_launch import engines, host, snapshot
+from trainer_launch.command import parse_command
+from trainer_launch.commands import report
+from trainer_launch.commands.gather import job_of, live_pod, request_of
+from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.source import Pod
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.model import Fact, Host, Job, Json, Plan
+from trainer_launch.topology import place, usable_threads
+
+HELP = "show what was read, what it became, and the plan that would run"
+EXAMPLES = """examples:
+  trainer-launch explain                                # this container
+  trainer-launch explain --json -- torchrun train.py    # with the plan, for programs
+  trainer-launch explain --save-pod pod.json            # for a bug report; secrets are left out
+  trainer-launch explain --pod pod.json -- train.py     # somebody else's pod
+"""
+_SNAPSHOT_LIMIT = 33_554_432  # bytes
+_SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `explain` knows."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot in place of the container")
+    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod, secrets redacted")
+
+
+def main(parsed: Parsed) -> int:
+    """The command.
+
+    Raises:
+        LaunchError: what was read makes no sense, or no plan can be made of it.
+    """
+    pod = _pod(parsed)
+    command = parse_command(pod.command) if pod.command else None
+    job = job_of(pod, parsed.settings, command)
+    machine = host.probe(pod.env)
+    request, plan, problem = _plan(pod, parsed)
+    path = parsed.flags["save_pod"]
+    if path:
+        _save(path, snapshot.snapshot_of(pod, job))
+    explained = _explained(job, machine, _facts(job, machine, pod), request, plan, problem)
+    if parsed.flags["json"]:
+        json.dump(explained, sys.stdout, indent=2, ensure_ascii=False)
+        sys.stdout.write("\n")
+    else:
+        sys.stdout.write(report.table(explained))
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _pod(parsed: Parsed) -> Pod:
+    """The pod to explain; a command on our own line replaces the snapshot's."""
+    path = parsed.flags["pod"]
+    if not path:
+        return live_pod(parsed.argv)
+    pod = snapshot.pod_from_snapshot(_load(path))
+    return replace(pod, command=parsed.argv) if parsed.argv else pod
+
+
+def _plan(pod: Pod, parsed: Parsed) -> tuple[Request | None, Plan | None, LaunchError | None]:
+    """The plan, or why there is none; without a command there is nothing to plan."""
+    if not pod.command:
+        return None, None, None
+    try:
+        request = request_of(pod, parsed.settings, scratch=_SCRATCH)
+        return request, engines.plan(request), None
+    except LaunchError as problem:
+        return None, None, problem
+
+
+def _facts(job: Job, machine: Host, pod: Pod) -> tuple[Fact, ...]:
+    """What was read from the pod, then how this node's place and threads were found."""
+    try:
+        topology = place(job, machine)
+    except LaunchError:
+        return job.facts
+    _, threads = usable_threads(machine, topology.local_world_size, pod.env.get("OMP_NUM_THREADS"))
+    return (*job.facts, *topology.facts, threads)
+
+
+def _explained(
+    job: Job,
+    machine: Host,
+    facts: tuple[Fact, ...],
+    request: Request | None,
+    plan: Plan | None,
+    problem: LaunchError | None,
+) -> dict[str, Json]:
+    warnings = list(job.warnings)
+    if problem is not None:
+        warnings.append(f"no plan: {problem}")
+    return {
+        "contract": job.contract,
+        "job": flat(job),
+        "plan": _plan_json(request, plan) if request and plan else None,
+        "facts": {
+            "read": [_fact_json(fact) for fact in facts],
+            "machine": asdict(machine),
+        },
+        "warnings": warnings,
+    }
+
+
+def _fact_json(fact: Fact) -> dict[str, Json]:
+    return {
+        "name": fact.name,
+        "value": snapshot.redact(fact.name, fact.value),
+        "origin": fact.origin.value,
+        "field": fact.field,
+    }
+
+
+def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
+    topology = request.topology
+    return {
+        "engine": plan.engine,
+        "reasons": list(plan.reasons),
+        "node_rank": topology.node_rank,
+        "nproc_per_node": topology.local_world_size,
+        "world_size": topology.world_size,
+        "coordinator": None if topology.coordinator is None else str(topology.coordinator),
+        "wait_for": list(plan.wait_for),
+        "grace_s": plan.grace_s,
+        "stop_order": plan.stop_order.value,
+        "processes": [
+            {
+                "name": process.name,
+                "argv": snapshot.redact_argv(process.argv),
+                "env_changes": _changes(request.env, process.env),
+                "rank_labels": list(process.rank_labels),
+            }
+            for process in plan.processes
+        ],
+    }
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Json]:
+    """Variables that a child gets otherwise than we have them; null means taken away."""
+    names = sorted(before.keys() | after.keys())
+    return {
+        name: snapshot.redact(name, after[name]) if name in after else None
+        for name in names
+        if before.get(name) != after.get(name)
+    }
+
+
+def _load(path: str) -> object:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_SNAPSHOT_LIMIT + 1)
+        if len(data) > _SNAPSHOT_LIMIT:
+            raise UsageError(f"{path} is larger than {_SNAPSHOT_LIMIT} bytes; that is no pod snapshot")
+        return json.loads(data)
+    except OSError as problem:
+        raise UsageError(f"--pod {path} cannot be read: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"--pod {path} is no JSON: {problem}") from None
+
+
+def _save(path: str, data: Mapping[str, Json]) -> None:
+    try:
+        Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"--save-pod {path} cannot be written: {problem.strerror}") from None

@@ -1,0 +1,77 @@
+"""What `run` and `explain` share: from the live pod or a snapshot to a request that an engine can plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_launch import host
+from trainer_launch.command import Command, parse_command
+from trainer_launch.contracts import read_job
+from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.engines.request import Request
+from trainer_launch.host import programs
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Job, Origin, StopOrder
+from trainer_launch.overlay import overlay
+from trainer_launch.settings import Settings, job_options
+from trainer_launch.topology import place
+
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def live_pod(argv: Sequence[str]) -> Pod:
+    """This container's injected input."""
+    env = dict(os.environ)
+    return Pod(
+        env=env,
+        files=LiveFiles(MAX_FILE_BYTES + 1),
+        hostname=env.get("HOSTNAME") or os.uname().nodename,
+        command=tuple(argv),
+        namespace=_namespace(),
+    )
+
+
+def job_of(pod: Pod, settings: Settings, command: Command | None) -> Job:
+    """The job as the platform told it, under torchrun's typed options, under our own flags."""
+    job = read_job(pod, settings.contract)
+    if command is not None and command.torchrun is not None:
+        job = overlay(job, command.torchrun.options, Origin.COMMAND)
+    return overlay(job, job_options(settings), Origin.FLAG)
+
+
+def request_of(pod: Pod, settings: Settings, *, replace_launcher: bool = False, scratch: str) -> Request:
+    """Everything an engine needs for its plan.
+
+    Raises:
+        LaunchError: the command, the contract or the machine does not fit.
+    """
+    command = parse_command(pod.command)
+    job = job_of(pod, settings, command)
+    machine = host.probe(pod.env)
+    path = pod.env.get("PATH")
+    return Request(
+        job=job,
+        host=machine,
+        topology=place(job, machine),
+        command=command,
+        env=pod.env,
+        python=sys.executable,
+        python_is_ours=bool(command.python) and programs.is_our_python(command.python[0], path),
+        engine=settings.engine,
+        grace_s=settings.grace,
+        stop_order=StopOrder(settings.stop_order),
+        wait_s=settings.wait_timeout,
+        prefix=settings.prefix,
+        scratch=scratch,
+        replace_launcher=replace_launcher,
+    )
+
+
+def _namespace() -> str | None:
+    try:
+        return _NAMESPACE.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,124 @@
+"""`local`, the rehearsal: every pod of a job as its own launcher process on this machine, with gloo."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from trainer_launch import exits, outcome
+from trainer_launch.command import parse_command
+from trainer_launch.commands.options import Parsed
+from trainer_launch.commands.run import use_color
+from trainer_launch.contracts.grammar import parse_nproc
+from trainer_launch.errors import UsageError
+from trainer_launch.host import net, programs
+from trainer_launch.model import Outcome, Plan, Process, StopOrder
+from trainer_launch.rehearsal import RehearsedPod, pods
+from trainer_launch.settings import Settings
+from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.system import System
+from trainer_launch.topology import DEFAULT_PORT
+
+HELP = "rehearse a job on this machine: each pod is a launcher of its own"
+EXAMPLES = """examples:
+  trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
+  trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
+"""
+_POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
+
+
+def add_flags(_parser: argparse.ArgumentParser) -> None:
+    """Nothing but settings."""
+
+
+def main(parsed: Parsed) -> int:
+    """The command: start the pods, show their output, print a table, return the first failure's exit code.
+
+    Raises:
+        LaunchError: the flags or the command do not fit.
+    """
+    settings = parsed.settings
+    programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
+    scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
+    try:
+        rehearsed = pods(_nodes(settings), _nproc(settings), net.free_port(DEFAULT_PORT), os.environ)
+        plan = Plan(
+            engine="local",
+            processes=tuple(_process(pod, parsed, scratch) for pod in rehearsed),
+            grace_s=settings.grace,
+            stop_order=StopOrder.LEADER,
+        )
+        started = time.monotonic()
+        ended = supervise(plan, System(color=False))
+        sys.stdout.flush()
+        sys.stderr.write(_table(ended, started, scratch))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return outcome.exit_code(ended)
+
+
+def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
+    settings = parsed.settings
+    prefix = True if "prefix" not in settings.model_fields_set else settings.prefix
+    flags = {
+        "PREFIX": str(int(prefix)),
+        "COLOR": "always" if prefix and use_color(settings) else "never",
+        "GRACE": f"{settings.grace * _POD_GRACE:g}",
+        "STOP_ORDER": settings.stop_order,
+        "ENGINE": settings.engine,
+        "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
+        "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
+        "NODE_LABEL": pod.env["PET_NODE_RANK"],
+    }
+    if settings.max_restarts is not None:
+        flags["MAX_RESTARTS"] = settings.max_restarts
+    return Process(
+        name=pod.name,
+        argv=(sys.executable, "-m", "trainer_launch", "run", "--", *parsed.argv),
+        env={**pod.env, **{f"TRAINER_LAUNCH_{name}": value for name, value in flags.items()}},
+        label="",  # whole lines of one pod at a time; the pod itself knows which worker wrote them
+    )
+
+
+def _nodes(settings: Settings) -> int:
+    text = settings.nodes or "1"
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"--nodes is {text!r}; a rehearsal takes one whole number")
+    return int(text)
+
+
+def _nproc(settings: Settings) -> str:
+    text = settings.nproc_per_node or "1"
+    if parse_nproc(text) is None:
+        raise UsageError(f"--nproc-per-node is {text!r}; expected a number, or auto, gpu, cpu")
+    return text
+
+
+def _last_words(scratch: Path, pod: str) -> Path:
+    return scratch / f"{pod}.termination-log"
+
+
+def _table(ended: Outcome, started_s: float, scratch: Path) -> str:
+    """Pod, exit code, time, first line of its last words."""
+    rows = [("POD", "EXIT", "SECONDS", "LAST WORDS")]
+    for death in ended.exits:
+        code = death.exit_code
+        words = _first_line(_last_words(scratch, death.process)) or exits.describe(code)
+        rows.append((death.process, str(code), f"{death.at_s - started_s:.1f}", words))
+    rows[1:] = sorted(rows[1:], key=lambda row: (len(row[0]), row[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}\n" for row in rows
+    )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    except OSError:
+        return ""

@@ -1,0 +1,140 @@
+"""Flags of all commands, made from the settings, so that each is declared once and has its variable.
+
+Everything after the first `--` is the command to run; without `--` it begins at the first word that is no option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_launch import __version__, log, settings
+from trainer_launch.errors import UsageError
+from trainer_launch.settings import PREFIX, Settings
+
+_JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
+_RUN = tuple(Settings.model_fields)
+_EXPLAIN = ("contract", "engine", *_JOB, "grace", "stop_order", "wait_timeout", "prefix", "log_level")
+_LOCAL = (
+    "engine",
+    "nodes",
+    "nproc_per_node",
+    "max_restarts",
+    "grace",
+    "stop_order",
+    "prefix",
+    "color",
+    "log_level",
+)
+_ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
+_METAVARS = {
+    "contract": "NAME",
+    "nodes": "N[:MAX]",
+    "nproc_per_node": "N|auto",
+    "node_rank": "N",
+    "master_addr": "HOST",
+    "master_port": "PORT",
+    "max_restarts": "N",
+    "grace": "SECONDS",
+    "wait_timeout": "SECONDS",
+    "termination_log": "PATH",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A command line, understood."""
+
+    command: Callable[[Parsed], int]
+    settings: Settings
+    argv: tuple[str, ...]  # the command to run
+    flags: Mapping[str, Any]  # what only one command knows, such as --json
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with its errors as ours."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def parse(program: str, argv: Sequence[str]) -> Parsed:
+    """Understand a command line, with TRAINER_LAUNCH_* behind it.
+
+    Raises:
+        UsageError: a flag or variable does not fit.
+    """
+    own, rest = _split(list(argv))
+    parsed = vars(build(program).parse_args(own))
+    command: Callable[[Parsed], int] = parsed.pop("command")
+    words: list[str] = parsed.pop("words")
+    if rest is not None and words:
+        raise UsageError(f"{words[0]!r} stands before --; put options of {program} there, and the command after it")
+    given = {name: parsed.pop(name) for name in list(parsed) if name in Settings.model_fields}
+    loaded = settings.load({name: value for name, value in given.items() if value is not None})
+    log.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
+    for sentence in settings.unknown_variables(os.environ):
+        log.warn(sentence)
+    return Parsed(command=command, settings=loaded, argv=tuple(words if rest is None else rest), flags=parsed)
+
+
+def build(program: str) -> argparse.ArgumentParser:
+    """The whole parser."""
+    parser = _Parser(
+        prog=program,
+        description="Own a training pod: read what the platform injected, run it as PID 1, say how it ended.",
+        epilog=f"Every option is also a variable: {PREFIX}GRACE=60 is --grace 60. Flags win.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    from trainer_launch.commands import explain, local, run
+
+    for module, fields in ((run, _RUN), (explain, _EXPLAIN), (local, _LOCAL)):
+        name = module.__name__.rpartition(".")[2]
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+            epilog=module.EXAMPLES,
+            usage=f"{program} {name} [options] -- COMMAND [ARG ...]",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_flags(sub)
+        for field in fields:
+            _add(sub, field, Settings.model_fields[field])
+        sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        sub.set_defaults(command=module.main)
+    return parser
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
+    """Our own words, and those after the first `--`."""
+    if "--" not in argv:
+        return argv, None
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def _add(parser: argparse.ArgumentParser, name: str, field: Any) -> None:
+    """One setting as a flag; its value stays text, and the settings check it."""
+    default = "" if field.default is None else f" (default {_shown(field.default)})"
+    words: dict[str, Any] = {
+        "default": None,
+        "help": f"{field.description}{default} [{PREFIX}{name.upper()}]".replace("%", "%%"),
+    }
+    names = (settings.flag_of(name), *_ALIASES.get(name, ()))
+    if field.annotation is bool:
+        parser.add_argument(*names, action=argparse.BooleanOptionalAction, **words)
+        return
+    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
+    parser.add_argument(*names, metavar="|".join(choices) or _METAVARS[name], **words)
+
+
+def _shown(default: object) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default).lower()

@@ -1,0 +1,89 @@
+"""The table of `explain` for people, made of the same object that --json prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+_NO_PLATFORM = """No platform was recognised: no variable or file of a training controller is here.
+  In a pod:     the controller injects them into the trainer's container only; an init container or a sidecar
+                needs envInjection (Trainer v2), and a job without spec.trainer gets none.
+  By hand:      trainer-launch run --nodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 4 -- train.py
+  On a laptop:  trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
+  Another pod:  trainer-launch explain --pod pod.json   (written there by --save-pod pod.json)
+"""
+_WIDTH = 100
+
+
+def table(explained: Mapping[str, Any]) -> str:
+    """The whole report; ends with a newline."""
+    known = explained["contract"] != "unknown"
+    parts = [f"Contract: {explained['contract']}\n" if known else _NO_PLATFORM]
+    parts += _section("Job", _pairs(explained["job"], hide=("contract",)))
+    parts += _section("Read", _read(explained["facts"]["read"]))
+    parts += _section("Machine", _machine(explained["facts"]["machine"]))
+    parts += _section("Plan", _plan(explained["plan"]))
+    parts += _section("Warnings", [("-", text) for text in explained["warnings"]])
+    return "\n".join(parts)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    listed = list(rows)
+    if not listed:
+        return []
+    width = min(30, max(len(name) for name, _ in listed))
+    lines = [f"  {name:<{width}}  {_cut(value)}" for name, value in listed]
+    return [f"{title}\n" + "\n".join(lines) + "\n"]
+
+
+def _pairs(values: Mapping[str, Any], hide: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Only what is known; unknown keys would drown it."""
+    return [(name, _text(value)) for name, value in values.items() if value is not None and name not in hide]
+
+
+def _read(facts: list[Mapping[str, str]]) -> list[tuple[str, str]]:
+    rows = []
+    for fact in facts:
+        became = f" -> {fact['field']}" if fact["field"] and fact["field"] != fact["name"] else ""
+        rows.append((fact["name"], f"{fact['value']}  ({fact['origin']}){became}"))
+    return rows
+
+
+def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cpus = cast("Mapping[str, Any]", machine["cpus"])
+    quota = "no cgroup quota" if cpus["quota"] is None else f"cgroup quota {cpus['quota']:g}"
+    return [
+        ("host name", machine["hostname"]),
+        ("CPUs", f"{cpus['affinity']} in the affinity mask, {quota}"),
+        ("GPUs", f"{machine['gpus']['count']} ({machine['gpus']['reason']})"),
+        ("memory limit", _mib(machine["memory_limit_bytes"])),
+        ("/dev/shm", _mib(machine["shm_bytes"])),
+    ]
+
+
+def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if plan is None:
+        return [("-", "none: give the command after -- to see what would run")]
+    rows = [("engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})")]
+    if plan["wait_for"]:
+        rows.append(("waits for", ", ".join(plan["wait_for"])))
+    for process in plan["processes"]:
+        rows.append((process["name"], shlex.join(process["argv"])))
+        rows += [("  " + name, _text(value)) for name, value in process["env_changes"].items()]
+    rows.append(("stop", f"SIGTERM to the {plan['stop_order']} first, SIGKILL after {plan['grace_s']:g} s"))
+    return rows
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    flat = text.replace("\n", "\\n")
+    return flat if len(flat) <= 4 * _WIDTH else flat[: 4 * _WIDTH] + "…"
+
+
+def _mib(size: int | None) -> str:
+    return "none" if size is None else f"{size / 2**20:.0f} MiB"

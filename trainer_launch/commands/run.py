@@ -1,0 +1,129 @@
+"""`run`, the ENTRYPOINT: read, plan, run to the end, say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_launch import engines, outcome
+from trainer_launch.commands.gather import live_pod, request_of
+from trainer_launch.commands.options import Parsed
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.host import programs
+from trainer_launch.model import Plan
+from trainer_launch.settings import Settings
+from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.system import System
+
+HELP = "run a command as this pod's training process (the ENTRYPOINT)"
+EXAMPLES = """examples:
+  trainer-launch run -- python train.py --lr 1e-3
+  trainer-launch run -- torchrun --max-restarts=3 train.py
+  trainer-launch run --nproc-per-node 4 -- -m my_package.train
+  trainer-launch run --exec -- train.py          # become torchrun itself
+"""
+_log = logging.getLogger(__name__)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `run` knows."""
+    parser.add_argument(
+        "--exec", action="store_true", help="become torchrun or the program itself; no supervision, no last words"
+    )
+
+
+def main(parsed: Parsed) -> int:
+    """The command."""
+    return run(parsed.settings, parsed.argv, replace_launcher=parsed.flags["exec"])
+
+
+def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
+    """Run `argv` in this pod; return the pod's exit code.
+
+    Raises:
+        LaunchError: nothing could be started.
+    """
+    try:
+        return _run(settings, argv, replace_launcher=replace_launcher)
+    except LaunchError as problem:
+        # The person who reads the pod's status finds the sentence there too.
+        _write_last_words(outcome.refusal(str(problem), problem.exit_code), settings)
+        raise
+
+
+def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
+    scratch = _scratch()
+    try:
+        request = request_of(live_pod(argv), settings, replace_launcher=replace_launcher, scratch=scratch)
+        programs.check(request.command, request.env.get("PATH"))
+        plan = engines.plan(request)
+        _tell(request, plan)
+        if replace_launcher:
+            _become(plan)
+        ended = supervise(plan, System(color=use_color(settings)))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    code = outcome.exit_code(ended)
+    _log.info("%s", outcome.summary(ended))
+    _write_last_words(outcome.last_words(ended), settings)
+    return code
+
+
+def use_color(settings: Settings) -> bool:
+    """Whether prefixes are coloured: on a terminal, unless told otherwise."""
+    return settings.color == "always" or (settings.color == "auto" and sys.stdout.isatty())
+
+
+def _scratch() -> str:
+    """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
+    try:
+        return tempfile.mkdtemp(prefix="trainer-launch-")
+    except OSError:
+        pass
+    try:
+        return tempfile.mkdtemp(prefix="trainer-launch-", dir="/dev/shm")
+    except OSError as problem:
+        raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
+
+
+def _tell(request: Request, plan: Plan) -> None:
+    job, topology = request.job, request.topology
+    for warning in job.warnings:
+        _log.warning("%s", warning)
+    _log.info(
+        "contract=%s engine=%s node=%s/%s workers=%d coordinator=%s",
+        job.contract,
+        plan.engine,
+        "?" if topology.node_rank is None else topology.node_rank,
+        topology.nodes.fixed or f"{topology.nodes.min}:{topology.nodes.max}",
+        topology.local_world_size,
+        topology.coordinator or "-",
+    )
+
+
+def _become(plan: Plan) -> None:
+    """Replace this process; nothing of ours stays in the pod."""
+    process = plan.processes[0]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(process.argv[0], process.argv, dict(process.env))
+    except OSError as problem:
+        found = not isinstance(problem, FileNotFoundError)
+        raise NotRunnableError(f"cannot become {process.argv[0]!r}: {problem.strerror}", found=found) from None
+
+
+def _write_last_words(text: str, settings: Settings) -> None:
+    default = Settings.model_fields["termination_log"].default
+    path = Path(settings.termination_log)
+    if settings.termination_log == default and not path.exists():
+        return  # not in a Kubernetes container
+    outcome.write_last_words(text, str(path), create=settings.termination_log != default)

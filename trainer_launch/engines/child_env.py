@@ -1,0 +1,41 @@
+"""What a child's environment is: ours, with the platform's known traps repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer_launch.engines.request import Request
+from trainer_launch.model import Job, Topology
+from trainer_launch.topology import usable_threads
+from trainer_launch.torchrun_options import OPTIONS, check_value
+
+
+def agent(request: Request) -> dict[str, str]:
+    """The environment of torch elastic's agent, which its workers inherit."""
+    env = repaired(request.env)
+    threads, _ = usable_threads(request.host, request.topology.local_world_size, env.get("OMP_NUM_THREADS"))
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = threads
+    # With the agents' store shared, torch 2.13 breaks restarts: the new group reads its dead predecessor's keys.
+    env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return env
+
+
+def plain(env: Mapping[str, str], job: Job, topology: Topology) -> dict[str, str]:
+    """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
+    if job.engine != "torchrun":
+        return dict(env)
+    fixed = repaired(env)
+    # torchrun's own `auto` and `cpu` do not see the cgroup's quota.
+    if not env.get("PET_NPROC_PER_NODE", "").isdigit() and "PET_NPROC_PER_NODE" in env:
+        fixed["PET_NPROC_PER_NODE"] = str(topology.local_world_size)
+    return fixed
+
+
+def repaired(env: Mapping[str, str]) -> dict[str, str]:
+    """PET_<FLAG> as 1 or 0: torchrun calls int() on them, and the v1 operator writes PET_STANDALONE=""."""
+    fixed = dict(env)
+    for option in OPTIONS.values():
+        if option.form == "flag" and option.variable in fixed:
+            fixed[option.variable] = check_value(option, fixed[option.variable], option.variable)
+    return fixed

@@ -1,0 +1,32 @@
+"""The program as it is, once per node: TensorFlow, XGBoost, Paddle, JAX, mpirun as typed, anything."""
+
+from __future__ import annotations
+
+from trainer_launch.command import Kind
+from trainer_launch.engines import child_env
+from trainer_launch.engines.request import Request
+from trainer_launch.model import Plan, Process
+
+NAME = "plain"
+
+
+def plan(request: Request, reason: str) -> Plan:
+    """One process: the command, with `python` put before a bare script or module."""
+    command = request.command
+    argv = command.argv
+    if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
+        argv = (request.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
+    rank = request.topology.node_rank
+    process = Process(
+        name="program",
+        argv=argv,
+        env=child_env.plain(request.env, request.job, request.topology),
+        label=("?" if rank is None else str(rank)) if request.prefix else None,
+    )
+    return Plan(
+        engine=NAME,
+        processes=(process,),
+        grace_s=request.grace_s,
+        stop_order=request.stop_order,
+        reasons=(reason,),
+    )

@@ -1,0 +1,29 @@
+"""What an engine is asked to plan: all values that a plan depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer_launch.command import Command
+from trainer_launch.model import Host, Job, StopOrder, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything a plan is made of; `env` is the container's environment."""
+
+    job: Job
+    host: Host
+    topology: Topology
+    command: Command
+    env: Mapping[str, str]
+    python: str  # the interpreter that has trainer_launch
+    python_is_ours: bool  # whether the interpreter typed in the command is that one
+    engine: str
+    grace_s: float
+    stop_order: StopOrder
+    wait_s: float
+    prefix: bool
+    scratch: str  # a private folder for this run's files
+    replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

@@ -1,0 +1,176 @@
+"""torch elastic, for any program: our agent around torch's own `elastic_launch`, or torchrun itself with --exec."""
+
+from __future__ import annotations
+
+from trainer_launch import torchrun_options
+from trainer_launch.command import Kind
+from trainer_launch.engines import child_env
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.model import Endpoint, Plan, Process, Topology
+from trainer_launch.overlay import JOB_OPTIONS
+
+NAME = "torchrun"
+AGENT = "trainer_launch.child.torch_agent"
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def plan(request: Request, reason: str) -> Plan:
+    """One agent with every option spelled out; it starts the workers.
+
+    Raises:
+        ContractError: a job of several nodes lacks this node's rank or the address to meet at.
+        UsageError: an option of torchrun is out of its form.
+    """
+    words = (*torchrun_options.render(_options(request)), *_unknown(request), *_program(request))
+    module = "torch.distributed.run" if request.replace_launcher else AGENT
+    failure_file = f"{request.scratch}/failure.json"
+    env = child_env.agent(request)
+    if not request.replace_launcher:
+        env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
+        env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
+    agent = Process(
+        name="agent",
+        argv=(request.python, "-m", module, *words),
+        env=env,
+        label=_node(request) if request.prefix else None,
+        rank_labels=_rank_labels(request),
+    )
+    return Plan(
+        engine=NAME,
+        processes=(agent,),
+        grace_s=request.grace_s,
+        stop_order=request.stop_order,
+        wait_for=_wait_for(request.topology),
+        wait_s=request.wait_s,
+        failure_file=failure_file,
+        reasons=(reason,),
+    )
+
+
+def _options(request: Request) -> dict[str, str]:
+    """All options: PET_*, then the typed ones, then what the topology says about the job itself."""
+    typed = request.command.torchrun.options if request.command.torchrun else {}
+    for name, value in typed.items():
+        option = torchrun_options.OPTIONS[name]
+        torchrun_options.check_value(option, value, option.flag)
+    options = {**torchrun_options.from_variables(request.env), **typed}
+    kept = {name: value for name, value in options.items() if name not in JOB_OPTIONS}
+    kept.update(_form_of_program(request))
+    kept["nproc_per_node"] = str(request.topology.local_world_size)
+    if request.topology.max_restarts is not None:
+        kept["max_restarts"] = str(request.topology.max_restarts)
+    kept.update(_meeting(request))
+    if "local_addr" not in kept and request.topology.nodes.max == 1:
+        # A single node's workers meet on loopback: a pod's own name often does not resolve.
+        kept["local_addr"] = "127.0.0.1"
+    return kept
+
+
+def _meeting(request: Request) -> dict[str, str]:
+    """Where and how the agents meet."""
+    topology = request.topology
+    nodes = topology.nodes
+    if nodes.max == 1:
+        # One node meets nobody: any free port will do, whatever port the platform names.
+        return {"nnodes": "1", "standalone": "1"}
+    rendezvous = topology.rendezvous
+    if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
+        conf = dict(rendezvous.conf)
+        if (
+            rendezvous.backend == "c10d"
+            and rendezvous.endpoint.host not in _LOCAL
+            and topology.node_rank is not None
+        ):
+            # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
+            conf.setdefault("is_host", str(topology.is_coordinator).lower())
+        options = {
+            "nnodes": f"{nodes.min}:{nodes.max}",
+            "rdzv_backend": rendezvous.backend or "c10d",
+            "rdzv_endpoint": str(rendezvous.endpoint),
+            "rdzv_conf": ",".join(f"{k}={v}" for k, v in conf.items()),
+        }
+        if rendezvous.run_id is not None:
+            options["rdzv_id"] = rendezvous.run_id
+        return {name: value for name, value in options.items() if value}
+    return _static(request, topology)
+
+
+def _static(request: Request, topology: Topology) -> dict[str, str]:
+    if topology.node_rank is None:
+        raise ContractError(
+            f"this job has {topology.nodes.max} nodes but nothing tells which of them this is "
+            f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
+        )
+    coordinator = _required_coordinator(request, topology)
+    if topology.nodes.fixed is None:
+        raise UsageError(
+            f"{topology.nodes.min}:{topology.nodes.max} nodes need an elastic rendezvous; "
+            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or give one number of nodes"
+        )
+    run_id = topology.rendezvous.run_id if topology.rendezvous else None
+    options = {
+        "nnodes": str(topology.nodes.fixed),
+        "node_rank": str(topology.node_rank),
+        "master_addr": coordinator.host,
+        "master_port": str(coordinator.port),
+        "rdzv_backend": "static",
+    }
+    return options if run_id is None else {**options, "rdzv_id": run_id}
+
+
+def _required_coordinator(request: Request, topology: Topology) -> Endpoint:
+    if topology.coordinator is None:
+        raise ContractError(
+            f"this job has {topology.nodes.max} nodes but nothing tells where they meet "
+            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
+        )
+    return topology.coordinator
+
+
+def _form_of_program(request: Request) -> dict[str, str]:
+    """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
+    command = request.command
+    if command.kind is Kind.TORCHRUN:
+        return {}
+    if command.kind is Kind.PROGRAM or (command.python and not _is_plain_python(request)):
+        return {"no_python": "1"}
+    return {"module": "1"} if command.kind is Kind.MODULE else {}
+
+
+def _is_plain_python(request: Request) -> bool:
+    """Whether `python` was typed without flags and means the interpreter that the agent runs in."""
+    return len(request.command.python) == 1 and request.python_is_ours
+
+
+def _program(request: Request) -> tuple[str, ...]:
+    command = request.command
+    if command.torchrun is not None:
+        return command.torchrun.program
+    return command.argv if "no_python" in _form_of_program(request) else command.program
+
+
+def _unknown(request: Request) -> tuple[str, ...]:
+    return request.command.torchrun.unknown if request.command.torchrun else ()
+
+
+def _rank_labels(request: Request) -> tuple[str, ...]:
+    """`node:rank` for each worker; the rank is the job's where it is known before the nodes have met."""
+    if not request.prefix:
+        return ()
+    topology = request.topology
+    size = topology.local_world_size
+    first = topology.node_rank * size if topology.node_rank is not None and topology.nodes.fixed else 0
+    return tuple(f"{_node(request)}:{first + local}" for local in range(size))
+
+
+def _node(request: Request) -> str:
+    rank = request.topology.node_rank
+    return "?" if rank is None else str(rank)
+
+
+def _wait_for(topology: Topology) -> tuple[str, ...]:
+    """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
+    if topology.nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
+        return ()
+    return (topology.coordinator.host,)

@@ -1,0 +1,61 @@
+"""Whether the program of a command is there and may be run, found before anything is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from trainer_launch.command import Command, Kind
+from trainer_launch.errors import NotRunnableError
+
+
+def check(command: Command, path: str | None) -> None:
+    """Find the program as a shell would, `path` being the container's PATH.
+
+    Raises:
+        NotRunnableError: nothing is there (127), or it is a folder or not executable (126).
+    """
+    if command.python:
+        _check_executable(command.python[0], path)
+    torchrun = command.torchrun
+    if torchrun is not None:
+        if "no_python" in torchrun.options:
+            _check_executable(torchrun.program[0], path)
+        elif "module" not in torchrun.options:
+            _check_script(torchrun.program[0])
+    elif command.kind is Kind.SCRIPT:
+        _check_script(command.program[0])
+    elif command.kind is Kind.PROGRAM:
+        _check_executable(command.argv[0], path)
+
+
+def is_our_python(word: str, path: str | None) -> bool:
+    """Whether an interpreter as typed is the very one that runs us, of the same virtual environment."""
+    found = shutil.which(word, path=path)
+    if found is None:
+        return False
+    same_folder = os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    return same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+
+
+def _check_executable(name: str, path: str | None) -> None:
+    if shutil.which(name, path=path) is not None:
+        return
+    if "/" not in name:
+        raise NotRunnableError(
+            f"{name!r} was not found in PATH ({path or 'not set'}); install it in the image, or give its full path",
+            found=False,
+        )
+    if not os.path.exists(name):
+        raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", found=False)
+    why = "it is a folder" if os.path.isdir(name) else "it may not be executed by this user; chmod +x it"
+    raise NotRunnableError(f"{name!r} cannot be run: {why}", found=True)
+
+
+def _check_script(name: str) -> None:
+    if not os.path.exists(name):
+        where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the path and the volume mounts"
+        raise NotRunnableError(f"the script {name!r} does not exist; {where}", found=False)
+    if not os.access(name, os.R_OK):
+        raise NotRunnableError(f"the script {name!r} may not be read by this user; chmod it", found=True)

@@ -1,0 +1,128 @@
+"""Flags over what the platform said: the explicit word wins, as in torchrun. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from trainer_launch.contracts import grammar
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous
+
+T = TypeVar("T")
+
+# The options of torchrun that describe the job; all others only concern the agent.
+JOB_OPTIONS = (
+    "nnodes",
+    "nproc_per_node",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "max_restarts",
+    "standalone",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+)
+_C10D_PORT = 29400  # torch's default for an endpoint without a port
+
+
+def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
+    """The job with torchrun's job options laid over it; `options` is by option name, and others are ignored.
+
+    Raises:
+        UsageError: a value is out of its form.
+    """
+    given = {name: options[name] for name in JOB_OPTIONS if name in options}
+    if not given:
+        return job
+    changed = _sizes(job, given)
+    if given.get("standalone", "0") != "0":
+        changed = _standalone(changed)
+    elif any(name.startswith(("rdzv_", "master_")) for name in given):
+        changed = _meeting(changed, given)
+    facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
+    return replace(changed, facts=job.facts + facts)
+
+
+def _sizes(job: Job, given: Mapping[str, str]) -> Job:
+    nodes = _parsed(given, "nnodes", grammar.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
+    nproc = _parsed(given, "nproc_per_node", grammar.parse_nproc, "a number, or auto, gpu, cpu, xpu")
+    node_rank = _parsed(given, "node_rank", _index, "a whole number of at least 0")
+    restarts = _parsed(given, "max_restarts", _index, "a whole number of at least 0")
+    changed = replace(
+        job,
+        nodes=nodes or job.nodes,
+        nproc_per_node=nproc or job.nproc_per_node,
+        node_rank=job.node_rank if node_rank is None else node_rank,
+        max_restarts=job.max_restarts if restarts is None else restarts,
+    )
+    if node_rank is not None:
+        changed = replace(changed, is_coordinator=node_rank == 0)
+    if nodes or nproc:
+        changed = replace(changed, world_size=_world_size(changed))
+    return changed
+
+
+def _standalone(job: Job) -> Job:
+    """One node that meets nobody."""
+    alone = NodeRange(1, 1)
+    changed = replace(job, nodes=alone, node_rank=0, is_coordinator=True, coordinator=None, rendezvous=None)
+    return replace(changed, members=None, world_size=_world_size(changed))
+
+
+def _meeting(job: Job, given: Mapping[str, str]) -> Job:
+    """Where and how the nodes meet: a static address, or a rendezvous."""
+    told = job.rendezvous or Rendezvous(kind="static")
+    backend = given.get("rdzv_backend", told.backend)
+    dynamic = backend not in (None, "static")
+    endpoint_text = given.get("rdzv_endpoint", told.written)
+    endpoint = told.endpoint
+    if "rdzv_endpoint" in given:
+        default_port = _C10D_PORT if dynamic else None
+        expected = "HOST or HOST:PORT" if dynamic else "HOST:PORT"
+        endpoint = _parsed(given, "rdzv_endpoint", lambda v: grammar.parse_endpoint(v, default_port), expected)
+    conf = _parsed(given, "rdzv_conf", grammar.parse_conf, "k=v pairs separated by commas") or dict(told.conf)
+    rendezvous = Rendezvous(
+        kind="dynamic" if dynamic else "static",
+        backend=backend,
+        endpoint=endpoint,
+        written=endpoint_text,
+        run_id=given.get("rdzv_id", told.run_id),
+        conf=conf,
+    )
+    coordinator = endpoint if endpoint is not None and not dynamic else _coordinator(job, given)
+    return replace(job, coordinator=coordinator, rendezvous=rendezvous)
+
+
+def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
+    host = _parsed(given, "master_addr", grammar.parse_host, "a host name or an IP address")
+    port = _parsed(given, "master_port", lambda v: grammar.parse_number(v, 1, 65535), "a port from 1 to 65535")
+    if host is None and port is None:
+        return job.coordinator
+    told = job.coordinator or Endpoint("127.0.0.1", 29500)  # torchrun's defaults
+    return Endpoint(host or told.host, port or told.port)
+
+
+def _world_size(job: Job) -> int | None:
+    fixed = job.nodes.fixed if job.nodes else None
+    return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
+
+
+def _index(value: str) -> int | None:
+    return grammar.parse_number(value, 0, 1_000_000)
+
+
+def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
+    if name not in given:
+        return None
+    parsed = parse(given[name])
+    if parsed is None:
+        raise UsageError(f"{_flag(name)} is {given[name][:60]!r}; expected {expected}")
+    return parsed
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

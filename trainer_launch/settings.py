@@ -1,0 +1,113 @@
+"""Our own knobs: every option is a flag and a TRAINER_LAUNCH_* variable, declared here once.
+
+Flags win over variables, variables over defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from trainer_launch.errors import UsageError
+
+PREFIX = "TRAINER_LAUNCH_"
+# What the launcher itself tells its children; not settings.
+INTERNAL = frozenset({"RANK_OUTPUT", "FAILURE_FILE", "STOP_ORDER_OF_WORKERS", "NODE_LABEL"})
+# A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
+_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_[0-9]+_(TCP|UDP).*)")
+
+
+class Settings(BaseSettings):
+    """How this launcher behaves."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, case_sensitive=False
+    )
+
+    contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
+    engine: Literal["auto", "torchrun", "plain"] = Field(
+        "auto", description="what runs the command: torch elastic, or the program as it is"
+    )
+    nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
+    nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
+    node_rank: str | None = Field(None, description="index of this node, from 0")
+    master_addr: str | None = Field(None, description="host name or address of node 0")
+    master_port: str | None = Field(None, description="port of node 0 that the nodes meet at")
+    max_restarts: str | None = Field(None, description="how often torch elastic restarts failed workers")
+    grace: float = Field(
+        25.0, ge=0, le=86_400, description="seconds from a request to stop until SIGKILL; keep below the pod's"
+    )
+    stop_order: Literal["leader", "group"] = Field(
+        "leader", description="whom SIGTERM reaches first: each worker alone, or its whole process group"
+    )
+    wait_timeout: float = Field(
+        600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"
+    )
+    prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
+    color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
+    termination_log: str = Field(
+        "/dev/termination-log", description="file for the last words; written only where it exists"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="how much the launcher itself says"
+    )
+
+
+JOB_FLAGS: Mapping[str, str] = {
+    "nodes": "nnodes",
+    "nproc_per_node": "nproc_per_node",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+    "max_restarts": "max_restarts",
+}
+
+
+def load(flags: Mapping[str, Any]) -> Settings:
+    """Settings from flags that were given, TRAINER_LAUNCH_* and defaults.
+
+    Raises:
+        UsageError: a value does not fit; the sentence names the flag or variable.
+    """
+    try:
+        return Settings(**flags)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0]).lower()
+        where = flag_of(name) if name in flags else PREFIX + name.upper()
+        raise UsageError(f"{where} is {str(first['input'])[:60]!r}; {_expected(first['msg'])}") from None
+
+
+def job_options(settings: Settings) -> dict[str, str]:
+    """The settings that describe the job, by torchrun's option names."""
+    values = settings.model_dump(include=set(JOB_FLAGS))
+    return {JOB_FLAGS[name]: value for name, value in values.items() if value is not None}
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """One sentence for each TRAINER_LAUNCH_* variable that is no setting, with the nearest real one."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    sentences = []
+    for name in sorted(names):
+        rest = name.removeprefix(PREFIX)
+        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or _SERVICE_LINK.fullmatch(rest):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else "see trainer-launch run --help for all"
+        sentences.append(f"{name} is no setting; {advice}")
+    return sentences
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _expected(message: str) -> str:
+    """Pydantic's message as the second half of our sentence."""
+    return message[0].lower() + message[1:]
