@@ -1,0 +1,44 @@
+"""Short ways to ask an engine for a plan in tests."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_launch.command import parse_command
+from trainer_launch.engines.request import Request
+from trainer_launch.model import Cpus, Gpus, Host, Job, Origin, StopOrder
+from trainer_launch.overlay import overlay
+from trainer_launch.topology import place
+
+MACHINE = Host(
+    hostname="here",
+    cpus=Cpus(affinity=8, quota=None),
+    gpus=Gpus(count=0, reason="none"),
+    memory_limit_bytes=None,
+    shm_bytes=None,
+)
+
+
+def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Request:
+    """A request for the command `line` in `job`, with torchrun's typed options laid over it."""
+    command = parse_command(shlex.split(line))
+    if command.torchrun is not None:
+        job = overlay(job, command.torchrun.options, Origin.COMMAND)
+    fields: dict[str, Any] = {
+        "job": job,
+        "host": MACHINE,
+        "topology": place(job, MACHINE),
+        "command": command,
+        "env": dict(env or {}),
+        "python": "/venv/bin/python",
+        "python_is_ours": True,
+        "engine": "auto",
+        "grace_s": 25.0,
+        "stop_order": StopOrder.LEADER,
+        "wait_s": 600.0,
+        "prefix": False,
+        "scratch": "/scratch",
+    }
+    return Request(**(fields | changes))

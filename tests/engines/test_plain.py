@@ -1,0 +1,77 @@
+"""The plain engine, and which engine runs what."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.requests import request
+from trainer_launch import engines
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Job, NodeRange
+
+BARE = Job(contract="unknown")
+TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(1, 1), nproc_per_node="auto", engine="torchrun")
+JAX = Job(contract="trainer-v2-jax", nodes=NodeRange(1, 1), engine="plain")
+RANK = Job(contract="torchrun-child", role="rank", engine="plain")
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "engine"),
+    [
+        ("train.py", BARE, "plain"),
+        ("train.py", Job(contract="unknown", nproc_per_node=2), "torchrun"),
+        ("train.py", Job(contract="unknown", nodes=NodeRange(1, 1)), "torchrun"),
+        ("torchrun train.py", BARE, "torchrun"),
+        ("torchrun train.py", JAX, "torchrun"),
+        ("torchrun train.py", RANK, "plain"),
+        ("train.py", TORCH, "torchrun"),
+        ("python train.py", TORCH, "torchrun"),
+        ("-m pkg", TORCH, "torchrun"),
+        ("bash -c 'torchrun train.py'", TORCH, "plain"),
+        ("tune run x", TORCH, "plain"),
+        ("python train.py", JAX, "plain"),
+        ("mpirun -np 2 train", Job(contract="trainer-v2-mpi", engine="mpirun"), "plain"),
+    ],
+)
+def test_the_engine_follows_the_command_and_the_contract(line: str, job: Job, engine: str) -> None:
+    plan = engines.plan(request(line, job))
+    assert plan.engine == engine
+    assert plan.reasons
+
+
+def test_a_named_engine_wins() -> None:
+    assert engines.plan(request("train.py", TORCH, engine="plain")).engine == "plain"
+    assert engines.plan(request("train.py", BARE, engine="torchrun")).engine == "torchrun"
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UsageError, match="torchrun, plain"):
+        engines.plan(request("train.py", BARE, engine="mpi"))
+
+
+@pytest.mark.parametrize(
+    ("line", "argv"),
+    [
+        ("train.py x", ("/venv/bin/python", "train.py", "x")),
+        ("-m pkg x", ("/venv/bin/python", "-m", "pkg", "x")),
+        ("python3 -u train.py", ("python3", "-u", "train.py")),
+        ("echo a 'b c'", ("echo", "a", "b c")),
+    ],
+)
+def test_the_program_is_started_as_typed_and_python_is_put_before_a_script(
+    line: str, argv: tuple[str, ...]
+) -> None:
+    (process,) = engines.plan(request(line, JAX)).processes
+    assert process.argv == argv
+
+
+def test_a_torchrun_inside_a_shell_finds_numbers_that_it_can_use() -> None:
+    env = {"PET_NPROC_PER_NODE": "auto", "PET_STANDALONE": "", "OTHER": "x"}
+    (process,) = engines.plan(request("bash -c 'torchrun train.py'", TORCH, env)).processes
+    assert process.env == {"PET_NPROC_PER_NODE": "8", "PET_STANDALONE": "1", "OTHER": "x"}
+
+
+def test_other_programs_get_the_environment_untouched() -> None:
+    env = {"PET_STANDALONE": "", "OTHER": "x"}
+    (process,) = engines.plan(request("train", JAX, env)).processes
+    assert process.env == env

@@ -1,0 +1,157 @@
+"""The torch engine's plan: torchrun's argument list, spelled out, for every kind of torch job."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.engines.requests import request
+from trainer_launch import engines
+from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+
+ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
+FIXED = Job(
+    contract="trainer-v2-torch",
+    nodes=NodeRange(2, 2),
+    node_rank=1,
+    is_coordinator=False,
+    nproc_per_node=4,
+    coordinator=Endpoint("job-node-0-0.job", 29500),
+    rendezvous=Rendezvous(kind="static"),
+    engine="torchrun",
+)
+ELASTIC = Job(
+    contract="pytorchjob-v1-elastic",
+    nodes=NodeRange(1, 3),
+    hostname_index=0,
+    nproc_per_node=1,
+    max_restarts=100,
+    rendezvous=Rendezvous(kind="dynamic", backend="c10d", endpoint=Endpoint("job-worker-0", 23456), written="x"),
+    engine="torchrun",
+)
+AGENT = "/venv/bin/python -m trainer_launch.child.torch_agent "
+
+
+def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> str:
+    (process,) = engines.plan(request(line, job, env, **changes)).processes
+    return shlex.join(process.argv)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train.py --lr 1", "train.py --lr 1"),
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("-m pkg.mod x", "--module pkg.mod x"),
+        ("python -m pkg.mod x", "--module pkg.mod x"),
+        ("python -X dev train.py x", "--no-python python -X dev train.py x"),
+        ("torchrun train.py x", "train.py x"),
+        ("torchrun -m pkg.mod x", "--module pkg.mod x"),
+        ("torchrun --no-python ./binary x", "--no-python ./binary x"),
+    ],
+)
+def test_one_node_meets_nobody_and_starts_what_was_typed(line: str, words: str) -> None:
+    forms = ("--module", "--no-python")
+    form = [word for word in shlex.split(words) if word in forms]
+    program = [word for word in shlex.split(words) if word not in forms]
+    expected = ["--nnodes=1", "--nproc-per-node=1", "--standalone", *form, "--local-addr=127.0.0.1", *program]
+    assert argv(line, ALONE) == AGENT + shlex.join(expected)
+
+
+def test_another_interpreter_than_ours_is_kept() -> None:
+    assert argv("/opt/python3 train.py", ALONE, python_is_ours=False).endswith(
+        "--no-python --local-addr=127.0.0.1 /opt/python3 train.py"
+    )
+
+
+def test_a_fixed_job_is_spelled_out_from_the_contract() -> None:
+    assert argv("train.py", FIXED) == AGENT + (
+        "--nnodes=2 --nproc-per-node=4 --rdzv-backend=static --node-rank=1 "
+        "--master-addr=job-node-0-0.job --master-port=29500 train.py"
+    )
+
+
+def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
+    assert argv("train.py", ELASTIC) == AGENT + (
+        "--nnodes=1:3 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-worker-0:23456 "
+        "--rdzv-conf=is_host=true --max-restarts=100 train.py"
+    )
+
+
+def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
+    env = {"PET_MONITOR_INTERVAL": "2", "PET_ROLE": "actor", "PET_TEE": "3", "PET_VIRTUAL_LOCAL_RANK": "true"}
+    words = argv("torchrun --role=learner --max-restarts 2 train.py", FIXED, env)
+    assert "--monitor-interval=2" in words
+    assert "--role=learner" in words
+    assert "--tee=3" in words
+    assert "--virtual-local-rank" in words
+    assert "--max-restarts=2" in words
+
+
+def test_typed_sizes_win_over_the_contract() -> None:
+    words = argv("torchrun --nnodes=3 --nproc-per-node=2 --node-rank=2 train.py", FIXED)
+    assert "--nnodes=3 --nproc-per-node=2" in words
+    assert "--node-rank=2" in words
+
+
+def test_a_typed_standalone_makes_one_node_of_any_job() -> None:
+    assert "--nnodes=1 --nproc-per-node=4 --standalone" in argv("torchrun --standalone train.py", FIXED)
+
+
+def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
+    (process,) = engines.plan(request("train.py", ALONE, {"PET_STANDALONE": ""})).processes
+    assert process.env["PET_STANDALONE"] == "1"
+
+
+def test_exec_makes_torchrun_itself_of_the_same_plan() -> None:
+    ours = argv("train.py", FIXED)
+    theirs = argv("train.py", FIXED, replace_launcher=True)
+    assert theirs == ours.replace("trainer_launch.child.torch_agent", "torch.distributed.run")
+
+
+def test_exec_leaves_nothing_of_ours_in_the_environment() -> None:
+    (process,) = engines.plan(request("train.py", FIXED, replace_launcher=True)).processes
+    assert not [name for name in process.env if name.startswith("TRAINER_LAUNCH_")]
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
+def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
+    env = {} if given is None else {"OMP_NUM_THREADS": given}
+    (process,) = engines.plan(request("train.py", FIXED, env)).processes
+    assert process.env["OMP_NUM_THREADS"] == threads
+
+
+def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
+    assert engines.plan(request("train.py", FIXED)).wait_for == ("job-node-0-0.job",)
+    host = Job(**{**{f: getattr(FIXED, f) for f in FIXED.__slots__}, "node_rank": 0, "is_coordinator": True})
+    assert engines.plan(request("train.py", host)).wait_for == ()
+    assert engines.plan(request("train.py", ALONE)).wait_for == ()
+
+
+def test_lines_are_labelled_by_node_and_rank_of_the_job() -> None:
+    (process,) = engines.plan(request("train.py", FIXED, prefix=True)).processes
+    assert process.rank_labels == ("1:4", "1:5", "1:6", "1:7")
+    assert process.label == "1"
+
+
+def test_several_nodes_without_a_rank_are_refused_with_what_to_set() -> None:
+    with pytest.raises(ContractError, match="--node-rank"):
+        argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", coordinator=Endpoint("h", 1)))
+
+
+def test_several_nodes_without_an_address_are_refused_with_what_to_set() -> None:
+    with pytest.raises(ContractError, match="--master-addr"):
+        argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", node_rank=0))
+
+
+def test_a_range_without_a_rendezvous_is_refused_with_what_to_set() -> None:
+    with pytest.raises(UsageError, match="--rdzv-endpoint"):
+        argv("torchrun --nnodes=1:2 train.py", FIXED)
+
+
+@pytest.mark.parametrize("option", ["--nnodes=x", "--nproc-per-node=many", "--max-restarts=-1", "--rdzv-conf=a"])
+def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> None:
+    with pytest.raises(UsageError, match=option.partition("=")[0]):
+        argv(f"torchrun {option} train.py", FIXED)
