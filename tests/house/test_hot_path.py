@@ -1,0 +1,29 @@
+"""PID 1 stays small: what it never loads. Milliseconds are measured by benchmarks/startup.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml"}
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *args], text=True, capture_output=True, timeout=30, check=True)
+
+
+def test_importing_the_way_to_run_loads_nothing_heavy() -> None:
+    code = "import sys, trainer_launch.cli, trainer_launch.commands.run; print(*sys.modules)"
+    assert HEAVY.isdisjoint(python("-c", code).stdout.split())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_a_whole_run_loads_nothing_heavy(engine: str) -> None:
+    argv = ("-X", "importtime", "-m", "trainer_launch", "run", "--engine", engine, "--", "/bin/true")
+    lines = [line for line in python(*argv).stderr.splitlines() if line.startswith("import time:")]
+    loaded = {line.rpartition("|")[2].strip() for line in lines}
+    assert "trainer_launch.cli" in loaded
+    assert HEAVY.isdisjoint(loaded)

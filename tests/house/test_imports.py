@@ -1,0 +1,122 @@
+"""Which way imports go, and who may touch the outside world."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.package import (
+    FILES,
+    PLUGIN_FOLDERS,
+    imports_of,
+    module_of,
+    name_of,
+    plugins_in,
+    targets_of,
+    tree_of,
+)
+
+OURS = "trainer_launch"
+WORDS = {
+    "model.py": set(),
+    "exits.py": set(),
+    "errors.py": {"exits"},
+}
+PURE = ("supervisor/machine.py", "supervisor/restart.py", "supervisor/failure.py", "topology.py", "manifest.py")
+OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
+READS_ENVIRONMENT = ("commands/", "settings.py", "child/")
+
+each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
+
+
+def is_pure(path: Path) -> bool:
+    return name_of(path) in PURE or name_of(path).startswith("engines/")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in WORDS], ids=name_of)
+def test_words_import_no_other_room(path: Path) -> None:
+    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith(OURS + ".")}
+    assert ours <= WORDS[name_of(path)]
+
+
+@pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
+def test_siblings_never_import_each_other(folder: str) -> None:
+    plugins = {module_of(path) for path in plugins_in(folder)}
+    for path in FILES:
+        if name_of(path).startswith(folder + "/") and path.name != "__init__.py":
+            others = imports_of(path) & (plugins - {module_of(path)})
+            assert not others, f"{name_of(path)} imports {others}; share by a helper module without NAME"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if is_pure(path)], ids=name_of)
+def test_deciders_cannot_do_anything(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports_of(path)} & OUTSIDE_WORLD
+
+
+@each_file
+def test_nothing_imports_what_runs_in_children(path: Path) -> None:
+    if not name_of(path).startswith("child/"):
+        found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.child.")}
+        assert not found, "child/ is started with `python -m`, never imported"
+
+
+@each_file
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if not name_of(path).startswith(READS_ENVIRONMENT):
+        assert list(uses_of_environment(tree_of(path))) == []
+
+
+@each_file
+def test_the_environment_is_written_nowhere(path: Path) -> None:
+    if not name_of(path).startswith("child/"):
+        assert list(writes_to_environment(tree_of(path))) == []
+
+
+def uses_of_environment(tree: ast.AST) -> Iterator[str]:
+    """Where `os.environ`, `os.getenv` or their like occur."""
+    words = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in words and ast.unparse(node.value) == "os":
+            yield f"line {node.lineno}: os.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (f"line {node.lineno}: os.{alias.name}" for alias in node.names if alias.name in words)
+
+
+def writes_to_environment(tree: ast.AST) -> Iterator[str]:
+    """Where `os.environ` is assigned to, deleted from, or changed by a method."""
+    changes = {"update", "pop", "popitem", "setdefault", "clear", "__setitem__", "__delitem__"}
+    for node in ast.walk(tree):
+        if any(ast.unparse(target).startswith("os.environ") for target in targets_of(node)):
+            yield f"line {getattr(node, 'lineno', '?')}: assigned or deleted"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called, owner = node.func.attr, ast.unparse(node.func.value)
+            if (owner == "os.environ" and called in changes) or (
+                owner == "os" and called in {"putenv", "unsetenv"}
+            ):
+                yield f"line {node.lineno}: {owner}.{called}()"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.environ['A'] = 'b'",
+        "del os.environ['A']",
+        "os.environ |= {}",
+        "os.environ.update(a)",
+        "os.putenv('A', 'b')",
+    ],
+)
+def test_these_rules_see_a_write(code: str) -> None:
+    assert list(writes_to_environment(ast.parse(code)))
+    assert list(uses_of_environment(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code", ["os.environ.get('A')", "from os import environ", "os.getenv('A')", "dict(os.environ)"]
+)
+def test_these_rules_see_a_read(code: str) -> None:
+    assert list(uses_of_environment(ast.parse(code)))
+    assert not list(writes_to_environment(ast.parse(code)))

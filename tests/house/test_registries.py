@@ -1,0 +1,40 @@
+"""Every contract and every engine is listed once, by a name of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from tests.house.package import module_of, plugins_in
+
+REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES"}
+
+each_registry = pytest.mark.parametrize("folder", REGISTRIES)
+
+
+def listed_in(folder: str) -> list[ModuleType]:
+    """The modules of a registry, in its order; a registry holds modules or, to load fewer of them, their names."""
+    package = import_module(f"trainer_launch.{folder}")
+    entries: tuple[ModuleType | str, ...] = getattr(package, REGISTRIES[folder])
+    return [
+        entry if isinstance(entry, ModuleType) else import_module(f"{package.__name__}.{entry.rpartition('.')[2]}")
+        for entry in entries
+    ]
+
+
+@each_registry
+def test_every_file_is_listed(folder: str) -> None:
+    assert sorted(module.__name__ for module in listed_in(folder)) == sorted(map(module_of, plugins_in(folder)))
+
+
+@each_registry
+def test_every_name_is_unique(folder: str) -> None:
+    names = [module.NAME for module in listed_in(folder)]
+    assert len(set(names)) == len(names)
+
+
+@each_registry
+def test_every_file_says_what_it_is_for(folder: str) -> None:
+    assert [module.NAME for module in listed_in(folder) if not module.__doc__] == []
