@@ -1,0 +1,141 @@
+"""Say how a run ended: an exit code for the controller, a line for the log, the last words for a person."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer_launch import exits
+from trainer_launch.model import Failure, Outcome, Verdict
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_BYTES = 4096  # kubelet reads no more
+_SUMMARY_BYTES = 1024
+_HINT_BYTES = 512
+_LINE_BYTES = 512
+_CUT = " [...]"
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Return what the pod ends with."""
+    if outcome.verdict is Verdict.STOPPED:
+        return exits.STOPPED
+    if outcome.verdict is Verdict.SUCCEEDED:
+        return exits.SUCCEEDED
+    return outcome.failure.exit_code if outcome.failure else exits.FAILED
+
+
+def placed(outcome: Outcome, node_rank: int | None, host: str) -> Outcome:
+    """Return the outcome with the failure's place; what the agent knows of it stands."""
+    failure = outcome.failure
+    if failure is None:
+        return outcome
+    rank = node_rank if failure.node_rank is None else failure.node_rank
+    return replace(outcome, failure=replace(failure, node_rank=rank, host=failure.host or host))
+
+
+def summary(outcome: Outcome) -> str:
+    """Return one line that can be read alone."""
+    failure = outcome.failure
+    words = [f"reason={failure.reason if failure else outcome.verdict.value}"]
+    if failure:
+        words += _place(failure)
+    code = exit_code(outcome)
+    words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code), f"seconds={outcome.seconds:.1f}"]
+    if outcome.survivors:
+        words.append(f"survivors={len(outcome.survivors)}")
+    text = failure.message if failure else _how_all_ended(outcome)
+    return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
+
+
+def refusal(message: str, code: int) -> str:
+    """Return the last words of a run that could not begin."""
+    line = " ".join(["reason=NotStarted", f"exit={code}", *_retryable(code)])
+    return _cut(f"{line} | {_one_line(message)}\n", LAST_WORDS_BYTES)
+
+
+def last_words(outcome: Outcome) -> str:
+    """Return the termination message: the summary, the failed worker's last lines, what to do."""
+    first = summary(outcome)
+    failure = outcome.failure
+    if failure is None and not outcome.survivors:
+        return first + "\n"
+    hint = f"What to do: {_one_line(failure.hint)}" if failure and failure.hint else ""
+    stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
+    ends = [_cut(text, _HINT_BYTES) for text in (stuck, hint) if text]
+    room = LAST_WORDS_BYTES - sum(_size(line) for line in (first, *ends))
+    lines = _latest(failure.last_lines, room) if failure else []
+    return "\n".join([first, *lines, *ends]) + "\n"
+
+
+def write_last_words(text: str, path: str, *, create: bool = False) -> None:
+    """Write in place: the file may be a bind mount, which can be neither removed nor replaced."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    try:
+        fd = os.open(path, flags, 0o644)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.ftruncate(fd, 0)
+            os.write(fd, text.encode(errors="replace"))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        log.warning("cannot write the last words to %s: %s", path, error.strerror)
+
+
+def _place(failure: Failure) -> list[str]:
+    values = {"rank": failure.rank, "node": failure.node_rank, "host": failure.host}
+    words = [f"{name}={value}" for name, value in values.items() if value is not None]
+    return words if failure.signal is None else [*words, f"signal={_signal_name(failure.signal)}"]
+
+
+def _retryable(code: int) -> list[str]:
+    retryable = exits.retryable(code)
+    return [] if retryable is None else [f"retryable={str(retryable).lower()}"]
+
+
+def _how_all_ended(outcome: Outcome) -> str:
+    """Name the processes that did not end with 0, as they were stopped."""
+    ends = [f"{end.process} ended with {end.exit_code}" for end in outcome.exits if end.exit_code != 0]
+    return ", ".join(ends[:5])
+
+
+def _latest(lines: Sequence[str], room: int) -> list[str]:
+    """Return as many of the last lines as fit; the very last one matters most."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        line = _cut(line, _LINE_BYTES)
+        room -= _size(line)
+        if room < 0:
+            break
+        kept.insert(0, line)
+    return kept
+
+
+def _size(line: str) -> int:
+    return len(line.encode(errors="replace")) + 1
+
+
+def _cut(text: str, limit: int) -> str:
+    """Shorten to `limit` bytes of UTF-8, never inside a character."""
+    data = text.encode(errors="replace")
+    if len(data) <= limit:
+        return data.decode()
+    end = _CUT + ("\n" if text.endswith("\n") else "")
+    return data[: limit - len(end)].decode(errors="ignore") + end
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

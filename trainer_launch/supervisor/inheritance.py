@@ -1,0 +1,63 @@
+"""What the process that started us has left in ours, put right: streams, signals, orphans."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[int, FrameType | None], object] | int | None
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def fill_standard_streams() -> None:
+    """Put /dev/null where 0, 1 or 2 is closed, or a pipe of ours would become somebody's stdout."""
+    for fd in (0, 1, 2):
+        if not _is_open(fd):
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def hear(numbers: Collection[int]) -> dict[int, Handler]:
+    """Take these signals, empty the mask, restore what was ignored; return the handlers there were.
+
+    Children inherit the mask and what is ignored. Two exceptions: SIGPIPE and SIGXFSZ are ignored by Python itself,
+    which Popen restores; an ignored SIGHUP is what nohup asks for.
+    """
+    old: dict[int, Handler] = {}
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        ignored = signal.getsignal(number) is signal.SIG_IGN
+        if ignored and number == signal.SIGHUP:
+            continue
+        if number in numbers:
+            old[number] = signal.signal(number, _note)
+        elif ignored:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return old
+
+
+def become_reaper() -> None:
+    """Have orphans below us handed to us, as PID 1 has by nature."""
+    if os.getpid() == 1:
+        return
+    import ctypes  # 10 ms, and PID 1 needs it never
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        log.warning("cannot become a sub-reaper: %s; orphans may outlive us", os.strerror(ctypes.get_errno()))
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Do nothing: that a handler exists makes the interpreter write the number into the wake-up descriptor."""
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""Run a plan to its end: wait, step, apply. What happens is decided in `machine`, done in `system`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import replace
+from typing import Protocol
+
+from trainer_launch.errors import NotRunnableError
+from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import failure, machine
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.state import Phase, State
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
+
+
+class AnySystem(Protocol):
+    """What the loop needs of the operating system; `system.System` and the tests' fake have it."""
+
+    def now(self) -> float: ...
+    def wait(self, until_s: float | None) -> list[ev.Event]: ...
+    def spawn(self, process: Process) -> int: ...
+    def signal_leader(self, name: str, number: int) -> None: ...
+    def signal_group(self, name: str, number: int) -> int: ...
+    def signal_all(self, number: int, *, again: bool) -> int: ...
+    def descendants(self) -> tuple[str, ...]: ...
+    def open_gate(self, names: tuple[str, ...]) -> None: ...
+    def close_gate(self) -> None: ...
+    def look(self) -> Evidence: ...
+    def read_text(self, path: str) -> str | None: ...
+    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]: ...
+    def drain(self, wait_s: float) -> None: ...
+
+
+def supervise(plan: Plan, system: AnySystem, *, attempt: int = 1) -> Outcome:
+    """Run `plan` until nothing of it is left, and say how it ended."""
+    run = _Run(plan, system)
+    run.to_the_end()
+    system.drain(DRAIN_S)
+    return _outcome(run.state, system, run.evidence, attempt)
+
+
+class _Run:
+    """The state, and who carries out what it asks for."""
+
+    def __init__(self, plan: Plan, system: AnySystem) -> None:
+        self.evidence = Evidence()
+        self._system = system
+        self.state, actions = machine.begin(plan, system.now())
+        self._apply(actions)
+
+    def to_the_end(self) -> None:
+        while self.state.phase is not Phase.DONE:
+            for event in self._system.wait(self.state.deadline_s):
+                self._take(event)
+            due_s = self.state.deadline_s
+            if due_s is not None and self._system.now() >= due_s:
+                self._take(ev.Deadline(self._system.now()))
+
+    def _take(self, event: ev.Event) -> None:
+        before = self.state.phase
+        self.state, actions = machine.step(self.state, event)
+        _tell(event, before, self.state)
+        self._apply(actions)
+
+    def _apply(self, actions: tuple[ev.Action, ...]) -> None:
+        failed = [self._spawn(action.process) for action in actions if isinstance(action, ev.Spawn)]
+        for action in actions:
+            self._do(action)
+        for event in failed:
+            if event is not None:
+                self._take(event)
+
+    def _spawn(self, process: Process) -> ev.SpawnFailed | None:
+        try:
+            pid = self._system.spawn(process)
+        except NotRunnableError as error:
+            return ev.SpawnFailed(self._system.now(), process.name, error.exit_code, str(error))
+        log.info("started %s as pid %d", process.name, pid)
+        return None
+
+    def _do(self, action: ev.Action) -> None:
+        system = self._system
+        match action:
+            case ev.Spawn():
+                pass  # done before all others
+            case ev.OpenGate(names=names):
+                log.info("waiting up to %g s for %s to resolve", self.state.plan.wait_s, ", ".join(names))
+                system.open_gate(names)
+            case ev.CloseGate():
+                system.close_gate()
+            case ev.Say(text=text):
+                log.info("%s", text)
+            case ev.SignalLeader(process=name, number=number):
+                system.signal_leader(name, number)
+            case ev.SignalGroup(process=name, number=number):
+                _count(system.signal_group(name, number), number)
+            case ev.SignalAll(number=number, again=again):
+                _count(system.signal_all(number, again=again), number)
+            case ev.Look():
+                self.evidence = system.look()
+            case ev.NameHanging():
+                for text in system.descendants():
+                    log.warning("SIGKILL does not end %s", text)
+
+
+def _count(reached: int, number: int) -> None:
+    if reached:
+        log.info("sent %s to %d processes", signal.Signals(number).name, reached)
+
+
+def _tell(event: ev.Event, before: Phase, state: State) -> None:
+    """Log what happened; a run's story has a dozen lines."""
+    match event:
+        case ev.Exited(exit=end):
+            log.info("%s ended with %s", end.process, _how(end))
+        case ev.SpawnFailed(text=text):
+            log.error("%s", text)
+        case ev.Signalled(number=number) if number in machine.STOP_SIGNALS and before is not Phase.DONE:
+            grace_s = state.plan.grace_s
+            log.info("asked to stop by %s (request %d, grace %g s)", _name(number), state.asked, grace_s)
+        case ev.Signalled(number=number):
+            log.debug("%s", _name(number))
+        case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
+            log.warning("the time to end politely is over")
+
+
+def _outcome(state: State, system: AnySystem, evidence: Evidence, attempt: int) -> Outcome:
+    return Outcome(
+        verdict=state.verdict,
+        failure=_failure(state, system, evidence),
+        exits=state.exits,
+        seconds=system.now() - state.started_at_s,
+        attempt=attempt,
+        survivors=system.descendants() if state.gave_up else (),
+    )
+
+
+def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | None:
+    if state.gate_failed:
+        return failure.unresolved(state.text)
+    cause = state.cause
+    if state.stopped:  # how it took the request is worth a word when it did not leave with 0
+        cause = next((end for end in state.exits if end.exit_code != 0), None)
+    if cause is None:
+        return None
+    note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
+    agent = failure.parse_agent_failure(note) if note else None
+    lines = system.last_lines(cause.process, agent.local_rank if agent else None) or system.last_lines(
+        cause.process
+    )
+    seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
+    return failure.classify(cause, seen)
+
+
+def _how(end: Exit) -> str:
+    return f"exit code {end.code}" if end.signal is None else _name(end.signal)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,270 @@
+r"""What the supervisor does, as a pure state machine: `step(state, event) -> (state, actions)`.
+
+state \ event | opened  | unresolv. | ended, not spawned | stop signal     | other  | deadline           | childless
+--------------|---------|-----------|--------------------|-----------------|--------|--------------------|----------
+WAITING       | RUNNING | say it    | x                  | DONE            | ignore | DONE, gate failed  | x
+RUNNING       | x       | ignore    | last: CLEARING     | STOPPING        | relay  | kill what an ended | x
+              |         |           | failed: STOPPING   |                 |        | one left; none: x  |
+STOPPING      | x       | ignore    | last: CLEARING     | next rung       | relay  | 80 %: all are told | x
+              |         |           |                    |                 |        | 100 %: KILLING     |
+CLEARING      | x       | ignore    | x                  | second: KILLING | ignore | KILLING            | DONE
+KILLING       | x       | ignore    | note it            | ignore          | ignore | kill again, name   | DONE
+              |         |           |                    |                 |        | bound: DONE        |
+DONE          | ignore  | ignore    | ignore             | ignore          | ignore | ignore             | ignore
+
+x raises InternalError and changes nothing. WAITING: names must resolve first. STOPPING: leaders are asked politely.
+CLEARING: every leader has ended, what they left behind has SIGTERM. KILLING: all that is left has SIGKILL.
+The rungs of a stop: leaders, everyone, SIGKILL. A stop that begins with the group begins on the second rung.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trainer_launch.errors import InternalError
+from trainer_launch.model import Exit, Plan, StopOrder
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+RELAYED = frozenset(
+    {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM, signal.SIGVTALRM}
+    | {signal.SIGPROF, signal.SIGURG, signal.SIGIO, signal.SIGPWR}
+    | set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+)  # to the leaders, unchanged; the rest are faults, job control and SIGCHLD
+LEADER_SHARE = 0.8  # of the grace belongs to the leaders alone; the rest to whoever they did not end
+CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader left behind
+GIVE_UP_S = 3.0  # after the first SIGKILL; PID 1 must end before kubelet's own SIGKILL
+
+
+Step = tuple[State, tuple[ev.Action, ...]]
+
+
+def begin(plan: Plan, at_s: float) -> Step:
+    """Start a plan: at its gate when it waits for names, else at once."""
+    names = [p.name for p in plan.processes]
+    if not names or len(set(names)) < len(names):
+        raise InternalError(f"a plan needs processes with distinct names, found {names}")
+    state = State(plan=plan, phase=Phase.WAITING, started_at_s=at_s)
+    if plan.wait_for:
+        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.OpenGate(plan.wait_for),)
+    return _spawn_all(state)
+
+
+def step(state: State, event: ev.Event) -> Step:
+    """Decide what an event changes and what has to be done."""
+    return _TABLE[state.phase][_column(event)](state, event)
+
+
+def _column(event: ev.Event) -> int:
+    if isinstance(event, ev.Signalled):
+        return 3 if event.number in STOP_SIGNALS else 4
+    return {ev.GateOpened: 0, ev.Unresolved: 1, ev.Exited: 2, ev.SpawnFailed: 2, ev.Deadline: 5, ev.Childless: 6}[
+        type(event)
+    ]
+
+
+# -- waiting ----------------------------------------------------------------------------------
+
+
+def _illegal(state: State, event: ev.Event) -> Step:
+    raise InternalError(f"the supervisor cannot take {event!r} while {state.phase.value}")
+
+
+def _ignore(state: State, _: ev.Event) -> Step:
+    return state, ()
+
+
+def _say_it(state: State, event: ev.Unresolved) -> Step:
+    return replace(state, text=event.text), (ev.Say(event.text),)
+
+
+def _open(state: State, event: ev.GateOpened) -> Step:
+    ready = replace(state, text="", wait_until_s=None)
+    state, spawns = _spawn_all(ready)
+    return state, (ev.CloseGate(), *spawns)
+
+
+def _spawn_all(state: State) -> Step:
+    processes = state.plan.processes
+    alive = tuple(p.name for p in processes)
+    return replace(state, phase=Phase.RUNNING, alive=alive), tuple(ev.Spawn(p) for p in processes)
+
+
+def _stop_waiting(state: State, _: ev.Event) -> Step:
+    return replace(_done(state), stopped=True, asked=1), (ev.CloseGate(),)
+
+
+def _lose_gate(state: State, event: ev.Deadline) -> Step:
+    if _early(state.wait_until_s, event):
+        return state, ()
+    text = state.text or f"the resolver has not answered for {', '.join(state.plan.wait_for)}"
+    return replace(_done(state), gate_failed=True, text=text), (ev.CloseGate(),)
+
+
+# -- ends of processes ------------------------------------------------------------------------
+
+
+def _note(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
+    """Write an end down; the first failure before any request to stop is the cause."""
+    if isinstance(event, ev.SpawnFailed):
+        end, text = Exit(process=event.process, code=event.code, signal=None, at_s=event.at_s), event.text
+    else:
+        end, text = event.exit, ""
+    if end.process not in state.alive:
+        _illegal(state, event)
+    alive = tuple(name for name in state.alive if name != end.process)
+    state = replace(state, alive=alive, exits=(*state.exits, end))
+    if end.exit_code == 0 or state.cause is not None or state.stopped:
+        return state, ()
+    return replace(state, cause=end, text=text), (ev.Look(),)
+
+
+def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
+    """One has ended: what it left behind is told to go, and perhaps the others too."""
+    state, looks = _note(state, event)
+    end = state.exits[-1]
+    if not state.alive:
+        state, actions = _clear(state, event.at_s)
+        return state, looks + actions
+    bound = event.at_s + _clear_s(state, event.at_s)
+    state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
+    actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
+    if state.phase is Phase.RUNNING and end.exit_code != 0 and state.plan.stop_all_on_failure:
+        state, stop = _stop(state, event.at_s)
+        actions += stop
+    return state, actions
+
+
+def _clear(state: State, at_s: float) -> Step:
+    kill_at_s = at_s + _clear_s(state, at_s)
+    cleared = replace(state, phase=Phase.CLEARING, kill_at_s=kill_at_s, tell_all_at_s=None, leftovers=())
+    return cleared, (ev.SignalAll(signal.SIGTERM),)
+
+
+def _clear_s(state: State, at_s: float) -> float:
+    rest_s = state.plan.grace_s if state.kill_at_s is None else max(0.0, state.kill_at_s - at_s)
+    return min(CLEAR_S, rest_s)
+
+
+def _kill_leftovers(state: State, at_s: float) -> Step:
+    due = tuple(name for name, kill_at_s in state.leftovers if kill_at_s <= at_s)
+    rest = tuple(entry for entry in state.leftovers if entry[0] not in due)
+    return replace(state, leftovers=rest), tuple(ev.SignalGroup(name, signal.SIGKILL) for name in due)
+
+
+def _tick_running(state: State, event: ev.Deadline) -> Step:
+    return _kill_leftovers(state, event.at_s) if state.leftovers else _illegal(state, event)
+
+
+def _relay(state: State, event: ev.Signalled) -> Step:
+    return state, tuple(ev.SignalLeader(name, event.number) for name in state.alive)
+
+
+# -- stopping ---------------------------------------------------------------------------------
+
+
+def _ask_running(state: State, event: ev.Signalled) -> Step:
+    return _stop(replace(state, asked=1, stopped=state.cause is None), event.at_s)
+
+
+def _stop(state: State, at_s: float) -> Step:
+    grace_s, group = state.plan.grace_s, state.plan.stop_order is StopOrder.GROUP
+    signal_one = ev.SignalGroup if group else ev.SignalLeader
+    stopping = replace(
+        state,
+        phase=Phase.STOPPING,
+        everyone_told=group,
+        tell_all_at_s=at_s + LEADER_SHARE * grace_s,
+        kill_at_s=at_s + grace_s,
+    )
+    return stopping, tuple(signal_one(name, signal.SIGTERM) for name in state.alive)
+
+
+def _ask_stopping(state: State, event: ev.Signalled) -> Step:
+    """Hurry from the second request on; the first may follow a stop that a failure began."""
+    state = replace(state, asked=state.asked + 1)
+    if state.asked == 1:
+        return state, ()
+    if state.everyone_told:
+        return _kill(state, event.at_s)
+    return replace(state, everyone_told=True, tell_all_at_s=None), (ev.SignalAll(signal.SIGTERM, again=True),)
+
+
+def _tick_stopping(state: State, event: ev.Deadline) -> Step:
+    if not _early(state.kill_at_s, event):
+        return _kill(state, event.at_s)
+    state, actions = _kill_leftovers(state, event.at_s)
+    if _early(state.tell_all_at_s, event):
+        return state, actions
+    # Leaders hear it again: to an agent the second request means "now everyone". A whole group has heard it.
+    tell = ev.SignalAll(signal.SIGTERM, again=not state.everyone_told)
+    return replace(state, everyone_told=True, tell_all_at_s=None), (*actions, tell)
+
+
+def _ask_clearing(state: State, event: ev.Signalled) -> Step:
+    state = replace(state, asked=state.asked + 1)
+    return (state, ()) if state.asked == 1 else _kill(state, event.at_s)
+
+
+def _tick_clearing(state: State, event: ev.Deadline) -> Step:
+    return (state, ()) if _early(state.kill_at_s, event) else _kill(state, event.at_s)
+
+
+# -- killing ----------------------------------------------------------------------------------
+
+
+def _kill(state: State, at_s: float) -> Step:
+    killing = replace(
+        state,
+        phase=Phase.KILLING,
+        tell_all_at_s=None,
+        kill_at_s=None,
+        leftovers=(),
+        again_at_s=at_s + KILL_AGAIN_S,
+        give_up_at_s=at_s + GIVE_UP_S,
+    )
+    return killing, (ev.SignalAll(signal.SIGKILL, again=True),)
+
+
+def _tick_killing(state: State, event: ev.Deadline) -> Step:
+    """Kill again, for who was forked meanwhile; name once who is stuck in the kernel; end at the bound."""
+    if _early(state.again_at_s, event):
+        return state, ()
+    if event.at_s >= state.give_up_at_s:
+        return replace(_done(state), gave_up=True), ()
+    every_s = 2 * state.again_every_s
+    again_at_s = min(event.at_s + every_s, state.give_up_at_s)
+    name = (ev.NameHanging(),) if every_s == 4 * KILL_AGAIN_S else ()
+    state = replace(state, again_at_s=again_at_s, again_every_s=every_s)
+    return state, (ev.SignalAll(signal.SIGKILL, again=True), *name)
+
+
+def _childless(state: State, _: ev.Childless) -> Step:
+    return _done(state), ()
+
+
+def _done(state: State) -> State:
+    times: dict[str, Any] = dict.fromkeys(("wait_until_s", "tell_all_at_s", "kill_at_s", "again_at_s"))
+    return replace(state, phase=Phase.DONE, leftovers=(), **times)
+
+
+def _early(due_s: float | None, event: ev.Deadline) -> bool:
+    return due_s is None or event.at_s < due_s
+
+
+_Cell = Callable[[State, Any], Step]
+# fmt: off
+_TABLE: dict[Phase, tuple[_Cell, ...]] = {
+    #                gate opened, unresolved, ended,  stop signal,   other,   deadline,       childless
+    Phase.WAITING:  (_open,       _say_it,    _illegal, _stop_waiting, _ignore, _lose_gate,     _illegal),
+    Phase.RUNNING:  (_illegal,    _ignore,    _end,     _ask_running,  _relay,  _tick_running,  _illegal),
+    Phase.STOPPING: (_illegal,    _ignore,    _end,     _ask_stopping, _relay,  _tick_stopping, _illegal),
+    Phase.CLEARING: (_illegal,    _ignore,    _illegal, _ask_clearing, _ignore, _tick_clearing, _childless),
+    Phase.KILLING:  (_illegal,    _ignore,    _note,    _ignore,       _ignore, _tick_killing,  _childless),
+    Phase.DONE:     (_ignore,     _ignore,    _ignore,  _ignore,       _ignore, _ignore,        _ignore),
+}
+# fmt: on

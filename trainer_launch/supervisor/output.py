@@ -1,0 +1,199 @@
+"""Carry labelled processes' output to ours, prefixed. Those without a label inherit our streams untouched.
+
+One thread reads all pipes and writes: it blocks when our reader is slow, and with it the writers, as without us;
+the supervisor's loop does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+
+from trainer_launch.supervisor.lines import Source, Stream
+
+_READ_BYTES = 256 * 1024
+_PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
+_PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
+_LAST_LINES = 20
+_COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
+_STDOUT, _STDERR = 1, 2
+
+
+class Output:
+    """Pumps pipes into our stdout and stderr, line by line."""
+
+    def __init__(self, *, color: bool = False) -> None:
+        self._color = color
+        self._labels: dict[str, int] = {}
+        self._sinks = _sinks()
+        self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
+        self._arrivals: deque[_Pipe] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._stop_at_s: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self, process: str, label: str, stream: int, rank: int | None = None) -> int:
+        """Make a pipe whose text goes to our `stream` (1, 2) under `label`; return its write end, the caller's."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read_end, False)
+        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        sink = self._sinks[stream]
+        pipe = _Pipe(read_end, Source(self._prefix(label), sink.stream), sink)
+        self._pipes[process, rank, stream] = pipe
+        self._arrivals.append(pipe)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
+            self._thread.start()
+        self._wake()
+        return write_end
+
+    def last_lines(self, process: str, rank: int | None = None) -> tuple[str, ...]:
+        """Return what a process, or one of its ranks, wrote last: its errors, and before them its output."""
+        errors = self._last_lines_of(process, rank, _STDERR)
+        output = self._last_lines_of(process, rank, _STDOUT)
+        return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
+
+    def close(self, wait_s: float) -> bool:
+        """Read what is left, at most for `wait_s`: a survivor may hold a pipe open. False: our reader hangs."""
+        if self._thread is None:
+            return True
+        self._stop_at_s = time.monotonic() + wait_s
+        self._wake()
+        self._thread.join(wait_s + 0.5)
+        return not self._thread.is_alive()
+
+    def _last_lines_of(self, process: str, rank: int | None, stream: int) -> tuple[str, ...]:
+        pipe = self._pipes.get((process, rank, stream))
+        return pipe.source.last_lines(_LAST_LINES) if pipe else ()
+
+    def _prefix(self, label: str) -> bytes:
+        if not label:
+            return b""  # whole lines are all that is wanted
+        number = self._labels.setdefault(label, len(self._labels))
+        text = f"[{label}]"
+        return (f"\x1b[{_COLORS[number % len(_COLORS)]}m{text}\x1b[0m " if self._color else f"{text} ").encode()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: the thread wakes up anyway
+            os.write(self._wake_write, b".")
+
+    # -- in the thread ------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        while self._goes_on():
+            for key, _ in self._selector.select(self._timeout_s()):
+                if key.data is None:
+                    self._admit()
+                elif not key.data.pump(time.monotonic()):
+                    self._forget(key.data)
+            self._show_partial_lines()
+        for pipe in self._readers():
+            for _ in range(_PIPE_BYTES // _READ_BYTES):
+                pipe.pump(time.monotonic())
+            self._forget(pipe)
+
+    def _goes_on(self) -> bool:
+        if self._stop_at_s is None:
+            return True
+        return bool(self._arrivals or self._readers()) and time.monotonic() < self._stop_at_s
+
+    def _admit(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._arrivals:
+            pipe = self._arrivals.popleft()
+            self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+
+    def _forget(self, pipe: _Pipe) -> None:
+        self._selector.unregister(pipe.fd)
+        os.close(pipe.fd)
+        pipe.finish()
+
+    def _readers(self) -> list[_Pipe]:
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+
+    def _timeout_s(self) -> float | None:
+        times = [pipe.heard_at_s + _PAUSE_S for pipe in self._readers() if pipe.source.paused_in_line]
+        if self._stop_at_s is not None:
+            times.append(self._stop_at_s)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _show_partial_lines(self) -> None:
+        now_s = time.monotonic()
+        for pipe in self._readers():
+            if pipe.source.paused_in_line and now_s >= pipe.heard_at_s + _PAUSE_S:
+                pipe.sink.write(pipe.source.flush())
+
+
+class _Pipe:
+    """One read end, its text, and where that goes."""
+
+    def __init__(self, fd: int, source: Source, sink: _Sink) -> None:
+        self.fd, self.source, self.sink = fd, source, sink
+        self.heard_at_s = 0.0
+
+    def pump(self, now_s: float) -> bool:
+        """Move what is there; False at the end of the pipe."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.heard_at_s = now_s
+        self.sink.write(self.source.feed(data))
+        return bool(data)
+
+    def finish(self) -> None:
+        self.sink.write(self.source.flush(end=True))
+
+
+class _Sink:
+    """One of our own streams; when its reader is gone, what it should get is dropped and the job goes on."""
+
+    def __init__(self, fd: int, stream: Stream) -> None:
+        self.fd, self.stream = fd, stream
+        self._broken = False
+        self._said = False
+
+    def write(self, data: bytes) -> None:
+        if self._broken or not data:
+            return
+        try:
+            _write_all(self.fd, data)
+        except OSError as error:
+            self._broken = error.errno in (errno.EPIPE, errno.EBADF)
+            if not self._said and self.fd != _STDERR:
+                self._said = True
+                text = f"trainer_launch: cannot write to stdout ({error.strerror}); the job goes on without it\n"
+                with contextlib.suppress(OSError):
+                    os.write(_STDERR, text.encode())
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[_write_some(fd, view) :]
+
+
+def _write_some(fd: int, view: memoryview) -> int:
+    try:
+        return os.write(fd, view)
+    except BlockingIOError:  # somebody who shares the stream made it non-blocking
+        select.select([], [fd], [])
+        return 0
+
+
+def _sinks() -> dict[int, _Sink]:
+    """Give both streams one memory of open lines when they are one file, as after 2>&1."""
+    shared = os.path.sameopenfile(_STDOUT, _STDERR)
+    stream = Stream()
+    return {_STDOUT: _Sink(_STDOUT, stream), _STDERR: _Sink(_STDERR, stream if shared else Stream())}

@@ -1,0 +1,62 @@
+"""Where a run is and what the supervisor remembers of it. A value; `machine` decides what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from trainer_launch.model import Exit, Plan, Verdict
+
+KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
+
+
+class Phase(Enum):
+    """Where a run is; see the drawing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    CLEARING = "clearing"
+    KILLING = "killing"
+    DONE = "done"
+
+
+# -- state ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the supervisor knows; times are monotonic seconds, None: not set."""
+
+    plan: Plan
+    phase: Phase
+    started_at_s: float
+    alive: tuple[str, ...] = ()  # processes that were started and have not ended, in the plan's order
+    exits: tuple[Exit, ...] = ()
+    cause: Exit | None = None  # the first failure
+    text: str = ""  # what the resolver or exec said
+    gate_failed: bool = False
+    stopped: bool = False  # we were asked to stop before anything failed
+    gave_up: bool = False  # something survived SIGKILL
+    asked: int = 0  # requests to stop
+    everyone_told: bool = False  # the second rung
+    wait_until_s: float | None = None
+    tell_all_at_s: float | None = None
+    kill_at_s: float | None = None
+    again_at_s: float | None = None
+    again_every_s: float = KILL_AGAIN_S
+    give_up_at_s: float = 0.0
+    leftovers: tuple[tuple[str, float], ...] = ()  # ended processes whose group gets SIGKILL, and when
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `step` wants a `Deadline`, None: never."""
+        single = (self.wait_until_s, self.tell_all_at_s, self.kill_at_s, self.again_at_s)
+        return min([t for t in single if t is not None] + [t for _, t in self.leftovers], default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the run ended, for a state that is done."""
+        if self.stopped:
+            return Verdict.STOPPED
+        return Verdict.FAILED if self.gate_failed or self.cause else Verdict.SUCCEEDED

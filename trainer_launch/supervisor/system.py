@@ -1,0 +1,266 @@
+"""The operating system as the supervisor sees it: the one place that starts, signals, reaps and tells the time.
+
+While a `System` is open nothing else in this process may start children: it reaps all of them. Signals are noted by
+a descriptor that wakes the loop; no code of ours runs in a handler. One at a time, in the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from trainer_launch import exits
+from trainer_launch.errors import NotRunnableError
+from trainer_launch.model import Exit, Process
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import inheritance, tree
+from trainer_launch.supervisor.evidence import Witness
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.gate import Gate, Resolve, resolve
+from trainer_launch.supervisor.machine import RELAYED, STOP_SIGNALS
+from trainer_launch.supervisor.output import Output
+
+log = logging.getLogger(__name__)
+
+RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON: [path for stdout, path for stderr] by local rank
+_SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
+
+
+class System:
+    """Processes below us, our signals, our clock."""
+
+    def __init__(self, *, color: bool = False, resolver: Resolve = resolve) -> None:
+        inheritance.fill_standard_streams()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
+        inheritance.become_reaper()
+        self._witness = Witness()
+        self._output = Output(color=color)
+        self._resolver = resolver
+        self._gate: Gate | None = None
+        self._popens: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pid, until they have ended
+        self._pids: dict[str, int] = {}  # of every process that was started
+        self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
+        self._rank_fds: list[int] = []
+        self._tell_childless = False
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def spawn(self, process: Process) -> int:
+        """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid."""
+        ours, env = self._pipes(process), dict(process.env)
+        if process.rank_labels:
+            env[RANK_OUTPUT] = json.dumps(self._rank_paths(process))
+        stdout, stderr = ours or (None, None)
+        try:
+            popen = subprocess.Popen(
+                process.argv, env=env, cwd=process.cwd, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            raise _not_runnable(process, error) from error
+        finally:
+            for fd in ours:
+                os.close(fd)
+        self._popens[popen.pid] = process.name, popen
+        self._pids[process.name] = popen.pid
+        return popen.pid
+
+    def _pipes(self, process: Process) -> tuple[int, ...]:
+        if process.label is None:
+            return ()
+        return tuple(self._output.open(process.name, process.label, stream) for stream in (1, 2))
+
+    def _rank_paths(self, process: Process) -> list[list[str]]:
+        """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts."""
+        me, paths = os.getpid(), []
+        for rank, label in enumerate(process.rank_labels):
+            fds = [self._output.open(process.name, label, stream, rank) for stream in (1, 2)]
+            self._rank_fds += fds
+            paths.append([f"/proc/{me}/fd/{fd}" for fd in fds])
+        return paths
+
+    # -- signalling ---------------------------------------------------------------------------
+
+    def signal_leader(self, name: str, number: int) -> None:
+        """Signal the process we started, unless it has ended."""
+        pid = self._pids.get(name, 0)
+        if pid in self._popens:  # not collected yet: the number cannot have been used anew
+            self._send(pid, tree.read(pid), number)
+
+    def signal_group(self, name: str, number: int) -> int:
+        """Signal who is in the session or the group of a process, also after its end; return how many."""
+        pid = self._pids.get(name)
+        return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
+
+    def signal_all(self, number: int, *, again: bool) -> int:
+        """Signal everything below us, also what left its session; return how many."""
+        self._tell_childless = True
+        return self._sweep(lambda _: True, number, again=again)
+
+    def descendants(self) -> tuple[str, ...]:
+        """Name everything alive below us, with its state."""
+        return tuple(str(entry) for entry in tree.descendants(os.getpid()))
+
+    def _sweep(self, chosen: Callable[[tree.Entry], bool], number: int, *, again: bool) -> int:
+        """Signal until a look finds nobody new: what is forked meanwhile is caught by the next look."""
+        before = set() if again else self._told.get(number, set())
+        done: set[tuple[int, int]] = set()
+        if not tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
+            return self._signal_groups(number)
+        for _ in range(_SWEEPS):
+            entries = [entry for entry in tree.descendants(os.getpid()) if chosen(entry)]
+            fresh = [entry for entry in entries if entry.key not in done and entry.key not in before]
+            if not fresh:
+                break
+            for entry in fresh:
+                self._send(entry.pid, entry, number)
+                done.add(entry.key)
+        return len(done)
+
+    def _signal_groups(self, number: int) -> int:
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+        return len(self._pids)
+
+    def _send(self, pid: int, entry: tree.Entry | None, number: int) -> None:
+        if entry is not None:
+            self._told.setdefault(number, set()).add(entry.key)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: it became another user
+            os.kill(pid, number)
+            if number == signal.SIGTERM and entry is not None and entry.state == "T":
+                os.kill(pid, signal.SIGCONT)  # suspended: it could not hear us
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def open_gate(self, names: tuple[str, ...]) -> None:
+        """Begin to resolve names; the answers come as events."""
+        self._gate = Gate(names, self._resolver)
+        self._selector.register(self._gate.fd, selectors.EVENT_READ)
+        self._gate.start()
+
+    def close_gate(self) -> None:
+        """Stop resolving."""
+        if self._gate is not None:
+            self._selector.unregister(self._gate.fd)
+            self._gate.close()
+            self._gate = None
+
+    def wait(self, until_s: float | None) -> list[ev.Event]:
+        """Sleep until something happened or the time has come; without a deadline there is no wake-up at all."""
+        happened = self._happened()
+        if not happened:
+            self._selector.select(None if until_s is None else max(0.0, until_s - self.now()))
+            happened = self._happened()
+        return happened
+
+    def _happened(self) -> list[ev.Event]:
+        """Signals first: a worker that had the same SIGTERM as we is no failure."""
+        return [*self._signals(), *self._resolved(), *self._reap()]
+
+    def _signals(self) -> list[ev.Event]:
+        try:
+            numbers = os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            return []
+        return [ev.Signalled(self.now(), number) for number in numbers if number != signal.SIGCHLD]
+
+    def _resolved(self) -> list[ev.Event]:
+        if self._gate is None:
+            return []
+        opened, text = self._gate.news(self.now())
+        said: list[ev.Event] = [ev.Unresolved(self.now(), text)] if text else []
+        return [*said, ev.GateOpened(self.now())] if opened else said
+
+    def _reap(self) -> list[ev.Event]:
+        """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
+        ended: list[ev.Event] = []
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return ended + self._childless()
+            if info is None:
+                return ended
+            if info.si_pid in self._popens:
+                name, popen = self._popens.pop(info.si_pid)
+                ended.append(self._exited(name, popen.wait()))
+            else:
+                os.waitpid(info.si_pid, 0)  # an orphan that became ours
+
+    def _exited(self, name: str, status: int) -> ev.Event:
+        code, number = (None, -status) if status < 0 else (status, None)
+        return ev.Exited(self.now(), Exit(process=name, code=code, signal=number, at_s=self.now()))
+
+    def _childless(self) -> list[ev.Event]:
+        lost = [name for name, _ in self._popens.values()]
+        self._popens.clear()
+        for name in lost:
+            log.error("how %s ended is unknown: other code in this process took its exit status", name)
+        told, self._tell_childless = self._tell_childless, False
+        ended = [self._exited(name, exits.FAILED) for name in lost]
+        return [*ended, ev.Childless(self.now())] if told else ended
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]:
+        """Return what a labelled process or rank wrote last."""
+        return self._output.last_lines(name, rank)
+
+    def look(self) -> Evidence:
+        """Gather what tells why something has just died."""
+        return self._witness.look()
+
+    def read_text(self, path: str) -> str | None:
+        """Return a file's text, None when it is not there."""
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def drain(self, wait_s: float) -> None:
+        """Write out what labelled processes have left in their pipes."""
+        for fd in self._rank_fds:
+            os.close(fd)
+        self._rank_fds.clear()
+        if not self._output.close(wait_s):
+            log.warning("the reader of our output hangs; some lines are lost")
+
+    def close(self) -> None:
+        """Give everything back; what still runs is killed. Only now do signals act as they did before."""
+        self.close_gate()
+        if self._popens:
+            self.signal_all(signal.SIGKILL, again=True)
+        self.drain(0.0)
+        self._selector.close()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        signal.set_wakeup_fd(self._old_wakeup_fd)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def _not_runnable(process: Process, error: OSError | ValueError) -> NotRunnableError:
+    number = error.errno if isinstance(error, OSError) else None
+    place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
+    found = number not in (errno.ENOENT, errno.ENOTDIR) or os.path.exists(place)
+    why = os.strerror(number) if number else str(error)
+    if found and number == errno.ENOENT:
+        why = "the interpreter that its first line names is not there"
+    return NotRunnableError(f"cannot run {place!r} for {process.name}: {why}", found=found)

@@ -1,0 +1,88 @@
+"""Read from /proc who lives below a process. Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TRIES = 3  # a parent that ends between two reads hides its children from that scan
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
+
+    pid: int
+    name: str
+    state: str  # D: in the kernel, uninterruptible; T: suspended
+    parent: int
+    group: int
+    session: int
+    started: int  # clock ticks since boot
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from a later process with the same number."""
+        return self.pid, self.started
+
+    def __str__(self) -> str:
+        stuck = ", stuck in the kernel (state D)" if self.state == "D" else f", state {self.state}"
+        return f"pid {self.pid} ({self.name}{stuck})"
+
+
+def parse_stat(text: str) -> Entry:
+    """Parse one line of /proc/PID/stat; the name may itself hold spaces and parentheses."""
+    head, _, tail = text.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return Entry(
+        pid=int(pid),
+        name=name,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+    )
+
+
+def readable(proc: str = "/proc") -> bool:
+    """Whether /proc is there and shows our own pid namespace; in another's the numbers name strangers."""
+    try:
+        return os.readlink(f"{proc}/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def read(pid: int, proc: str = "/proc") -> Entry | None:
+    """Return one process, None when there is none."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            return parse_stat(file.read().decode(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
+    """Return everything alive below process `of`; zombies are left out, what is below them is not."""
+    for _ in range(_TRIES):
+        entries = {entry.pid: entry for entry in _scan(proc)}
+        if all(entry.parent in entries for entry in entries.values() if entry.parent != 0):
+            break
+    below: dict[int, list[Entry]] = {}
+    for entry in entries.values():
+        below.setdefault(entry.parent, []).append(entry)
+    found, queue = [], [of]
+    while queue:
+        children = below.get(queue.pop(), [])
+        found += children
+        queue += [child.pid for child in children]
+    return tuple(entry for entry in found if entry.state not in "ZX")
+
+
+def _scan(proc: str) -> Iterator[Entry]:
+    for name in os.listdir(proc):
+        entry = read(int(name), proc) if name.isdigit() else None
+        if entry is not None:  # None: it ended while we were reading
+            yield entry
