@@ -6,12 +6,12 @@ expected and the contract; every value that was read is kept as a `Fact`. No con
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
+from trainer_launch.contracts import grammar
+from trainer_launch.contracts.grammar import MAX_COUNT, NPROC_WORDS
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin
 
@@ -20,12 +20,6 @@ T = TypeVar("T")
 
 MAX_VALUE_BYTES = 131_072  # Linux gives no process a longer variable (MAX_ARG_STRLEN)
 MAX_FILE_BYTES = 4_194_304  # a hostfile of 30,000 lines is smaller
-MAX_COUNT = 1_000_000
-_SHOWN = 60  # characters of a bad value that a message repeats
-_NUMBER = re.compile(r"[0-9]{1,12}")
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,32})?")
-NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 
 class _Required:
@@ -65,6 +59,7 @@ class Marks:
     none_of: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # all of them
     when: Callable[[Source], bool] | None = None  # what names alone cannot tell
+    shows: tuple[str, ...] = ()  # variables and files that `when` looks at, for messages
 
     def fit(self, source: Source) -> bool:
         """Whether the pod carries these marks."""
@@ -78,9 +73,8 @@ class Marks:
 
     def seen(self, source: Source) -> tuple[str, ...]:
         """The marks that are present, for messages."""
-        return tuple(n for n in (*self.all_of, *self.any_of) if source.has(n)) + tuple(
-            p for p in self.files if source.has_file(p)
-        )
+        names = dict.fromkeys((*self.all_of, *self.any_of, *self.files, *self.shows))
+        return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 
 
 class Source:
@@ -102,6 +96,14 @@ class Source:
         """Whether the variable is set, even to nothing."""
         return name in self.pod.env
 
+    def has_any(self, *names: str) -> bool:
+        """Whether one of the variables is set."""
+        return any(map(self.has, names))
+
+    def has_prefix(self, *prefixes: str) -> bool:
+        """Whether a variable's name starts with one of `prefixes`."""
+        return any(name.startswith(prefixes) for name in self.pod.env)
+
     def has_file(self, path: str) -> bool:
         """Whether the file is there."""
         return self.pod.files.exists(path)
@@ -114,7 +116,7 @@ class Source:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd but can be lived with."""
-        return tuple(self._warnings)
+        return tuple(dict.fromkeys(self._warnings))
 
     def warn(self, sentence: str) -> None:
         """Keep a sentence for the person who asks what is odd."""
@@ -139,6 +141,10 @@ class Source:
             raise self.error(name, value, "text without NUL bytes")
         return value
 
+    def blank(self, name: str) -> bool:
+        """Whether the variable is absent or holds nothing but blanks."""
+        return not (self.raw(name) or "").strip()
+
     def text(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
         """A text that is not empty."""
         return self._get(name, field, "a text that is not empty", lambda v: v.strip() or None, default)
@@ -146,7 +152,7 @@ class Source:
     def count(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
         """A whole number, at least `least`."""
         expected = f"a whole number from {least} to {MAX_COUNT}"
-        return self._get(name, field, expected, lambda v: parse_number(v, least, MAX_COUNT), default)
+        return self._get(name, field, expected, lambda v: grammar.parse_number(v, least, MAX_COUNT), default)
 
     def index(
         self, name: str, field: str = "", *, below: int | None = None, default: T | _Required = REQUIRED
@@ -154,15 +160,24 @@ class Source:
         """A 0-based index, smaller than `below` when that is known."""
         top = MAX_COUNT if below is None else below - 1
         expected = "a whole number of at least 0" if below is None else f"a whole number from 0 to {top}"
-        return self._get(name, field, expected, lambda v: parse_number(v, 0, top), default)
+        return self._get(name, field, expected, lambda v: grammar.parse_number(v, 0, top), default)
 
-    def port(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | T:
-        """A TCP port, 1 to 65535."""
-        return self._get(name, field, "a port from 1 to 65535", lambda v: parse_number(v, 1, 65535), default)
+    def port(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
+        """A TCP port, 1 to 65535; 0 too when `least` says so."""
+        expected = f"a port from {least} to 65535"
+        return self._get(name, field, expected, lambda v: grammar.parse_number(v, least, 65535), default)
+
+    def flag(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> bool | T:
+        """A number that is 0 for off; the empty string is on."""
+        return self._get(name, field, "0 or 1", grammar.parse_flag, default)
+
+    def path(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
+        """An absolute path."""
+        return self._get(name, field, "an absolute path", grammar.parse_path, default)
 
     def host(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
         """A host name or an IP address (IPv6 without brackets)."""
-        return self._get(name, field, "a host name or an IP address", parse_host, default)
+        return self._get(name, field, "a host name or an IP address", grammar.parse_host, default)
 
     def endpoint(
         self,
@@ -170,20 +185,34 @@ class Source:
         field: str = "",
         *,
         default_port: int | None = None,
+        least_port: int = 0,
         default: T | _Required = REQUIRED,
     ) -> Endpoint | T:
         """HOST:PORT, [IPv6]:PORT, or HOST alone when there is a `default_port`."""
         expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
-        return self._get(name, field, expected, lambda v: parse_endpoint(v, default_port), default)
+
+        def parse(value: str) -> Endpoint | None:
+            return grammar.parse_endpoint(value, default_port, least_port=least_port)
+
+        return self._get(name, field, expected, parse, default)
+
+    def pod_endpoint(self, name: str, field: str = "") -> Endpoint:
+        """IP:PORT as the kubelet joins them (an IPv6 address gets no brackets), or HOST:PORT."""
+
+        def parse(value: str) -> Endpoint | None:
+            return grammar.parse_endpoint(value, None, least_port=1, naked_ipv6=True)
+
+        return self._get(name, field, "HOST:PORT", parse, REQUIRED)
 
     def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
         """N or MIN:MAX, with 0 < MIN <= MAX."""
-        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", parse_node_range, default)
+        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", grammar.parse_node_range, default)
 
     def nproc(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | str | T:
         """Processes per node: a whole number, or one of the words auto, gpu, cpu, xpu."""
         expected = f"a whole number of at least 1, or one of {', '.join(NPROC_WORDS)}"
-        return self._get(name, field, expected, parse_nproc, default)
+        # mypy joins int and str to object when both type variables are free
+        return cast("int | str | T", self._get(name, field, expected, grammar.parse_nproc, default))
 
     def choice(
         self, name: str, words: tuple[str, ...], field: str = "", *, default: T | _Required = REQUIRED
@@ -194,17 +223,18 @@ class Source:
 
     def hosts(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> tuple[str, ...] | T:
         """Host names separated by commas."""
-        return self._get(name, field, "host names separated by commas", _parse_hosts, default)
+        return self._get(name, field, "host names separated by commas", grammar.parse_hosts, default)
 
     def conf(self, name: str, field: str = "") -> dict[str, str]:
         """k=v,k=v as torchrun's --rdzv-conf takes it; absent or blank is empty."""
-        if not (self.raw(name) or "").strip():
+        if self.blank(name):
             return {}
-        return self._get(name, field, "k=v pairs separated by commas, none of them empty", parse_conf, REQUIRED)
+        expected = "k=v pairs separated by commas, none of them empty"
+        return self._get(name, field, expected, grammar.parse_conf, REQUIRED)
 
     def json_object(self, name: str, field: str = "") -> dict[str, Json]:
         """A JSON object."""
-        return self._get(name, field, "a JSON object", _parse_json_object, REQUIRED)
+        return self._get(name, field, "a JSON object without repeated keys", grammar.parse_json_object, REQUIRED)
 
     # -- files --------------------------------------------------------------------------------
 
@@ -226,14 +256,20 @@ class Source:
 
     def error(self, name: str, value: str, expected: str) -> ContractError:
         """The one sentence for a bad value."""
-        where = f" (contract {self.contract})" if self.contract else ""
-        return ContractError(f"{name} is {shown(value)}; expected {expected}{where}")
+        return grammar.bad_value(name, value, expected, self.contract)
 
     def missing(self, name: str, expected: str) -> ContractError:
         """The one sentence for a variable that is not there."""
         return ContractError(
-            f"{name} is not set; contract {self.contract} needs it as {expected}; "
+            f"{grammar.named(name)} is not set; contract {self.contract} needs it as {expected}; "
             f"set it, or name another contract with --contract"
+        )
+
+    def no_file(self, path: str, expected: str) -> ContractError:
+        """The one sentence for a file that is not there."""
+        return ContractError(
+            f"{grammar.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
+            f"mount it, or name another contract with --contract"
         )
 
     def _get(
@@ -249,92 +285,3 @@ class Source:
             raise self.error(name, value, expected)
         self.note(name, value, Origin.ENV, field)
         return parsed
-
-
-# -- the grammar of single values: text in, value or None out -----------------------------------
-
-
-def shown(value: str) -> str:
-    """A value as messages repeat it: quoted, escaped, shortened."""
-    short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
-    return ascii(short) if not short.isprintable() else repr(short)
-
-
-def parse_number(value: str, least: int, most: int) -> int | None:
-    """Plain decimal digits between `least` and `most`; blanks around are tolerated."""
-    text = value.strip()
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = int(text)
-    return number if least <= number <= most else None
-
-
-def parse_host(value: str) -> str | None:
-    """A DNS name, an IPv4 address, or an IPv6 address."""
-    text = value.strip()
-    if ":" in text:
-        return text if _IPV6.fullmatch(text) else None
-    return text if _HOST.fullmatch(text) else None
-
-
-def parse_endpoint(value: str, default_port: int | None) -> Endpoint | None:
-    """HOST:PORT or [IPv6]:PORT; HOST alone takes `default_port`, when there is one. Port 0 means "any free one"."""
-    text = value.strip()
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
-            return None
-        port_text = rest[1:] if rest else None
-    elif text.count(":") > 1:
-        return None
-    else:
-        host, colon, after = text.partition(":")
-        port_text = after if colon else None
-    if parse_host(host) is None:
-        return None
-    port = default_port if port_text is None else parse_number(port_text, 0, 65535)
-    return None if port is None else Endpoint(host.strip(), port)
-
-
-def parse_node_range(value: str) -> NodeRange | None:
-    """N or MIN:MAX, with 0 < MIN <= MAX."""
-    parts = [parse_number(p, 1, MAX_COUNT) for p in value.split(":")]
-    if len(parts) == 1 and parts[0] is not None:
-        return NodeRange(parts[0], parts[0])
-    if len(parts) == 2 and parts[0] is not None and parts[1] is not None and parts[0] <= parts[1]:
-        return NodeRange(parts[0], parts[1])
-    return None
-
-
-def parse_nproc(value: str) -> int | str | None:
-    """A whole number of at least 1, or one of `NPROC_WORDS`."""
-    text = value.strip()
-    return text if text in NPROC_WORDS else parse_number(text, 1, MAX_COUNT)
-
-
-def parse_conf(value: str) -> dict[str, str] | None:
-    """k=v,k=v: only the first `=` splits, blanks around are dropped, empty items are refused."""
-    conf: dict[str, str] = {}
-    for item in value.split(","):
-        key, equals, rest = item.partition("=")
-        if not key.strip() or not equals or not rest.strip():
-            return None
-        conf[key.strip()] = rest.strip()
-    return conf
-
-
-def _parse_hosts(value: str) -> tuple[str, ...] | None:
-    names = [parse_host(part) for part in value.split(",")]
-    return None if None in names else tuple(n for n in names if n is not None)
-
-
-def _parse_json_object(value: str) -> dict[str, Json] | None:
-    try:
-        parsed = json.loads(value, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

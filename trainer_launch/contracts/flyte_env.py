@@ -1,0 +1,28 @@
+"""What Flyte adds to every task's environment, under long and short names."""
+
+from __future__ import annotations
+
+from trainer_launch.contracts.source import Source
+from trainer_launch.model import Json
+
+MARKS = ("FLYTE_INTERNAL_EXECUTION_ID", "_F_NM", "FLYTE_INTERNAL_WORKER_NAME", "_F_WN")
+
+_PREFIXES = ("FLYTE_INTERNAL_", "_F_")
+
+
+def is_flyte(source: Source) -> bool:
+    """Whether Flyte made the pod."""
+    return source.has_prefix(*_PREFIXES)
+
+
+def details(source: Source) -> dict[str, Json]:
+    """Flyte's words about this task; None for what it does not say."""
+    return {
+        "flyte_worker_name": _either(source, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN"),
+        "flyte_dist_error_strategy": _either(source, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"),
+    }
+
+
+def _either(source: Source, long: str, short: str) -> str | None:
+    name = long if source.has(long) else short
+    return None if source.blank(name) else source.text(name, "")

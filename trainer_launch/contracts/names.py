@@ -1,0 +1,86 @@
+"""How the controllers name their pods: taken apart from the right, because job names may contain `-worker-0`.
+
+Pure: text in, values out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trainer_launch.model import Member
+
+MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
+V1_ROLES = ("master", "worker", "chief", "ps", "evaluator", "launcher", "scheduler", "server")
+
+_V1 = re.compile(rf"(?P<job>.+)-(?P<role>{'|'.join(V1_ROLES)})-(?P<index>[0-9]{{1,6}})")
+_V2 = re.compile(r"(?P<stem>.+)-(?P<job_index>[0-9]{1,6})-(?P<index>[0-9]{1,6})")
+_LAUNCHER = re.compile(r".+-launcher(-[0-9]{1,6}-[0-9]{1,6})?")
+
+
+@dataclass(frozen=True, slots=True)
+class V1Name:
+    """`<job>-<role>-<index>`, as the v1 operator and mpi-operator name their pods."""
+
+    job: str
+    role: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class V2Name:
+    """`<job>-<replicatedJob>-<jobIndex>-<podIndex>`, as JobSet names its pods; `stem` is the first two."""
+
+    stem: str
+    job_index: int
+    index: int
+
+
+def first_label(host: str) -> str:
+    """The part of a DNS name before the first dot."""
+    return host.partition(".")[0]
+
+
+def split_v1(hostname: str) -> V1Name | None:
+    """A v1 pod's name, None when it has another form (hostNetwork gives the machine's name)."""
+    found = _V1.fullmatch(first_label(hostname))
+    return V1Name(found["job"], found["role"], int(found["index"])) if found else None
+
+
+def split_v2(hostname: str) -> V2Name | None:
+    """A JobSet pod's host name, None when it has another form."""
+    found = _V2.fullmatch(first_label(hostname))
+    return V2Name(found["stem"], int(found["job_index"]), int(found["index"])) if found else None
+
+
+def is_launcher(host: str) -> bool:
+    """Whether a host is an MPI launcher by its name: `<job>-launcher` or `<job>-launcher-0-0`."""
+    return _LAUNCHER.fullmatch(first_label(host)) is not None
+
+
+def members_like(host: str, before_index: str, count: int) -> tuple[Member, ...] | None:
+    """The `count` names that follow the pattern of `host`, whose first label ends in `before_index` and 0.
+
+    None when `host` does not follow it or when there are too many.
+    """
+    label, dot, domain = host.partition(".")
+    if not label.endswith(f"{before_index}0") or not 0 <= count <= MAX_MEMBERS:
+        return None
+    stem = label[:-1]
+    return tuple(Member(f"{stem}{index}{dot}{domain}") for index in range(count))
+
+
+def v2_members(host: str, count: int) -> tuple[Member, ...] | None:
+    """All nodes of a TrainJob whose first is `host`: `<job>-node-0-<i>.<job>`."""
+    if count == 1:
+        return (Member(host),)
+    return members_like(host, "-node-0-", count)
+
+
+def is_foreign(hostname: str, node_0: str, index: int) -> bool:
+    """Whether pod `index`, called `hostname`, is in another replicatedJob than its TrainJob's first node."""
+    own, first = split_v2(hostname), split_v2(node_0)
+    if own is None or first is None or not first.stem.endswith("-node"):
+        return False
+    job = first.stem.removesuffix("node")  # "<job>-"
+    return own.stem.startswith(job) and own.stem != first.stem and own.index == index

@@ -1,0 +1,46 @@
+"""Inside a process that torchrun started: RANK and WORLD_SIZE count processes here."""
+
+from __future__ import annotations
+
+from trainer_launch.contracts.source import Marks, Source
+from trainer_launch.model import Endpoint, Job, NodeRange
+
+NAME = "torchrun-child"
+MARKS = Marks(all_of=("LOCAL_RANK", "TORCHELASTIC_RUN_ID"))
+
+
+def read(source: Source) -> Job:
+    """Read what torch elastic gives each worker; only the two marks have to be there."""
+    world_size = source.count("WORLD_SIZE", "world_size", default=None)
+    local_size = source.count("LOCAL_WORLD_SIZE", "nproc_per_node", default=None)
+    local_rank = source.index("LOCAL_RANK", "local_rank", below=local_size)
+    rank = source.index("RANK", "env_rank", below=world_size, default=None)
+    nodes = source.count("GROUP_WORLD_SIZE", "nodes", default=None)
+    node_rank = source.index("GROUP_RANK", "node_rank", below=nodes, default=None)
+    return Job(
+        contract=NAME,
+        role="rank",
+        nodes=NodeRange(nodes, nodes) if nodes else None,
+        nproc_per_node=local_size,
+        node_rank=node_rank,
+        world_size=world_size,
+        coordinator=_master(source),
+        is_coordinator=node_rank == 0 if node_rank is not None else None,
+        max_restarts=source.index("TORCHELASTIC_MAX_RESTARTS", "max_restarts", default=None),
+        engine="plain",
+        details={
+            "rank": rank,
+            "local_rank": local_rank,
+            "env_rank": rank,
+            "env_world_size": world_size,
+            "env_rank_means": "process",
+            "run_id": None if source.blank("TORCHELASTIC_RUN_ID") else source.text("TORCHELASTIC_RUN_ID", "run_id"),
+            "restart_count": source.index("TORCHELASTIC_RESTART_COUNT", "restart_count", default=None),
+        },
+    )
+
+
+def _master(source: Source) -> Endpoint | None:
+    host = source.host("MASTER_ADDR", "master_addr", default=None)
+    port = source.port("MASTER_PORT", "master_port", default=None)
+    return Endpoint(host, port) if host is not None and port is not None else None

@@ -1,0 +1,106 @@
+"""Where a Trainer v2 pod may report its progress. No contract of its own: any v2 pod may carry it.
+
+The variable called TOKEN holds a path. The token itself is never read here: it rotates and belongs in no Job.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+from trainer_launch.contracts.grammar import parse_host
+from trainer_launch.contracts.source import Source
+from trainer_launch.errors import ContractError
+from trainer_launch.model import Job, Json
+
+METHOD = "POST"
+
+_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+_PORTS = {"https": 443, "http": 80}
+_NAME = "[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
+_PATH = re.compile(
+    rf"/apis/(?P<audience>trainer\.kubeflow\.org/[a-z0-9]{{1,32}}"
+    rf"/namespaces/(?P<namespace>{_NAME})/trainjobs/(?P<trainjob>{_NAME})/status)"
+)
+_BEARER = re.compile(r"[A-Za-z0-9._~+/=-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusEndpoint:
+    """The status server's address, and the files that open it."""
+
+    scheme: str
+    server_host: str
+    server_port: int
+    path: str
+    namespace: str
+    trainjob: str
+    ca_file: str
+    token_file: str
+    audience: str
+
+
+def read_status(source: Source) -> StatusEndpoint | None:
+    """The endpoint, None when the feature is off."""
+    if not source.has(_URL):
+        return None
+    url = source.text(_URL, "status_enabled")
+    parsed = _parse_url(url)
+    if parsed is None:
+        expected = "http(s)://HOST[:PORT]/apis/trainer.kubeflow.org/VERSION/namespaces/NAME/trainjobs/NAME/status"
+        raise source.error(_URL, url, expected)
+    scheme, host, port, path = parsed
+    return StatusEndpoint(
+        scheme=scheme,
+        server_host=host,
+        server_port=port,
+        path=path[0],
+        namespace=path["namespace"],
+        trainjob=path["trainjob"],
+        ca_file=source.path(_CA_CERT, "ca_file"),
+        token_file=source.path(_TOKEN, "token_file"),
+        audience=path["audience"],
+    )
+
+
+def status_details(endpoint: StatusEndpoint | None, job: Job, completion_index: int | None) -> dict[str, Json]:
+    """The endpoint as details of a job. Every report replaces the whole status, so only rank 0 may send one."""
+    if endpoint is None:
+        return {"status_enabled": False, "should_report_progress": False}
+    rank = job.node_rank if job.node_rank is not None else completion_index
+    foreign = job.details.get("foreign_replicated_job") is True
+    return {
+        "status_enabled": True,
+        "should_report_progress": rank == 0 and not foreign,
+        "enabled": True,
+        "method": METHOD,
+        **asdict(endpoint),
+    }
+
+
+def authorization_header(token: str) -> str:
+    """The header's value for the text of the token file; what could break the header is refused, unshown."""
+    bare = token.strip()
+    if not _BEARER.fullmatch(bare):
+        raise ContractError(
+            f"the file that {_TOKEN} names holds no token ({len(token)} characters); "
+            f"expected one word of letters, digits and ._~+/=-"
+        )
+    return f"Bearer {bare}"
+
+
+def _parse_url(url: str) -> tuple[str, str, int, re.Match[str]] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    host = parse_host(parts.hostname or "")
+    path = _PATH.fullmatch(parts.path)
+    plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if parts.scheme not in _PORTS or host is None or path is None or port == 0 or not plain:
+        return None
+    return parts.scheme, host, port or _PORTS[parts.scheme], path
