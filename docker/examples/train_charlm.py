@@ -147,16 +147,11 @@ def read_text() -> torch.Tensor:
     return torch.frombuffer(text[:TEXT_BYTES], dtype=torch.uint8)
 
 
-def windows(text: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
-    """Pieces of the text, one per row."""
-    return text[starts[:, None] + torch.arange(length)].long()
-
-
 def batch_of(text: torch.Tensor, step: int, world: World, args: argparse.Namespace) -> torch.Tensor:
     """This rank's share of the step's global batch."""
     draw = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     starts = torch.randint(len(text) - args.seq, (world.size, args.batch), generator=draw)
-    return windows(text, starts[world.rank], args.seq + 1).to(world.device)
+    return text[starts[world.rank][:, None] + torch.arange(args.seq + 1)].long().to(world.device)
 
 
 def loss_of(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
