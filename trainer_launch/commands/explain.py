@@ -19,6 +19,7 @@ from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
 from trainer_launch.model import Fact, Host, Job, Json, Plan
+from trainer_launch.redact import redact, redact_command
 from trainer_launch.topology import place, usable_threads
 
 HELP = "show what was read, what it became, and the plan that would run"
@@ -120,7 +121,7 @@ def _explained(
 def _fact_json(fact: Fact) -> dict[str, Json]:
     return {
         "name": fact.name,
-        "value": snapshot.redact(fact.name, fact.value),
+        "value": redact(fact.name, fact.value),
         "origin": fact.origin.value,
         "field": fact.field,
     }
@@ -141,7 +142,7 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "processes": [
             {
                 "name": process.name,
-                "argv": snapshot.redact_argv(process.argv),
+                "argv": [*redact_command(process.argv)],
                 "env_changes": _changes(request.env, process.env),
                 "rank_labels": list(process.rank_labels),
             }
@@ -154,7 +155,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, J
     """Variables that a child gets otherwise than we have them; null means taken away."""
     names = sorted(before.keys() | after.keys())
     return {
-        name: snapshot.redact(name, after[name]) if name in after else None
+        name: redact(name, after[name]) if name in after else None
         for name in names
         if before.get(name) != after.get(name)
     }

@@ -40,7 +40,10 @@ def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 
 def _pairs(values: Mapping[str, Any], hide: tuple[str, ...]) -> list[tuple[str, str]]:
     """Only what is known; unknown keys would drown it."""
-    return [(name, _text(value)) for name, value in values.items() if value is not None and name not in hide]
+    known = {name: value for name, value in values.items() if value is not None and name not in hide}
+    if known.get("status_enabled") is False:
+        del known["status_enabled"], known["should_report_progress"]  # the rule; only the exception is worth a line
+    return [(name, _text(value)) for name, value in known.items()]
 
 
 def _read(facts: list[Mapping[str, str]]) -> list[tuple[str, str]]:
