@@ -1,0 +1,71 @@
+"""Every file under cases/ is one pod and what must be read from it.
+
+`{"pod": {...snapshot...}, "contract": [accepted names], "want": {keys of the flat job}}`, or `"error": "<what the
+message names>"`. `"ask_for"` names the contract as --contract would. "source" says where the values are from.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_launch.contracts import CONTRACTS, read_job
+from trainer_launch.contracts.flat import flat
+from trainer_launch.errors import LaunchError
+from trainer_launch.model import Job
+from trainer_launch.snapshot import pod_from_snapshot
+
+CASES = Path(__file__).parent / "cases"
+FILES = sorted(CASES.glob("*/*.json"))
+KEYS = {"source", "note", "pod", "contract", "ask_for", "want", "error", "warns"}
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def read(case: dict[str, Any]) -> Job:
+    return read_job(pod_from_snapshot(case["pod"]), case.get("ask_for"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_case(path: Path) -> None:
+    case = json.loads(path.read_text())
+    assert set(case) <= KEYS
+    if "error" in case:
+        with pytest.raises(LaunchError) as caught:
+            read(case)
+        assert case["error"] in str(caught.value)
+        assert "\n" not in str(caught.value)
+        return
+    job = read(case)
+    if "contract" in case:
+        assert job.contract in case["contract"]
+    assert differences(case.get("want", {}), flat(job)) == []
+    assert all(any(word in warning for warning in job.warnings) for word in case.get("warns", []))
+
+
+def differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
+    """One line per key that is not as wanted."""
+    absent = object()
+    return [
+        f"{key}: want {value!r}, got {'nothing' if got.get(key, absent) is absent else repr(got[key])}"
+        for key, value in want.items()
+        if got.get(key, absent) != value or type(got[key]) is not type(value)
+    ]
+
+
+@pytest.mark.parametrize("contract", [contract.NAME for contract in CONTRACTS])
+def test_each_contract_has_at_least_three_cases(contract: str) -> None:
+    named = [path for path in FILES if contract in json.loads(path.read_text()).get("contract", ())]
+    assert len(named) + len(list((CASES / contract).glob("*.json"))) >= 3
+
+
+def test_the_flat_job_is_json() -> None:
+    for path in FILES:
+        case = json.loads(path.read_text())
+        if "want" in case:
+            json.dumps(flat(read(case)), allow_nan=False)

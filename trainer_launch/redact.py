@@ -1,0 +1,90 @@
+"""What must not leave the pod in a bug report: values by their names, and secrets by their looks."""
+
+from __future__ import annotations
+
+import re
+
+REDACTED = "[redacted]"
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_PARTS = frozenset(("token", "tokens", "key", "keys", "passwords", "passphrase", "secrets"))
+# Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
+_SECRET_ENDS = ("token", "password", "passwd", "secret", "credential", "credentials")
+_SECRET_JOINED = re.compile(
+    r"(api|access|secret|private|public|ssh|auth|master|license|signing|encryption|shared)keys?"
+)
+_PATH_ENDS = frozenset(("file", "files", "path", "paths", "dir", "directory"))
+# Trainer v2 calls it TOKEN, but it holds a path.
+_PATHS_BY_CONTRACT = frozenset(("KUBEFLOW_TRAINER_SERVER_TOKEN",))
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]{1,255}")
+
+_WHOLE = re.compile(r"-----BEGIN [A-Z0-9 ]+-----|\bPRIVATE KEY\b")
+_SIGHTS = (
+    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
+    (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
+    (re.compile(r"(?i)\b(password|passwd|token|secret|api_?key)=[^\s,;&]+"), rf"\1={REDACTED}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
+)
+_SECRET_FILES = re.compile(
+    r"/(var/)?run/secrets/.*|/curve/.*|.*/id_[a-z0-9]+|.*\.(key|pem|p12|pfx)|.*/(token|\.netrc|credentials|kubeconfig)"
+)
+_FLAG = re.compile(r"(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.-]{0,127})=(?P<value>.*)", re.DOTALL)
+
+
+def redact(name: str, value: str) -> str:
+    """A variable's value as it may be shown to others."""
+    if value and _names_a_secret(name) and not _holds_a_path(name, value):
+        return REDACTED
+    return redact_text(value)
+
+
+def redact_text(text: str) -> str:
+    """Text without what looks like a key, a token or a password in a URL."""
+    if _WHOLE.search(text):
+        return REDACTED
+    for sight, shown in _SIGHTS:
+        text = sight.sub(shown, text)
+    return text
+
+
+def redact_file(path: str, content: str) -> str:
+    """A file's content as it may be shown to others."""
+    if content and _SECRET_FILES.fullmatch(path):
+        return REDACTED
+    return redact_text(content)
+
+
+def redact_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A command line as it may be shown: `--token=x`, `TOKEN=x` and `--token x` lose their values."""
+    shown: list[str] = []
+    hide_next = False
+    for word in command:
+        found = _FLAG.fullmatch(word)
+        if hide_next and not word.startswith("-"):
+            shown.append(REDACTED)
+        elif found:
+            shown.append(f"{found['name']}={redact(found['name'], found['value'])}")
+        else:
+            shown.append(redact_text(word))
+        hide_next = word.startswith("-") and found is None and _names_a_secret(word)
+    return tuple(shown)
+
+
+def _names_a_secret(name: str) -> bool:
+    return any(map(_is_secret_part, _parts(name)))
+
+
+def _is_secret_part(part: str) -> bool:
+    return part in _SECRET_PARTS or part.endswith(_SECRET_ENDS) or _SECRET_JOINED.search(part) is not None
+
+
+def _holds_a_path(name: str, value: str) -> bool:
+    parts = _parts(name)
+    told = name in _PATHS_BY_CONTRACT or (parts and parts[-1] in _PATH_ENDS)
+    return bool(told) and _PLAIN_PATH.fullmatch(value) is not None
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name: `HF_TOKEN`, `hfToken` and `hf-token` have the same two."""
+    return [part.lower() for part in _PARTS.findall(name)]

@@ -1,0 +1,145 @@
+"""A pod as one JSON object: read in place of this container, and written for bug reports without its secrets.
+
+`{"env": {}, "files": {path: content}, "hostname": ""}`, and when wanted "command", "args" (lists) and "namespace".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.grammar import shown
+from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Job, Json, Origin
+from trainer_launch.redact import REDACTED, redact, redact_command, redact_file, redact_text
+
+__all__ = ["SnapshotFiles", "pod_from_snapshot", "redact", "redact_text", "snapshot_of"]
+
+_KEYS = ("env", "files", "hostname", "command", "args", "namespace", "job")
+# Files whose mere presence tells a contract; the others are known from the job's facts.
+_MARKS = (
+    "/etc/flux-config/entrypoint.sh",
+    "/mnt/flux/config/etc/flux/system/hostlist",
+    "/etc/mpi/hostfile",
+    "/etc/mpi/discover_hosts.sh",
+    "/etc/mpi/kubexec.sh",
+    *(
+        f"{directory}/{name}"
+        for directory in ("/root/.ssh", "/home/mpiuser/.ssh")
+        for name in ("id_rsa", "id_rsa.pub", "authorized_keys")
+    ),
+)
+
+
+class SnapshotFiles:
+    """Files that exist only as a mapping from path to content."""
+
+    def __init__(self, contents: Mapping[str, str]) -> None:
+        # surrogateescape: how the bytes of a file that is not UTF-8 survive in JSON
+        self._contents = {path: text.encode("utf-8", "surrogateescape") for path, text in contents.items()}
+
+    def read(self, path: str) -> bytes | None:
+        """The file's bytes, cut where a reader would refuse them anyway; None when it is not there."""
+        content = self._contents.get(path)
+        return None if content is None else content[: MAX_FILE_BYTES + 1]
+
+    def exists(self, path: str) -> bool:
+        """Whether the file is there, or a file below it."""
+        return path in self._contents or any(p.startswith(f"{path.rstrip('/')}/") for p in self._contents)
+
+
+def pod_from_snapshot(data: object) -> Pod:
+    """The pod that a snapshot describes; a snapshot of another shape is a `UsageError`."""
+    if not isinstance(data, dict):
+        raise _bad("the snapshot", data, "a JSON object")
+    unknown = [key for key in data if key not in _KEYS]
+    if unknown:
+        raise _bad("the snapshot", unknown[0], f"only the keys {', '.join(_KEYS)}")
+    if "env" not in data:
+        raise UsageError("the snapshot has no env; expected an object of variables")
+    env = _texts("env", data["env"])
+    bad_name = next((name for name in env if not name or "=" in name or "\0" in name), None)
+    if bad_name is not None:
+        raise _bad("env", bad_name, "names of variables")
+    namespace = data.get("namespace")
+    return Pod(
+        env=env,
+        files=_files(data.get("files", {})),
+        hostname=_text("hostname", data.get("hostname", "")),
+        command=(*_list("command", data.get("command")), *_list("args", data.get("args"))),
+        namespace=None if namespace is None else _text("namespace", namespace) or None,
+    )
+
+
+def snapshot_of(pod: Pod, job: Job) -> dict[str, Json]:
+    """The pod as a snapshot that may be shown to others, and the job that was read from it."""
+    paths = dict.fromkeys((*_MARKS, *(fact.name for fact in job.facts if fact.origin is Origin.FILE)))
+    contents = {path: _content(pod, path) for path in paths}
+    return {
+        "env": {name: redact(name, value) for name, value in sorted(pod.env.items())},
+        "files": {path: content for path, content in contents.items() if content is not None},
+        "hostname": pod.hostname,
+        "command": list(redact_command(pod.command)),
+        "namespace": pod.namespace,
+        "job": _redacted(flat(job)),
+    }
+
+
+def _content(pod: Pod, path: str) -> str | None:
+    data = pod.files.read(path)
+    if data is None:  # there, but not for us to read: that it is there still tells the contract
+        return REDACTED if pod.files.exists(path) else None
+    return redact_file(path, data.decode("utf-8", "surrogateescape"))
+
+
+def _redacted(value: Json) -> Json:
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, Mapping):
+        return {key: _redacted(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(inner) for inner in value]
+    return value
+
+
+# -- shapes -----------------------------------------------------------------------------------
+
+
+def _bad(name: str, value: object, expected: str) -> UsageError:
+    text = value if isinstance(value, str) else f"a {type(value).__name__}"
+    return UsageError(f"{name} in the snapshot is {shown(text)}; expected {expected}")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _bad(name, value, "a text")
+    return value
+
+
+def _texts(name: str, value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _bad(name, value, "an object of texts")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise _bad(f"{name} at {shown(str(key))}", text, "a text")
+    return value
+
+
+def _list(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _bad(name, value, "a list of texts")
+    return tuple(value)
+
+
+def _files(value: object) -> SnapshotFiles:
+    contents = _texts("files", value)
+    relative = next((path for path in contents if not path.startswith("/")), None)
+    if relative is not None:
+        raise _bad("files", relative, "absolute paths")
+    try:
+        return SnapshotFiles(contents)
+    except UnicodeEncodeError as problem:
+        raise UsageError("files in the snapshot hold characters that no file can hold; expected text") from problem
