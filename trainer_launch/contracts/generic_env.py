@@ -55,14 +55,14 @@ def may_be_xgboost(source: Source) -> bool:
 
 
 def _is_one_replica(source: Source) -> bool:
-    return (source.raw("WORLD_SIZE") or "").strip() == "1"
+    return source.peek("WORLD_SIZE") == "1"
 
 
 def _hints_at_xgboost(source: Source) -> bool:
     # Old XGBoostJobs wrote PYTHONUNBUFFERED=0 too, so their default port counts for more. No PyTorchJob without
     # PET_* ever wrote 1.
-    return source.raw("MASTER_PORT") == _XGBOOST_PORT or source.raw("PYTHONUNBUFFERED") == "1"
+    return source.peek("MASTER_PORT") == _XGBOOST_PORT or source.peek("PYTHONUNBUFFERED") == "1"
 
 
 def _hints_at_pytorch(source: Source) -> bool:
-    return source.raw("MASTER_PORT") == _PYTORCH_PORT or source.raw("PYTHONUNBUFFERED") == "0"
+    return source.peek("MASTER_PORT") == _PYTORCH_PORT or source.peek("PYTHONUNBUFFERED") == "0"

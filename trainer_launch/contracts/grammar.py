@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from ipaddress import IPv6Address
 
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Json, NodeRange
@@ -18,7 +19,7 @@ _SHOWN = 60  # characters of a bad value that a message repeats
 _SHOWN_ESCAPED = 90  # and at most so many once they are escaped
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,32})?")
+_SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
 _PATH = re.compile(r"/[^\0-\x1f\x7f]{0,4095}")
 
 
@@ -76,8 +77,17 @@ def parse_host(value: str) -> str | None:
     """A DNS name, an IPv4 address, or an IPv6 address."""
     text = value.strip()
     if ":" in text:
-        return text if _IPV6.fullmatch(text) else None
+        return text if _is_ipv6(text) else None
     return text if _HOST.fullmatch(text) else None
+
+
+def _is_ipv6(text: str) -> bool:
+    address, percent, scope = text[:100].partition("%")
+    try:
+        IPv6Address(address)
+    except ValueError:
+        return False
+    return _SCOPE.fullmatch(percent + scope) is not None
 
 
 def parse_endpoint(

@@ -25,7 +25,7 @@ def is_v1(source: Source) -> bool:
 
 
 def _is_v1_launcher(source: Source) -> bool:
-    return (source.pod.env.get(AGENT) or "").strip().endswith(f"/{AGENT_NAME}")
+    return source.peek(AGENT).endswith(f"/{AGENT_NAME}")
 
 
 def _is_v1_worker(source: Source) -> bool:

@@ -96,6 +96,10 @@ class Source:
         """Whether the variable is set, even to nothing."""
         return name in self.pod.env
 
+    def peek(self, name: str) -> str:
+        """The value unchecked and unremembered, "" when absent: for marks, never for a job."""
+        return self.pod.env.get(name, "").strip()
+
     def has_any(self, *names: str) -> bool:
         """Whether one of the variables is set."""
         return any(map(self.has, names))

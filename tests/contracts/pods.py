@@ -1,0 +1,27 @@
+"""Pods for tests, from keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer_launch.contracts.source import Pod
+from trainer_launch.snapshot import SnapshotFiles
+
+V2_TORCH = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "JOB_COMPLETION_INDEX": "1",
+}
+V1_GENERAL = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "8080", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+def pod_of(
+    env: Mapping[str, str],
+    files: Mapping[str, str] | None = None,
+    hostname: str = "",
+    command: tuple[str, ...] = (),
+) -> Pod:
+    return Pod(env=env, files=SnapshotFiles(files or {}), hostname=hostname, command=command)
