@@ -8,7 +8,7 @@ from trainer_launch import hostfile  # the module, not its names: both may be ha
 from trainer_launch.contracts import names
 from trainer_launch.contracts.grammar import parse_path
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Job, Json, Member, NodeRange
+from trainer_launch.model import Job, Json, Member, NodeRange, Origin
 
 OPEN_MPI = "OpenMPI"
 INTEL = "Intel"
@@ -30,7 +30,10 @@ _GPU_NAMES = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 def ssh_dir(source: Source) -> str | None:
     """Where the job's keys are mounted, None when they are at none of the known places."""
     for directory in _ssh_dirs(source):
-        if all(source.has_file(f"{directory}/{name}") for name in _SSH_FILES):
+        paths = [f"{directory}/{name}" for name in _SSH_FILES]
+        if all(map(source.has_file, paths)):
+            for path in paths:
+                source.note(path, "present", Origin.FILE, "ssh_dir")
             return directory
     return None
 
