@@ -57,7 +57,7 @@ def _sizes(job: Job, given: Mapping[str, str]) -> Job:
     changed = replace(
         job,
         nodes=nodes or job.nodes,
-        nproc_per_node=nproc or job.nproc_per_node,
+        nproc_per_node=job.nproc_per_node if nproc is None else nproc[0],
         node_rank=job.node_rank if node_rank is None else node_rank,
         max_restarts=job.max_restarts if restarts is None else restarts,
     )
@@ -111,6 +111,11 @@ def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
 def _world_size(job: Job) -> int | None:
     fixed = job.nodes.fixed if job.nodes else None
     return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
+
+
+def _nproc(value: str) -> tuple[int | str] | None:
+    parsed = grammar.parse_nproc(value)
+    return None if parsed is None else (parsed,)
 
 
 def _index(value: str) -> int | None:

@@ -18,16 +18,16 @@ from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.model import Fact, Host, Job, Json, Plan
+from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology
 from trainer_launch.redact import redact, redact_command
 from trainer_launch.topology import place, usable_threads
 
 HELP = "show what was read, what it became, and the plan that would run"
 EXAMPLES = """examples:
-  trainer-launch explain                                # this container
-  trainer-launch explain --json -- torchrun train.py    # with the plan, for programs
-  trainer-launch explain --save-pod pod.json            # for a bug report; secrets are left out
-  trainer-launch explain --pod pod.json -- train.py     # somebody else's pod
+  trainer-launch explain                              # this container
+  trainer-launch explain --json -- torchrun train.py  # for programs, with a plan
+  trainer-launch explain --save-pod pod.json          # for a report, no secrets
+  trainer-launch explain --pod pod.json -- train.py   # somebody else's pod
 """
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
 _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes
@@ -47,14 +47,19 @@ def main(parsed: Parsed) -> int:
         LaunchError: what was read makes no sense, or no plan can be made of it.
     """
     pod = _pod(parsed)
-    command = parse_command(pod.command) if pod.command else None
-    job = job_of(pod, parsed.settings, command)
-    machine = host.probe(pod.env)
-    request, plan, problem = _plan(pod, parsed)
+    job = job_of(pod, parsed.settings, parse_command(pod.command) if pod.command else None)
     path = parsed.flags["save_pod"]
     if path:
         _save(path, snapshot.snapshot_of(pod, job))
-    explained = _explained(job, machine, _facts(job, machine, pod), request, plan, problem)
+    machine = host.probe(pod.env)
+    plan, problem = _plan(pod, parsed, job, machine)
+    explained: dict[str, Json] = {
+        "contract": job.contract,
+        "job": flat(job),
+        "plan": plan,
+        "facts": {"read": [_fact_json(fact) for fact in job.facts], "machine": asdict(machine)},
+        "warnings": [*job.warnings, *([] if problem is None else [f"no plan: {problem}"])],
+    }
     if parsed.flags["json"]:
         json.dump(explained, sys.stdout, indent=2, ensure_ascii=False)
         sys.stdout.write("\n")
@@ -74,47 +79,48 @@ def _pod(parsed: Parsed) -> Pod:
     return replace(pod, command=parsed.argv) if parsed.argv else pod
 
 
-def _plan(pod: Pod, parsed: Parsed) -> tuple[Request | None, Plan | None, LaunchError | None]:
-    """The plan, or why there is none; without a command there is nothing to plan."""
-    if not pod.command:
-        return None, None, None
+def _plan(pod: Pod, parsed: Parsed, job: Job, machine: Host) -> tuple[dict[str, Json] | None, LaunchError | None]:
+    """This node's place and the plan, or why there is none; without a command only the place."""
     try:
+        placed = _place_json(place(job, machine), machine, pod.env)
+        if not pod.command:
+            return {**placed, "engine": None, "reasons": [], "processes": []}, None
         request = request_of(pod, parsed.settings, scratch=_SCRATCH)
-        return request, engines.plan(request), None
+        return {**placed, **_plan_json(request, engines.plan(request))}, None
     except LaunchError as problem:
-        return None, None, problem
+        return None, problem
 
 
-def _facts(job: Job, machine: Host, pod: Pod) -> tuple[Fact, ...]:
-    """What was read from the pod, then how this node's place and threads were found."""
-    try:
-        topology = place(job, machine)
-    except LaunchError:
-        return job.facts
-    _, threads = usable_threads(machine, topology.local_world_size, pod.env.get("OMP_NUM_THREADS"))
-    return (*job.facts, *topology.facts, threads)
-
-
-def _explained(
-    job: Job,
-    machine: Host,
-    facts: tuple[Fact, ...],
-    request: Request | None,
-    plan: Plan | None,
-    problem: LaunchError | None,
-) -> dict[str, Json]:
-    warnings = list(job.warnings)
-    if problem is not None:
-        warnings.append(f"no plan: {problem}")
+def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> dict[str, Json]:
+    threads, fact = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
     return {
-        "contract": job.contract,
-        "job": flat(job),
-        "plan": _plan_json(request, plan) if request and plan else None,
-        "facts": {
-            "read": [_fact_json(fact) for fact in facts],
-            "machine": asdict(machine),
-        },
-        "warnings": warnings,
+        "node_rank": topology.node_rank,
+        "min_nodes": topology.nodes.min,
+        "max_nodes": topology.nodes.max,
+        "nproc_per_node": topology.local_world_size,
+        "world_size": topology.world_size,
+        "coordinator": None if topology.coordinator is None else str(topology.coordinator),
+        "omp_num_threads": threads,
+        "because": {found.name: found.value for found in (*topology.facts, fact)},
+    }
+
+
+def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
+    return {
+        "engine": plan.engine,
+        "reasons": plan.reasons,
+        "wait_for": plan.wait_for,
+        "grace_s": plan.grace_s,
+        "stop_order": plan.stop_order.value,
+        "processes": [
+            {
+                "name": process.name,
+                "argv": tuple(redact_command(process.argv)),
+                "env_changes": _changes(request.env, process.env),
+                "rank_labels": process.rank_labels,
+            }
+            for process in plan.processes
+        ],
     }
 
 
@@ -124,30 +130,6 @@ def _fact_json(fact: Fact) -> dict[str, Json]:
         "value": redact(fact.name, fact.value),
         "origin": fact.origin.value,
         "field": fact.field,
-    }
-
-
-def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
-    topology = request.topology
-    return {
-        "engine": plan.engine,
-        "reasons": list(plan.reasons),
-        "node_rank": topology.node_rank,
-        "nproc_per_node": topology.local_world_size,
-        "world_size": topology.world_size,
-        "coordinator": None if topology.coordinator is None else str(topology.coordinator),
-        "wait_for": list(plan.wait_for),
-        "grace_s": plan.grace_s,
-        "stop_order": plan.stop_order.value,
-        "processes": [
-            {
-                "name": process.name,
-                "argv": [*redact_command(process.argv)],
-                "env_changes": _changes(request.env, process.env),
-                "rank_labels": list(process.rank_labels),
-            }
-            for process in plan.processes
-        ],
     }
 
 

@@ -68,8 +68,11 @@ def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if plan is None:
-        return [("-", "none: give the command after -- to see what would run")]
-    rows = [("engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})")]
+        return []
+    rows = list(plan["because"].items())
+    if plan["engine"] is None:
+        return [*rows, ("engine", "none: give the command after -- to see what would run")]
+    rows.append(("engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"))
     if plan["wait_for"]:
         rows.append(("waits for", ", ".join(plan["wait_for"])))
     for process in plan["processes"]:
