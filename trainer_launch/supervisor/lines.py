@@ -1,8 +1,8 @@
 r"""Turn the bytes of many sources into whole, prefixed lines. Knows no descriptor and no clock.
 
 Lines end with \n or \r: a progress bar stays live, its line is redrawn with its prefix. `open_by` remembers who
-left our stream in the middle of a line (after \r, or by a partial line shown as its source paused); whoever else
-writes then begins with \n, so that two sources never share a line.
+left our stream in the middle of a line (after \r, or by a partial line shown because its source paused); whoever
+else writes then begins with \n, so that two sources never share a line.
 """
 
 from __future__ import annotations

@@ -69,26 +69,26 @@ class _Run:
         self._apply(actions)
 
     def _apply(self, actions: tuple[ev.Action, ...]) -> None:
-        failed = [self._spawn(action.process) for action in actions if isinstance(action, ev.Spawn)]
+        failed: list[ev.SpawnFailed] = []
         for action in actions:
-            self._do(action)
+            if isinstance(action, ev.Spawn):
+                failed += self._spawn(action.process)
+            else:
+                self._do(action)
         for event in failed:
-            if event is not None:
-                self._take(event)
+            self._take(event)
 
-    def _spawn(self, process: Process) -> ev.SpawnFailed | None:
+    def _spawn(self, process: Process) -> list[ev.SpawnFailed]:
         try:
             pid = self._system.spawn(process)
         except NotRunnableError as error:
-            return ev.SpawnFailed(self._system.now(), process.name, error.exit_code, str(error))
+            return [ev.SpawnFailed(self._system.now(), process.name, error.exit_code, str(error))]
         log.info("started %s as pid %d", process.name, pid)
-        return None
+        return []
 
     def _do(self, action: ev.Action) -> None:
         system = self._system
         match action:
-            case ev.Spawn():
-                pass  # done before all others
             case ev.OpenGate(names=names):
                 log.info("waiting up to %g s for %s to resolve", self.state.plan.wait_s, ", ".join(names))
                 system.open_gate(names)
