@@ -1,0 +1,125 @@
+"""The exit code, the one line, the last words."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from trainer_launch import outcome
+from trainer_launch.model import Exit, Failure, Outcome, Verdict
+
+FAILURE = Failure(
+    reason="OutOfMemory",
+    message="rank 11 ended with signal SIGKILL",
+    exit_code=137,
+    rank=11,
+    node_rank=1,
+    host="worker-1",
+    signal=9,
+    last_lines=("step 1", "step 2"),
+    hint="raise the memory limit",
+)
+FAILED = Outcome(verdict=Verdict.FAILED, failure=FAILURE, seconds=12.34, attempt=3)
+
+
+def with_lines(*lines):
+    failure = Failure(reason="Failed", message="m", exit_code=1, last_lines=lines, hint="read it")
+    return Outcome(verdict=Verdict.FAILED, failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (Outcome(verdict=Verdict.SUCCEEDED), 0),
+        (Outcome(verdict=Verdict.STOPPED), 143),
+        (FAILED, 137),
+        (Outcome(verdict=Verdict.FAILED), 1),
+    ],
+)
+def test_exit_codes(ended, code):
+    assert outcome.exit_code(ended) == code
+
+
+def test_the_summary_can_be_read_alone():
+    assert outcome.summary(FAILED) == (
+        "reason=OutOfMemory rank=11 node=1 host=worker-1 signal=SIGKILL exit=137 attempt=3 retryable=true"
+        " seconds=12.3"
+        " | rank 11 ended with signal SIGKILL"
+    )
+    assert outcome.summary(Outcome(verdict=Verdict.SUCCEEDED, seconds=1)) == (
+        "reason=Succeeded exit=0 attempt=1 seconds=1.0"
+    )
+
+
+def test_the_summary_is_one_line_whatever_the_message():
+    failure = Failure(reason="Failed", message="a\nb\t" + "x" * 9000, exit_code=1)
+    line = outcome.summary(Outcome(verdict=Verdict.FAILED, failure=failure))
+    assert "\n" not in line
+    assert "| a b x" in line
+    assert len(line) <= 1024
+
+
+def test_a_stop_tells_who_did_not_leave_with_0():
+    ends = tuple(Exit(process=name, code=code, signal=None, at_s=0) for name, code in (("a", 0), ("b", 5)))
+    assert outcome.summary(Outcome(verdict=Verdict.STOPPED, exits=ends)).endswith("| b ended with 5")
+
+
+def test_last_words_hold_summary_lines_and_what_to_do():
+    words = outcome.last_words(FAILED).splitlines()
+    assert words == [outcome.summary(FAILED), "step 1", "step 2", "What to do: raise the memory limit"]
+    assert outcome.last_words(Outcome(verdict=Verdict.SUCCEEDED)).count("\n") == 1
+
+
+def test_survivors_are_named():
+    ended = Outcome(verdict=Verdict.STOPPED, survivors=("pid 7 (x)",))
+    assert outcome.last_words(ended).splitlines()[1] == "Not ended: pid 7 (x)"
+
+
+@pytest.mark.parametrize("line", ["x" * 200, "ü" * 300, "🙂" * 5000, "\udc80" * 100])
+def test_last_words_fit_and_keep_the_latest_lines(line):
+    text = outcome.last_words(with_lines(*[f"{i} {line}" for i in range(100)]))
+    assert len(text.encode()) <= 4096
+    words = text.splitlines()
+    assert words[0].startswith("reason=Failed")
+    assert words[-2].startswith("99 ")
+    assert words[-1] == "What to do: read it"
+
+
+def test_what_the_platform_knows_is_added_and_what_the_agent_knows_stands():
+    ended = outcome.placed(with_lines(), 3, "me")
+    assert " node=3 host=me " in outcome.summary(ended)
+    assert outcome.placed(ended, 4, "other") == ended
+
+
+def test_a_refusal_has_the_same_first_line():
+    assert outcome.refusal("no\nway", 2) == "reason=NotStarted exit=2 retryable=false | no way\n"
+    assert len(outcome.refusal("ä" * 9000, 2).encode()) <= 4096
+
+
+def test_written_in_place(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("something longer than the words")
+    inode = path.stat().st_ino
+    outcome.write_last_words("words\n", str(path))
+    assert (path.read_text(), path.stat().st_ino) == ("words\n", inode)
+
+
+def test_created_only_when_told(tmp_path, caplog):
+    path = tmp_path / "log"
+    with caplog.at_level(logging.WARNING):
+        outcome.write_last_words("words", str(path))
+    assert not path.exists()
+    assert "cannot write the last words" in caplog.text
+    outcome.write_last_words("words", str(path), create=True)
+    assert path.read_text() == "words"
+
+
+def test_a_place_that_cannot_be_written_is_one_line_in_the_log(tmp_path, caplog):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)  # nobody reads it: must not hang
+    for path in (fifo, tmp_path, "/nowhere/at/all"):
+        caplog.clear()
+        outcome.write_last_words("words", str(path), create=True)
+        assert len(caplog.records) == 1

@@ -1,0 +1,49 @@
+"""Run one plan under the supervisor, as the command line would: `python driver.py PLAN_AS_JSON`.
+
+Besides the plan's own fields: `resolver` ("block": never answers, "fail": always says no), `last_words` (a path).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+
+from trainer_launch import outcome
+from trainer_launch.model import Plan, Process, StopOrder
+from trainer_launch.supervisor.gate import resolve
+from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.system import System
+
+
+def blocking(name):
+    threading.Event().wait(60)
+
+
+def failing(name):
+    raise OSError(2, "no such host, says the test")
+
+
+def plan_of(spec):
+    processes = tuple(Process(**{"name": "main", "env": dict(os.environ), **p}) for p in spec.pop("processes"))
+    order = StopOrder(spec.pop("stop_order", "leader"))
+    return Plan(engine="test", processes=processes, stop_order=order, **{"grace_s": 5.0, **spec})
+
+
+def main():
+    logging.basicConfig(level=os.environ.get("LEVEL", "INFO"), format="[launcher] %(message)s", stream=sys.stderr)
+    spec = json.loads(sys.argv[1])
+    resolver = {None: resolve, "block": blocking, "fail": failing}[spec.pop("resolver", None)]
+    last_words = spec.pop("last_words", None)
+    system = System(resolver=resolver)
+    ended = supervise(plan_of(spec), system)
+    logging.info("%s", outcome.summary(ended))
+    if last_words:
+        outcome.write_last_words(outcome.last_words(ended), last_words)
+    sys.exit(outcome.exit_code(ended))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Labelled output, with real pipes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.process.world import PID1, PYTHON, Launcher, require_namespaces, survivors, worker
+from trainer_launch.supervisor.lines import CUT
+
+pytestmark = pytest.mark.process
+
+
+def test_lines_of_many_writers_are_never_torn(tmp_path):
+    marks = "abcdefgh"
+    processes = [{"name": m, "label": m, "argv": worker(f"lines:3000:{m}")} for m in marks]
+    with Launcher(tmp_path, *processes) as launcher:
+        assert launcher.wait() == 0
+        lines = launcher.output().decode().splitlines()
+    assert len(lines) == 3000 * len(marks)
+    seen = dict.fromkeys(marks, 0)
+    for line in lines:
+        found = re.fullmatch(r"\[(.)\] (.):(\d+):(.)\4{19}", line)
+        assert found, line
+        label, mark, number, _ = found.groups()
+        assert label == mark
+        assert int(number) == seen[mark]
+        seen[mark] += 1
+
+
+@pytest.mark.parametrize("as_pid1", [False, True])
+def test_ranks_write_through_the_launchers_descriptors(tmp_path, as_pid1):
+    if as_pid1:
+        require_namespaces()
+    process = {"argv": worker("ranks:3", "ranks:2", "exit:4"), "label": "n0", "rank_labels": ["n0:r0", "n0:r1"]}
+    with Launcher(tmp_path, process, wrap=PID1 if as_pid1 else ()) as launcher:
+        assert launcher.wait() == 4
+        out, err = launcher.output().decode(), launcher.log()
+    for rank in (0, 1):
+        assert re.findall(rf"^\[n0:r{rank}\] {rank} out (\d)$", out, re.M) == list("01201")
+        assert re.findall(rf"^\[n0:r{rank}\] {rank} err (\d)$", err, re.M) == list("01201")
+
+
+def test_a_line_of_a_megabyte_and_bytes_that_are_no_text(tmp_path):
+    program = "import os;w=open(1,'wb',0);w.write(b'x'*1000000+b'\\n'+bytes(range(256))+b'\\nend')"
+    with Launcher(tmp_path, {"argv": [*PYTHON, "-c", program], "label": "w"}) as launcher:
+        assert launcher.wait() == 0
+        text = launcher.output().replace(CUT, b"").replace(b"[w] ", b"")
+    garbage = bytes(range(256))
+    assert text == b"x" * 1_000_000 + b"\n" + garbage + b"\nend\n"
+
+
+def test_without_a_label_output_is_untouched(tmp_path):
+    with Launcher(tmp_path, ["sh", "-c", "printf 'a\\rb'; readlink /proc/self/fd/1"]) as launcher:
+        assert launcher.wait() == 0
+        assert launcher.output().startswith(b"a\rb" + str(tmp_path).encode())
+
+
+def test_the_reader_of_our_output_goes_away(tmp_path):
+    with Launcher(
+        tmp_path, {"argv": worker("lines:20000:x", "note:done"), "label": "w"}, stdout=subprocess.PIPE
+    ) as it:
+        it.popen.stdout.close()
+        assert it.wait() == 0
+        assert it.notes() == ["done"]
+        assert it.log().count("cannot write to stdout") == 1
+
+
+def test_stdout_is_closed_from_the_beginning(tmp_path):
+    closed = ("sh", "-c", 'exec "$@" >&-', "sh")
+    with Launcher(tmp_path, {"argv": worker("lines:2000:x", "exit:5"), "label": "w"}, wrap=closed) as launcher:
+        assert launcher.wait() == 5
+
+
+def test_a_reader_that_does_not_read_delays_no_stop(tmp_path):
+    process = {"argv": worker("note:ready", "lines:100000:x", "note:never"), "label": "w"}
+    with Launcher(tmp_path, process, stdout=subprocess.PIPE, grace_s=1.0) as launcher:
+        launcher.await_note("ready")
+        started = time.monotonic()
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+        assert time.monotonic() - started < 4.0
+        assert survivors(launcher.token) == []
+
+
+def test_the_last_words_hold_the_last_lines(tmp_path):
+    words = tmp_path / "words"
+    words.touch()
+    program = "echo out; for i in 1 2 3; do echo line $i >&2; done; exit 6"
+    with Launcher(tmp_path, {"argv": ["sh", "-c", program], "label": "w"}, last_words=str(words)) as launcher:
+        assert launcher.wait() == 6
+    assert words.read_text().splitlines()[1:5] == ["out", "line 1", "line 2", "line 3"]

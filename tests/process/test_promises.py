@@ -1,0 +1,222 @@
+"""What PID 1 owes its container, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.process.world import PID1, ROOT, Launcher, end_all, eventually, require_namespaces, survivors, worker
+from trainer_launch.supervisor.machine import RELAYED, STOP_SIGNALS
+
+pytestmark = pytest.mark.process
+MANY = Path(__file__).with_name("many.py")
+
+
+@pytest.fixture(params=["child", "pid1"])
+def wrap(request):
+    """As an ordinary process, and as PID 1 of a namespace."""
+    if request.param == "pid1":
+        require_namespaces()
+        return PID1
+    return ()
+
+
+def many(*words):
+    token = uuid.uuid4().hex
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": token}
+    argv = [sys.executable, str(MANY), *words]
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        end_all(token)
+    assert done.returncode == 0, done.stderr
+    return {int(key): value for key, value in json.loads(done.stdout).items()}
+
+
+def test_every_exit_code_passes_through():
+    assert many("codes") == {code: code for code in range(256)}
+
+
+def test_death_by_any_signal_is_128_plus_its_number():
+    codes = many("signals")
+    assert len(codes) > 50
+    assert codes == {number: 128 + number for number in codes}
+
+
+def test_no_survivor_in_100_trials():
+    assert set(map(tuple, many("trials", "100").values())) == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["sh", "-c", "exit 42"], 42), (["/no/such"], 127), (["/etc/passwd"], 126)]
+)
+def test_the_launcher_itself_ends_so(tmp_path, wrap, argv, code):
+    with Launcher(tmp_path, argv, wrap=wrap) as launcher:
+        assert launcher.wait() == code
+
+
+def test_every_other_signal_is_relayed(tmp_path, wrap):
+    with Launcher(tmp_path, worker("catch", "note:ready", "rest"), wrap=wrap) as launcher:
+        launcher.await_note("ready")
+        for number in sorted(RELAYED):
+            launcher.send(number)
+            launcher.await_note(f"got {int(number)}")
+        assert launcher.notes() == ["ready", *[f"got {int(number)}" for number in sorted(RELAYED)]]
+
+
+@pytest.mark.parametrize("number", sorted(STOP_SIGNALS))
+def test_asked_to_stop_by(tmp_path, wrap, number):
+    with Launcher(tmp_path, worker("save:0:0", "note:ready", "rest"), wrap=wrap) as launcher:
+        launcher.await_note("ready")
+        launcher.send(number)
+        assert launcher.wait() == 143
+        assert launcher.notes() == ["ready", "term", "saved"]
+
+
+def test_an_orphan_is_reaped(tmp_path, wrap):
+    words = ("fork:detach+note:orphan", "note:ready", "rest")
+    with Launcher(tmp_path, worker(*words), wrap=wrap) as launcher:
+        launcher.await_note("orphan")
+        launcher.await_note("ready")
+        # the worker's own zombie child is the worker's to reap; nothing else may be left
+        eventually(lambda: len(survivors(launcher.token)) == (3 if wrap else 2), "only launcher and worker")
+        assert zombies_of(launcher.pid) == []
+
+
+def zombies_of(pid):
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    states = [
+        Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in path.read_text().split()
+    ]
+    return [state for state in states if state == "Z"]
+
+
+def test_who_ignores_term_is_killed_when_the_grace_is_over(tmp_path, wrap):
+    with Launcher(
+        tmp_path, worker("ignore", "fork:ignore+rest", "note:ready", "rest"), wrap=wrap, grace_s=0.5
+    ) as it:
+        it.await_note("ready")
+        started = time.monotonic()
+        it.send(signal.SIGTERM)
+        assert it.wait() == 143
+        assert 0.45 < time.monotonic() - started < 2.5
+        assert survivors(it.token) == []
+
+
+def test_a_second_term_reaches_everyone_and_a_third_kills(tmp_path):
+    words = ("fork:setsid+catch+note:child+rest", "catch", "note:ready", "rest")
+    with Launcher(tmp_path, worker(*words), grace_s=60.0) as launcher:
+        launcher.await_note("child")
+        launcher.await_note("ready")
+        launcher.send(signal.SIGTERM)
+        launcher.await_note("got 15")
+        assert launcher.notes().count("got 15") == 1
+        launcher.send(signal.SIGTERM)
+        launcher.await_note("got 15", count=3)  # the leader again, and its child
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+
+
+def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_path, wrap):
+    loader = "fork:save:0:0+note:loader+rest"
+    with Launcher(tmp_path, worker(loader, "save:0.3:0", "note:ready", "rest"), wrap=wrap) as launcher:
+        launcher.await_note("loader")
+        launcher.await_note("ready")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+        assert launcher.notes()[2:4] == ["term", "saved"]
+        assert launcher.notes()[4:] == ["term", "saved"]  # the loader, afterwards
+
+
+def test_loaders_are_asked_when_most_of_the_grace_is_used(tmp_path):
+    with Launcher(tmp_path, worker("fork:save:0:0+note:loader+rest", "catch", "rest"), grace_s=1.0) as launcher:
+        launcher.await_note("loader")
+        started = time.monotonic()
+        launcher.send(signal.SIGTERM)
+        launcher.await_note("saved")
+        assert time.monotonic() - started > 0.75
+        assert launcher.wait() == 143
+
+
+def test_a_suspended_worker_hears_the_request(tmp_path):
+    with Launcher(tmp_path, worker("save:0:0", "note:ready", "die:19")) as launcher:
+        launcher.await_note("ready")
+        launcher.await_log("started")
+        pid = int(launcher.log().rpartition(" ")[2])
+        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "suspended")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+        assert "saved" in launcher.notes()
+
+
+@pytest.mark.parametrize("resolver", ["block", "fail"])
+def test_a_stop_while_names_are_awaited_ends_at_once(tmp_path, wrap, resolver):
+    with Launcher(
+        tmp_path, worker("note:ready"), wrap=wrap, resolver=resolver, wait_for=["peer.invalid"], wait_s=60.0
+    ) as launcher:
+        launcher.await_log("waiting up to")
+        started = time.monotonic()
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+        assert time.monotonic() - started < 1.0
+        assert launcher.notes() == []
+
+
+def test_names_that_never_resolve_are_infrastructure(tmp_path):
+    spec = {"resolver": "fail", "wait_for": ["peer.invalid"], "wait_s": 0.3}
+    with Launcher(tmp_path, worker("note:ready"), **spec) as launcher:
+        assert launcher.wait() == 138
+        assert "not resolved yet: peer.invalid (no such host, says the test)" in launcher.log()
+
+
+def test_children_inherit_nothing_odd(tmp_path, wrap):
+    block = (
+        "import signal, os, sys; signal.pthread_sigmask(0, [15, 10]); signal.signal(2, signal.SIG_IGN);"
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    blocked = (sys.executable, "-c", block)
+    with Launcher(tmp_path, worker("inherited"), wrap=(*wrap, *blocked)) as launcher:
+        assert launcher.wait() == 0
+        # a Python child ignores SIGPIPE and SIGXFSZ by itself
+        own = (1 << (signal.SIGPIPE - 1)) | (1 << (signal.SIGXFSZ - 1))
+        assert launcher.notes() == [f"mask 0 ignored {own}", "session True"]
+
+
+def test_no_wake_up_when_nothing_happens(tmp_path):
+    process = {"argv": worker("note:ready", "rest"), "label": "w"}
+    with Launcher(tmp_path, process) as launcher:
+        launcher.await_note("ready")
+        eventually(lambda: idle_for(launcher.pid, 1.0), "a second without a wake-up")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+
+
+def idle_for(pid, seconds):
+    before, until = switches(pid), time.monotonic() + seconds
+    eventually(lambda: time.monotonic() >= until, "the window")
+    return switches(pid) == before
+
+
+def switches(pid):
+    status = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return [line for text in status for line in text.splitlines() if line.startswith("voluntary")]
+
+
+def test_last_words_into_a_bind_mount(tmp_path):
+    require_namespaces()
+    mounted, behind = tmp_path / "log", tmp_path / "behind"
+    mounted.touch()
+    behind.write_text("old " * 1000)
+    mount = ("unshare", "-m", "sh", "-c", f'mount --bind {behind} {mounted} && exec "$@"', "sh")
+    with Launcher(tmp_path, ["sh", "-c", "exit 3"], wrap=mount, last_words=str(mounted)) as launcher:
+        assert launcher.wait() == 3
+    assert behind.read_text().startswith("reason=Failed exit=3")
+    assert "old" not in behind.read_text()

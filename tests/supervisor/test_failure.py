@@ -1,0 +1,102 @@
+"""Every row of the table of causes."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from trainer_launch.model import Exit
+from trainer_launch.supervisor.failure import (
+    RULES,
+    AgentFailure,
+    Evidence,
+    classify,
+    parse_agent_failure,
+    unresolved,
+)
+
+
+def death(code=None, number=None):
+    return Exit(process="main", code=code, signal=number, at_s=1.0)
+
+
+OOM = Evidence(oom_kills_before=2, oom_kills_after=3)
+NO_OOM = Evidence(oom_kills_before=2, oom_kills_after=2)
+FULL = Evidence(shm_free_bytes=4096, shm_size_bytes=64 << 20)
+ROOMY = Evidence(shm_free_bytes=60 << 20, shm_size_bytes=64 << 20)
+LOST = Evidence(agent=AgentFailure(reason="PeerLost", message="nobody came", exit_code=138))
+
+
+def said(line):
+    return Evidence(last_lines=("before", line))
+
+
+ROWS = [
+    (death(0), Evidence(stopped=True), "Stopped", 143),
+    (death(number=9), Evidence(stopped=True, oom_kills_before=0, oom_kills_after=1), "Stopped", 143),
+    (death(number=9), OOM, "OutOfMemory", 137),
+    (death(number=9), NO_OOM, "Killed", 137),
+    (death(number=9), Evidence(), "Killed", 137),
+    (death(number=15), OOM, "Killed", 143),
+    (death(number=7), FULL, "SharedMemoryFull", 135),
+    (death(number=7), ROOMY, "Crashed", 135),
+    (death(126), Evidence(), "NotRunnable", 126),
+    (death(127), Evidence(text="no such file"), "NotRunnable", 127),
+    (death(138), LOST, "PeerLost", 138),
+    (death(138), Evidence(), "Failed", 138),
+    (death(1), said("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "DeviceError", 138),
+    (death(1), said("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:123"), "PeerLost", 138),
+    (death(1), Evidence(last_lines=("Connection reset by peer", "ValueError: x")), "Failed", 1),
+    (death(number=11), Evidence(), "Crashed", 139),
+    (death(number=6), Evidence(), "Crashed", 134),
+    (death(number=4), Evidence(), "Crashed", 132),
+    (death(42), Evidence(), "Failed", 42),
+]
+
+
+@pytest.mark.parametrize(("end", "evidence", "reason", "code"), ROWS)
+def test_each_rule(end, evidence, reason, code):
+    failure = classify(end, evidence)
+    assert (failure.reason, failure.exit_code) == (reason, code)
+    assert failure.hint
+    assert failure.message
+
+
+def test_no_rule_is_without_a_row():
+    assert {rule.reason for rule in RULES} == {reason for *_, reason, _ in ROWS}
+
+
+def test_what_exec_said_is_the_message():
+    assert classify(death(127), Evidence(text="cannot run 'x'")).message == "cannot run 'x'"
+
+
+def test_the_agents_worker_is_judged_not_the_agent():
+    agent = AgentFailure(rank=3, exit_code=137, signal=int(signal.SIGKILL), hostname="n1", lines=("why",))
+    failure = classify(death(137), Evidence(agent=agent, oom_kills_before=0, oom_kills_after=1))
+    assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
+
+
+def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
+    failure = classify(death(number=9), Evidence(agent=AgentFailure(rank=3, exit_code=1)))
+    assert (failure.rank, failure.exit_code) == (None, 137)
+
+
+def test_names_that_never_resolve_are_lost_peers():
+    assert (unresolved("x").reason, unresolved("x").exit_code) == ("PeerLost", 138)
+
+
+def test_a_note_is_read_leniently():
+    note = {
+        "rank": 1,
+        "signal": None,
+        "exit_code": True,
+        "message": 5,
+        "lines": ["a", 1],
+        "timestamp": 1.5,
+        "pid": 3,
+    }
+    assert parse_agent_failure(json.dumps(note)) == AgentFailure(rank=1, lines=("a", "1"), timestamp=1.5)
+    for text in ("", "[]", "{", "null"):
+        assert parse_agent_failure(text) is None

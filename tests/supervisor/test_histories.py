@@ -1,0 +1,106 @@
+"""Whole runs, as scripts of events, through the loop and a fake system."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.supervisor.fakes import FakeSystem
+from trainer_launch import outcome
+from trainer_launch.model import Exit, Plan, Process, Verdict
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.loop import supervise
+
+TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
+
+
+def plan(*names, **fields):
+    processes = tuple(Process(name=name, argv=(name,), env={}) for name in names or ("a",))
+    return Plan(**{"engine": "test", "processes": processes, "grace_s": 10.0, **fields})
+
+
+def ended(at_s, name="a", code=0, number=None):
+    return ev.Exited(at_s, Exit(process=name, code=None if number else code, signal=number, at_s=at_s))
+
+
+def run(start, *script, **world):
+    system = FakeSystem(*script, **world)
+    return supervise(start, system), system.calls
+
+
+def test_a_good_run():
+    ended_, calls = run(plan(), ended(5))
+    assert (ended_.verdict, ended_.failure, ended_.seconds) == (Verdict.SUCCEEDED, None, 5)
+    assert calls == [(0, "spawn", "a"), (5, "all", TERM), (5, "drain")]
+
+
+def test_a_stop_that_all_obey():
+    ended_, calls = run(plan(), ev.Signalled(1, TERM), ended(3))
+    assert (ended_.verdict, outcome.exit_code(ended_)) == (Verdict.STOPPED, 143)
+    assert calls[1:] == [(1, "leader", "a", TERM), (3, "all", TERM), (3, "drain")]
+
+
+def test_a_stop_that_nobody_obeys():
+    ended_, calls = run(plan(), ev.Signalled(1, TERM), ended(11.05, number=KILL))
+    assert calls[1:4] == [(1, "leader", "a", TERM), (9, "all again", TERM), (11, "all again", KILL)]
+    assert (outcome.exit_code(ended_), ended_.failure.reason, ended_.survivors) == (143, "Stopped", ())
+
+
+def test_what_hangs_in_the_kernel_does_not_keep_us():
+    ended_, _ = run(plan(), ev.Signalled(1, TERM), immortal=["pid 7 (a, stuck)"])
+    assert (ended_.survivors, ended_.seconds) == (("pid 7 (a, stuck)",), 14.0)
+    assert outcome.exit_code(ended_) == 143
+
+
+def test_no_program():
+    ended_, calls = run(plan(), missing=["a"])
+    assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("NotRunnable", 127)
+    assert ended_.failure.message == "no a"
+    assert "spawn" not in [call[1] for call in calls]
+
+
+def test_one_of_two_programs_is_not_there():
+    ended_, calls = run(plan("a", "b"), ended(2, "b"), missing=["a"])
+    assert outcome.exit_code(ended_) == 127
+    assert (0, "leader", "b", TERM) in calls
+
+
+def test_the_gate_opens_and_the_program_runs():
+    opened = (ev.Unresolved(1, "not yet"), ev.GateOpened(2), ended(3))
+    ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), *opened)
+    assert ended_.verdict is Verdict.SUCCEEDED
+    assert calls[:3] == [(0, "gate", "x"), (2, "no gate"), (2, "spawn", "a")]
+
+
+def test_the_gate_stays_shut():
+    ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), ev.Unresolved(1, "x: unknown"))
+    assert (ended_.failure.reason, ended_.failure.message) == ("PeerLost", "x: unknown")
+    assert (outcome.exit_code(ended_), ended_.seconds, calls[-2]) == (138, 9, (9, "no gate"))
+
+
+def test_evidence_is_gathered_when_it_happens():
+    evidence = Evidence(oom_kills_before=0, oom_kills_after=1)
+    ended_, calls = run(plan(), ended(5, number=KILL), evidence=evidence, lines=("last",))
+    assert (5, "look") in calls
+    assert (ended_.failure.reason, ended_.failure.last_lines) == ("OutOfMemory", ("last",))
+    assert outcome.exit_code(ended_) == 137
+
+
+def test_the_agents_note_tells_of_the_worker():
+    note = {"rank": 5, "local_rank": 1, "exit_code": 139, "signal": 11, "message": "boom", "lines": ["x"]}
+    ended_, _ = run(plan(failure_file="/f"), ended(5, code=139), files={"/f": json.dumps(note)})
+    failure = ended_.failure
+    assert (failure.reason, failure.rank, failure.signal, failure.exit_code) == ("Crashed", 5, 11, 139)
+    assert failure.message == "rank 5 ended with signal SIGSEGV: boom"
+
+
+def test_of_two_failures_the_first_counts():
+    ended_, _ = run(plan("a", "b"), ended(2, "b", 7), ended(2.5, "a", 9))
+    assert (outcome.exit_code(ended_), len(ended_.exits)) == (7, 2)
+
+
+def test_pods_of_a_rehearsal_do_not_stop_each_other():
+    ended_, calls = run(plan("a", "b", stop_all_on_failure=False), ended(2, "b", 7), ended(50, "a"))
+    assert (outcome.exit_code(ended_), ended_.seconds) == (7, 50)
+    assert "leader" not in [call[1] for call in calls]

@@ -1,0 +1,215 @@
+"""Every cell of the drawing."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainer_launch.errors import InternalError
+from trainer_launch.model import Exit, Plan, Process, StopOrder, Verdict
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import machine
+from trainer_launch.supervisor.state import Phase
+
+TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
+A, B = (Process(name=name, argv=(name,), env={}) for name in "ab")
+
+
+def plan(**fields):
+    return Plan(**{"engine": "test", "processes": (A, B), "grace_s": 10.0, **fields})
+
+
+def ended(name, code=0, at_s=1.0):
+    return ev.Exited(at_s, Exit(process=name, code=code, signal=None, at_s=at_s))
+
+
+def play(start, *events):
+    """Feed events to a plan; return the last state and the actions of the last step."""
+    state, actions = machine.begin(start, 0.0)
+    for event in events:
+        state, actions = machine.step(state, event)
+    return state, actions
+
+
+ASK = ev.Signalled(1.0, TERM)
+AT = {  # one way into each state
+    Phase.WAITING: (plan(wait_for=("x",), wait_s=5.0),),
+    Phase.RUNNING: (plan(),),
+    Phase.STOPPING: (plan(), ASK),
+    Phase.CLEARING: (plan(), ended("a"), ended("b")),
+    Phase.KILLING: (plan(stop_order=StopOrder.GROUP), ASK, ASK),
+    Phase.DONE: (plan(), ended("a"), ended("b"), ev.Childless(1.0)),
+}
+EVENTS = {
+    "opened": ev.GateOpened(2.0),
+    "unresolved": ev.Unresolved(2.0, "x: unknown"),
+    "ended": ended("a", at_s=2.0),
+    "not spawned": ev.SpawnFailed(2.0, "a", 127, "no a"),
+    "stop": ev.Signalled(2.0, TERM),
+    "other": ev.Signalled(2.0, signal.SIGUSR1),
+    "deadline": ev.Deadline(100.0),
+    "childless": ev.Childless(2.0),
+}
+ILLEGAL = "illegal"
+ENDED = ("ended", "not spawned")
+DRAWING: dict[Phase, dict[str, Any]] = {
+    Phase.WAITING: {
+        "opened": Phase.RUNNING,
+        "unresolved": Phase.WAITING,
+        "stop": Phase.DONE,
+        "deadline": Phase.DONE,
+    }
+    | {"other": Phase.WAITING}
+    | dict.fromkeys((*ENDED, "childless"), ILLEGAL),
+    Phase.RUNNING: {"unresolved": Phase.RUNNING, "ended": Phase.RUNNING, "not spawned": Phase.STOPPING}
+    | {"stop": Phase.STOPPING, "other": Phase.RUNNING}
+    | dict.fromkeys(("opened", "deadline", "childless"), ILLEGAL),
+    Phase.STOPPING: dict.fromkeys(("unresolved", *ENDED, "stop", "other"), Phase.STOPPING)
+    | {"deadline": Phase.KILLING}
+    | dict.fromkeys(("opened", "childless"), ILLEGAL),
+    Phase.CLEARING: dict.fromkeys(("unresolved", "stop", "other"), Phase.CLEARING)
+    | {"deadline": Phase.KILLING, "childless": Phase.DONE}
+    | dict.fromkeys(("opened", *ENDED), ILLEGAL),
+    Phase.KILLING: dict.fromkeys(("unresolved", *ENDED, "stop", "other"), Phase.KILLING)
+    | {"deadline": Phase.DONE, "childless": Phase.DONE, "opened": ILLEGAL},
+    Phase.DONE: dict.fromkeys(EVENTS, Phase.DONE),
+}
+CELLS = [(phase, name) for phase in Phase for name in EVENTS]
+
+
+@pytest.mark.parametrize(("phase", "name"), CELLS, ids=lambda value: getattr(value, "value", value))
+def test_each_cell_leads_where_the_drawing_says(phase, name):
+    state, _ = play(*AT[phase])
+    assert state.phase is phase
+    wanted = DRAWING[phase][name]
+    if wanted == ILLEGAL:
+        with pytest.raises(InternalError, match=rf"{type(EVENTS[name]).__name__}.* while {phase.value}"):
+            machine.step(state, EVENTS[name])
+    else:
+        assert machine.step(state, EVENTS[name])[0].phase is wanted
+
+
+@pytest.mark.parametrize("name", ["unresolved", "ended", "stop", "other", "deadline", "childless", "opened"])
+def test_done_changes_nothing_any_more(name):
+    state, _ = play(*AT[Phase.DONE])
+    assert machine.step(state, EVENTS[name]) == (state, ())
+
+
+def test_a_deadline_that_comes_early_changes_nothing():
+    for phase in (Phase.WAITING, Phase.STOPPING, Phase.CLEARING, Phase.KILLING):
+        state, _ = play(*AT[phase])
+        assert machine.step(state, ev.Deadline(0.5)) == (state, ())
+
+
+def test_a_plan_begins_at_once_or_at_its_gate():
+    assert play(plan())[1] == (ev.Spawn(A), ev.Spawn(B))
+    state, actions = play(plan(wait_for=("x", "y"), wait_s=5.0))
+    assert actions == (ev.OpenGate(("x", "y")),)
+    assert state.deadline_s == 5.0
+    assert machine.step(state, EVENTS["opened"])[1] == (ev.CloseGate(), ev.Spawn(A), ev.Spawn(B))
+
+
+def test_a_plan_needs_distinct_processes():
+    for processes in ((), (A, A)):
+        with pytest.raises(InternalError, match="distinct names"):
+            machine.begin(plan(processes=processes), 0.0)
+
+
+def test_a_gate_that_stays_shut_fails_with_what_the_resolver_said():
+    state, actions = play(*AT[Phase.WAITING], EVENTS["unresolved"], ev.Deadline(5.0))
+    assert (state.gate_failed, state.text, actions) == (True, "x: unknown", (ev.CloseGate(),))
+    assert state.verdict is Verdict.FAILED
+    assert "has not answered for x" in play(*AT[Phase.WAITING], ev.Deadline(5.0))[0].text
+
+
+def test_a_stop_before_anything_is_spawned_is_a_stop():
+    state, actions = play(*AT[Phase.WAITING], ASK)
+    assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.CloseGate(),))
+
+
+@pytest.mark.parametrize("number", sorted(machine.STOP_SIGNALS))
+def test_each_stop_signal_asks_leaders_with_term(number):
+    state, actions = play(plan(), ev.Signalled(1.0, number))
+    assert actions == (ev.SignalLeader("a", TERM), ev.SignalLeader("b", TERM))
+    assert (state.deadline_s, state.kill_at_s) == (9.0, 11.0)
+
+
+def test_the_whole_group_at_once_when_the_plan_says_so():
+    _, actions = play(plan(stop_order=StopOrder.GROUP), ASK)
+    assert actions == (ev.SignalGroup("a", TERM), ev.SignalGroup("b", TERM))
+
+
+def test_after_80_percent_everyone_is_told_and_at_the_end_killed():
+    state, actions = play(plan(), ASK, ev.Deadline(9.0))
+    assert (actions, state.deadline_s) == ((ev.SignalAll(TERM, again=True),), 11.0)
+    assert machine.step(state, ev.Deadline(11.0))[1] == (ev.SignalAll(KILL, again=True),)
+    _, actions = play(plan(stop_order=StopOrder.GROUP), ASK, ev.Deadline(9.0))
+    assert actions == (ev.SignalAll(TERM, again=False),)
+
+
+def test_each_further_request_goes_one_rung_up():
+    assert play(plan(), ASK, ASK)[1] == (ev.SignalAll(TERM, again=True),)
+    state, actions = play(plan(), ASK, ASK, ASK)
+    assert (state.phase, actions) == (Phase.KILLING, (ev.SignalAll(KILL, again=True),))
+    assert play(plan(), ended("a"), ended("b"), ASK, ASK)[0].phase is Phase.KILLING
+
+
+def test_the_first_request_does_not_hurry_a_stop_that_a_failure_began():
+    state, actions = play(plan(), ended("a", 3), ASK)
+    assert (state.phase, actions, state.stopped) == (Phase.STOPPING, (), False)
+    assert play(plan(), ended("a", 3), ASK, ASK)[1] == (ev.SignalAll(TERM, again=True),)
+
+
+def test_other_signals_reach_the_leaders_unchanged_and_only_while_they_live():
+    assert play(plan(), EVENTS["other"])[1] == (ev.SignalLeader("a", 10), ev.SignalLeader("b", 10))
+    assert play(plan(), ended("a"), EVENTS["other"])[1] == (ev.SignalLeader("b", 10),)
+    assert play(*AT[Phase.CLEARING], EVENTS["other"])[1] == ()
+
+
+def test_one_failure_stops_the_rest_and_is_the_cause():
+    state, actions = play(plan(), ended("a", 3))
+    assert actions == (ev.Look(), ev.SignalGroup("a", TERM), ev.SignalLeader("b", TERM))
+    state, _ = machine.step(state, ended("b", 4))
+    assert (state.cause, state.verdict) == (ended("a", 3).exit, Verdict.FAILED)
+
+
+def test_one_failure_leaves_the_rest_alone_when_the_plan_says_so():
+    state, actions = play(plan(stop_all_on_failure=False), ended("a", 3))
+    assert (state.phase, actions) == (Phase.RUNNING, (ev.Look(), ev.SignalGroup("a", TERM)))
+
+
+def test_what_an_ended_process_left_is_told_at_once_and_killed_after_two_seconds():
+    state, actions = play(plan(), ended("a"))
+    assert (actions, state.deadline_s) == ((ev.SignalGroup("a", TERM),), 3.0)
+    state, actions = machine.step(state, ev.Deadline(3.0))
+    assert (actions, state.deadline_s) == ((ev.SignalGroup("a", KILL),), None)
+
+
+def test_the_time_for_leftovers_is_cut_by_the_rest_of_the_grace():
+    assert play(plan(), ended("a"), ended("b"))[0].deadline_s == 3.0
+    assert play(plan(grace_s=1.0), ended("a"), ended("b"))[0].deadline_s == 2.0
+    assert play(plan(), ASK, ended("a", at_s=2.0), ended("b", at_s=10.5))[0].deadline_s == 11.0
+
+
+def test_killing_repeats_names_what_hangs_and_ends():
+    state, _ = play(*AT[Phase.KILLING])
+    seen = []
+    while state.phase is Phase.KILLING:
+        at_s = state.deadline_s
+        state, actions = machine.step(state, ev.Deadline(at_s))
+        seen.append((round(at_s, 1), len(actions)))
+    assert seen == [(1.1, 1), (1.3, 2), (1.7, 1), (2.5, 1), (4.0, 0)]
+    assert state.gave_up
+
+
+def test_asked_to_stop_is_the_verdict_even_when_all_leave_with_0():
+    state, _ = play(plan(), ASK, ended("a"), ended("b"), ev.Childless(1.0))
+    assert state.verdict is Verdict.STOPPED
+    assert replace(state, stopped=False).verdict is Verdict.SUCCEEDED
+
+
+def test_a_request_after_the_work_is_done_does_not_spoil_it():
+    assert play(*AT[Phase.CLEARING], ASK, ev.Childless(2.0))[0].verdict is Verdict.SUCCEEDED

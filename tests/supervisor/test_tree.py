@@ -1,0 +1,44 @@
+"""Who lives below whom, from a small /proc."""
+
+from __future__ import annotations
+
+import os
+
+from trainer_launch.supervisor import tree
+
+
+def stat(pid, parent, state="S", name="x", session=1):
+    return f"{pid} ({name}) {state} {parent} {session} {session} " + " ".join(["0"] * 15) + f" {pid * 10} 0 0"
+
+
+def proc(folder, *lines):
+    for line in lines:
+        pid = line.split()[0]
+        (folder / pid).mkdir()
+        (folder / pid / "stat").write_text(line)
+    (folder / "meminfo").touch()
+    return str(folder)
+
+
+def test_a_name_may_hold_anything():
+    entry = tree.parse_stat(stat(7, 1, "D", name="a) (b c"))
+    assert (entry.pid, entry.name, entry.parent, entry.key) == (7, "a) (b c", 1, (7, 70))
+    assert str(entry) == "pid 7 (a) (b c, stuck in the kernel (state D))"
+
+
+def test_all_below_whatever_session_they_made_and_no_zombies(tmp_path):
+    lines = [stat(1, 0), stat(2, 1), stat(3, 2, session=3), stat(4, 2, "Z"), stat(5, 4), stat(6, 9), stat(9, 0)]
+    found = tree.descendants(1, proc(tmp_path, *lines))
+    assert sorted(entry.pid for entry in found) == [2, 3, 5]
+
+
+def test_a_process_that_is_not_there(tmp_path):
+    assert tree.read(5, str(tmp_path)) is None
+    assert not tree.readable(str(tmp_path))
+
+
+def test_the_real_one():
+    assert tree.readable()
+    entry = tree.read(os.getpid())
+    assert entry is not None
+    assert entry.parent == os.getppid()
