@@ -49,9 +49,7 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
 
 def _sizes(job: Job, given: Mapping[str, str]) -> Job:
     nodes = _parsed(given, "nnodes", grammar.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
-    nproc: int | str | None = _parsed(
-        given, "nproc_per_node", grammar.parse_nproc, "a number, or auto, gpu, cpu, xpu"
-    )
+    nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")
     node_rank = _parsed(given, "node_rank", _index, "a whole number of at least 0")
     restarts = _parsed(given, "max_restarts", _index, "a whole number of at least 0")
     changed = replace(

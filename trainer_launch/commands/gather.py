@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch import host
@@ -36,6 +37,8 @@ def live_pod(argv: Sequence[str]) -> Pod:
 
 def job_of(pod: Pod, settings: Settings, command: Command | None) -> Job:
     """The job as the platform told it, under torchrun's typed options, under our own flags."""
+    if settings.ssh_dir is not None:
+        pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
     job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)

@@ -18,7 +18,7 @@ from trainer_launch.settings import PREFIX, Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _RUN = tuple(Settings.model_fields)
-_EXPLAIN = ("contract", "engine", *_JOB, "grace", "stop_order", "wait_timeout", "prefix", "log_level")
+_EXPLAIN = ("contract", "engine", *_JOB, "ssh_dir", "grace", "stop_order", "wait_timeout", "prefix", "log_level")
 _LOCAL = (
     "engine",
     "nodes",
@@ -39,6 +39,7 @@ _METAVARS = {
     "master_addr": "HOST",
     "master_port": "PORT",
     "max_restarts": "N",
+    "ssh_dir": "PATH",
     "grace": "SECONDS",
     "wait_timeout": "SECONDS",
     "termination_log": "PATH",

@@ -1,0 +1,107 @@
+"""Start `trainer-launch` as a user does, in an environment without any platform."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from trainer_launch.rehearsal import _foreign
+
+LAUNCHER = (sys.executable, "-m", "trainer_launch")
+DEADLINE_S = 60.0
+
+
+def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what a platform or another launcher left in it."""
+    env = {k: v for k, v in os.environ.items() if not _foreign(k) and not k.startswith("TRAINER_LAUNCH_")}
+    return env | {"PYTHONWARNINGS": "ignore"} | dict(extra or {})
+
+
+def launch(
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
+    return subprocess.run(
+        [*LAUNCHER, *words],
+        env=clean_env(env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=DEADLINE_S,
+    )
+
+
+class Started:
+    """A launcher that runs: its lines are read as they come; `close` ends it and everything below it."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None) -> None:
+        self.process = subprocess.Popen(
+            [*LAUNCHER, *words],
+            env=clean_env(env),
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self.pid = self.process.pid
+        self.lines: list[str] = []
+
+    def read_until(self, pattern: str, times: int = 1) -> list[str]:
+        """Read lines until `times` of them match; what their groups (or the whole match) hold."""
+        assert self.process.stdout is not None
+        found: list[str] = []
+        while len(found) < times:
+            line = self.process.stdout.readline()
+            assert line, f"ended before {pattern!r} was seen {times} times:\n{''.join(self.lines)}"
+            self.lines.append(line)
+            match = re.search(pattern, line)
+            if match:
+                found.append(match.group(match.lastindex or 0))
+        return found
+
+    def signal(self, number: int) -> None:
+        """Signal the launcher alone."""
+        self.process.send_signal(number)
+
+    def end(self, timeout_s: float = DEADLINE_S) -> tuple[int, str]:
+        """Wait for the end; exit code and all output."""
+        rest, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, "".join(self.lines) + rest
+
+    def close(self) -> None:
+        """Kill what a failed test left running; nothing after a test that passed."""
+        if self.process.poll() is None:
+            below = psutil.Process(self.pid).children(recursive=True)
+            self.process.kill()
+            for child in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def start(*words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Iterator[Started]:
+    """Start a command line; it is ended with the block at the latest."""
+    started = Started(words, env, cwd)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def script(folder: Path, text: str) -> str:
+    """Write a training script; its path."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return str(path)

@@ -1,0 +1,113 @@
+"""explain: the same truth for people and programs, from this container or a snapshot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script
+
+V2 = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "JOB_COMPLETION_INDEX": "1",
+    "HOSTNAME": "job-node-0-1",
+}
+SECRETS = {"WANDB_API_KEY": "hunter2", "DB_PASSWORD": "hunter2", "HF_TOKEN": "hunter2", "MY_SECRET": "hunter2"}
+
+
+def test_json_has_the_five_keys_and_the_flat_job() -> None:
+    explained = json.loads(launch("explain", "--json", "--", "true", env=V2).stdout)
+    assert sorted(explained) == ["contract", "facts", "job", "plan", "warnings"]
+    assert explained["contract"] == "trainer-v2-torch"
+    assert explained["job"]["nodes"] == 2
+    assert explained["job"]["nproc_per_node"] == "auto"
+    assert explained["job"]["world_size"] is None
+    assert explained["plan"]["nproc_per_node"] >= 1
+    assert {"name": "PET_NNODES", "value": "2", "origin": "env", "field": "nodes"} in explained["facts"]["read"]
+
+
+def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
+    train = script(tmp_path, "")
+    explained = json.loads(
+        launch("explain", "--json", "--", "torchrun", "--tee=3", train, "--lr", "1", env=V2).stdout
+    )
+    (process,) = explained["plan"]["processes"]
+    assert process["argv"][1:3] == ["-m", "trainer_launch.child.torch_agent"]
+    assert process["argv"][-3:] == [train, "--lr", "1"]
+    assert "--tee=3" in process["argv"]
+    assert explained["plan"]["wait_for"] == ["job-node-0-0.job"]
+
+
+def test_without_a_command_this_nodes_place_is_still_told() -> None:
+    plan = json.loads(launch("explain", "--json", env=V2 | {"PET_NPROC_PER_NODE": "3"}).stdout)["plan"]
+    assert (plan["engine"], plan["node_rank"], plan["nproc_per_node"], plan["world_size"]) == (None, 1, 3, 6)
+    assert plan["omp_num_threads"] == "1"
+
+
+def test_a_plain_shell_is_explained_helpfully() -> None:
+    told = launch("explain")
+    assert told.returncode == 0
+    assert "No platform was recognised" in told.stdout
+    assert "trainer-launch local" in told.stdout
+    assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
+
+
+def test_people_see_value_origin_and_reason() -> None:
+    told = launch("explain", "--", "true", env=V2).stdout
+    assert "PET_NNODES" in told
+    assert "affinity mask" in told
+    assert "Plan" in told
+
+
+def test_no_plan_is_explained_and_ends_as_run_would() -> None:
+    told = launch("explain", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
+    assert told.returncode == 2
+    assert "Contract: trainer-v2-torch" in told.stdout
+    assert "no plan" in told.stdout
+    assert len(told.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_no_secret_is_ever_printed(form: list[str]) -> None:
+    words = ["sh", "-c", "true", "--api-key=hunter2", "--password", "hunter2"]
+    told = launch("explain", *form, "--", *words, env=V2 | SECRETS)
+    assert told.returncode == 0
+    assert "hunter2" not in told.stdout + told.stderr
+
+
+def test_a_saved_pod_explains_as_the_pod_itself_and_holds_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "pod.json"
+    here = launch("explain", "--json", "--save-pod", str(path), "--", "true", env=V2 | SECRETS)
+    assert here.returncode == 0
+    assert "hunter2" not in path.read_text()
+    saved = json.loads(path.read_text())
+    assert saved["env"]["PET_NNODES"] == "2"
+    assert saved["hostname"] == "job-node-0-1"
+    there = json.loads(launch("explain", "--json", "--pod", str(path)).stdout)
+    assert there["job"] == json.loads(here.stdout)["job"]
+    assert there["contract"] == "trainer-v2-torch"
+
+
+def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container(tmp_path: Path) -> None:
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps({"env": {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3",
+                                        "JAX_COORDINATOR_ADDRESS": "a:1", "JOB_COMPLETION_INDEX": "3"},
+                                "files": {}, "hostname": "x"}))  # fmt: skip
+    before = sorted(tmp_path.iterdir())
+    explained = json.loads(launch("explain", "--json", "--pod", str(path), env=V2, cwd=tmp_path).stdout)
+    assert explained["contract"] == "trainer-v2-jax"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["explain"], ["local"]])
+def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) -> None:
+    told = launch(*command, "--help", env={"COLUMNS": "80"})
+    assert told.returncode == 0
+    assert max(map(len, told.stdout.splitlines())) <= 80
+    assert "TRAINER_LAUNCH_" in told.stdout

@@ -1,0 +1,133 @@
+"""run: any program under the launcher, as a user starts it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, start
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 126, 127, 137, 255])
+def test_a_programs_own_exit_code_passes_through(code: int) -> None:
+    assert launch("run", "--", "sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_a_program_that_dies_of_a_signal_ends_with_128_plus_its_number(number: signal.Signals) -> None:
+    ended = launch("run", "--", "sh", "-c", f"kill -{int(number)} $$")
+    assert ended.returncode == 128 + number
+    assert f"signal={number.name}" in ended.stderr
+
+
+def test_output_is_untouched_and_nothing_of_ours_is_on_stdout() -> None:
+    ended = launch("run", "--", "printf", "no newline at the end")
+    assert ended.stdout == "no newline at the end"
+
+
+def test_a_script_and_a_module_are_started_with_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    ended = launch("run", "--", "train.py", "--lr", "1", cwd=tmp_path)
+    assert ended.stdout == "['train.py', '--lr', '1']\n"
+    module = launch("run", "--", "-m", "train", "x", cwd=tmp_path)
+    assert module.stdout.endswith("'x']\n")
+
+
+def test_the_last_words_name_reason_node_and_exit_code(tmp_path: Path) -> None:
+    words = tmp_path / "termination-log"
+    env = {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}
+    program = "echo out of luck >&2; exit 9"
+    options = ["--prefix", "--termination-log", str(words)]
+    ended = launch("run", *options, "--", "sh", "-c", program, env=env | {"JOB_COMPLETION_INDEX": "3"})
+    assert ended.returncode == 9
+    first, *rest = words.read_text().splitlines()
+    assert first.startswith("reason=Failed ")
+    assert "node=3" in first
+    assert "exit=9" in first
+    assert "out of luck" in rest
+
+
+def test_asked_to_stop_the_pod_ends_with_143_even_if_the_program_saved_and_left_with_0() -> None:
+    program = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    with start("run", "--", "sh", "-c", program) as launcher:
+        launcher.read_until("^ready")
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert "saved" in output
+    assert code == 143
+
+
+def test_asked_by_ctrl_c_it_ends_with_130_as_a_shell_expects() -> None:
+    with start("run", "--", "sh", "-c", "echo ready; exec sleep 60") as launcher:
+        launcher.read_until("^ready")
+        launcher.signal(signal.SIGINT)
+        assert launcher.end()[0] == 130
+
+
+def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "nobody.invalid",
+        "PET_MASTER_PORT": "29500",
+    }
+    ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=env, cwd=tmp_path)
+    assert ended.returncode == 138
+    assert "nobody.invalid" in ended.stderr
+
+
+def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "nobody.invalid",
+        "PET_MASTER_PORT": "29500",
+    }
+    with start("run", "--", "train.py", env=env, cwd=tmp_path) as launcher:
+        launcher.read_until("waiting")
+        launcher.signal(signal.SIGTERM)
+        assert launcher.end(timeout_s=5)[0] == 143
+
+
+def test_exec_leaves_the_program_in_the_launchers_place() -> None:
+    with start("run", "--exec", "--", "sh", "-c", "echo $$ $0; exit 5", "marker") as launcher:
+        code, output = launcher.end()
+    assert f"{launcher.pid} marker" in output
+    assert code == 5
+
+
+def test_exec_becomes_torchrun_with_the_same_plan(tmp_path: Path) -> None:
+    # A module of that name in front of torch's shows what would be run, without running it.
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "run.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:])")
+    (tmp_path / "train.py").touch()
+    words = ("run", "--exec", "--nproc-per-node", "2", "--", "train.py", "x")
+    with start(*words, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path) as launcher:
+        _, output = launcher.end()
+    torchruns = ["--nnodes=1", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1", "train.py", "x"]
+    assert f"{launcher.pid} {torchruns}" in output
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    assert launch("run", "--", "true", env={"TMPDIR": str(tmp_path)}).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pid_1_never_loads_what_is_heavy() -> None:
+    """The launcher itself is looked at, while a child runs: none of the heavy libraries is mapped into it."""
+    probe = "import os; print(open(f'/proc/{os.getppid()}/maps').read())"
+    maps = launch("run", "--", sys.executable, "-c", probe).stdout
+    assert "python" in maps
+    assert not [line for line in maps.splitlines() if "libtorch" in line or "mpi4py" in line or "_yaml" in line]

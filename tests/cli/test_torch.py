@@ -1,0 +1,194 @@
+"""run and local with torch elastic: exit codes, first failure, stopping, several nodes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+RANK = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+WAIT = "time.sleep(60)\n"
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("sys.exit(42)", 42, "exit=42"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal=SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "signal=SIGSEGV"),
+        ("raise ValueError('no luck')", 1, "exit=1"),
+    ],
+)
+def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, code: int, said: str) -> None:
+    words = tmp_path / "words"
+    train = script(tmp_path, f"{RANK}if rank == 1:\n    {ending}\n{WAIT}")
+    options = ["--nproc-per-node", "2", "--prefix", "--termination-log", str(words)]
+    ended = launch("run", *options, "--", train)
+    assert ended.returncode == code, ended.stderr
+    first, *rest = words.read_text().splitlines()
+    assert "rank=1" in first
+    assert said in first
+    if "ValueError" in ending:
+        assert any("no luck" in line for line in rest)
+
+
+def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_show_them(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "MASTER_ADDR")
+    train = script(tmp_path, f"import os, sys\nprint([os.environ[n] for n in {names}], sys.argv[1:])\n")
+    ended = launch("run", "--nproc-per-node", "2", "--prefix", "--", train, "--lr", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [
+        "[0:0] ['0', '0', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
+        "[0:1] ['1', '1', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
+    ]
+
+
+def test_torch_restarts_failed_workers_as_often_as_told(tmp_path: Path) -> None:
+    train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
+    assert launch("run", "--", "torchrun", "--max-restarts=1", train).returncode == 0
+    assert launch("run", "--", "torchrun", "--max-restarts=0", train).returncode == 1
+
+
+def test_pet_variables_are_honoured_and_an_empty_standalone_is_no_crash(tmp_path: Path) -> None:
+    train = script(tmp_path, "import os\nprint(os.environ['TORCHELASTIC_MAX_RESTARTS'], os.environ['ROLE_NAME'])\n")
+    env = {"PET_MAX_RESTARTS": "7", "PET_ROLE": "actor", "PET_STANDALONE": "", "PET_NPROC_PER_NODE": "1"}
+    ended = launch("run", "--", "torchrun", train, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "7 actor\n"
+
+
+def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Path) -> None:
+    script(tmp_path, "import sys\nprint(sys.argv[1:], sys.flags.dev_mode)\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    module = launch("run", "--nproc-per-node", "1", "--", "-m", "train", "x", env=env)
+    assert module.stdout == "['x'] False\n"
+    flags = launch("run", "--nproc-per-node", "1", "--", sys.executable, "-X", "dev", f"{tmp_path}/train.py", "y")
+    assert flags.stdout == "['y'] True\n"
+
+
+LOADER = f"""{RANK}
+import select, subprocess
+# A data loader's worker: in the leader's group, and heard when SIGTERM reaches it.
+loader = subprocess.Popen([sys.executable, "-c", '''
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("loader-signalled", flush=True))
+print("loader-ready", flush=True)
+time.sleep(60)
+'''], stdout=subprocess.PIPE, text=True)
+assert loader.stdout.readline() == "loader-ready\\n"
+def save(*_):
+    heard, _, _ = select.select([loader.stdout], [], [], 0.5)
+    print("loader heard", "SIGTERM" if heard else "nothing", flush=True)
+    print("saved", rank, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", rank, flush=True)
+{WAIT}"""
+
+
+def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_with_143(tmp_path: Path) -> None:
+    with start("run", "--nproc-per-node", "2", "--prefix", "--", script(tmp_path, LOADER)) as launcher:
+        launcher.read_until("ready", times=2)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    assert output.count("loader heard nothing") == 2, output
+    assert "saved 0" in output
+    assert "saved 1" in output
+
+
+def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', os.getpid(), flush=True)\n"
+    train = script(tmp_path, RANK + deaf + WAIT)
+    with start("run", "--nproc-per-node", "1", "--grace", "2", "--", train) as launcher:
+        (pid,) = launcher.read_until(r"^ready (\d+)")
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_relayed_signal_reaches_the_workers_and_ends_nothing(tmp_path: Path) -> None:
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: (print('heard', rank, flush=True), sys.exit(0)))\n"
+    train = script(tmp_path, f"{RANK}{handler}print('ready', flush=True)\n{WAIT}")
+    with start("run", "--nproc-per-node", "2", "--prefix", "--", train) as launcher:
+        launcher.read_until("ready", times=2)
+        launcher.signal(signal.SIGUSR1)
+        code, output = launcher.end()
+    assert code == 0, output
+    assert "heard 0" in output
+    assert "heard 1" in output
+
+
+REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), "of", os.environ["WORLD_SIZE"], flush=True)
+dist.barrier()
+dist.destroy_process_group()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+
+
+def test_local_runs_two_pods_of_two_workers_that_really_meet(tmp_path: Path) -> None:
+    ended = launch("local", "--nodes", "2", "--nproc-per-node", "2", "--", script(tmp_path, REDUCE))
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"[{n // 2}:{n}] sum 4 of 4" for n in range(4)]
+    table = [line.split() for line in ended.stderr.splitlines() if line.startswith("local-node-0-")]
+    assert [(row[0], row[1]) for row in table] == [("local-node-0-0", "0"), ("local-node-0-1", "0")]
+
+
+def test_local_gives_each_pod_exactly_what_a_trainer_v2_pod_gets(tmp_path: Path) -> None:
+    told = """
+import json, os
+others = ("JOB_COMPLETION_INDEX", "HOSTNAME", "TF_CONFIG", "RANK")
+print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or n in others}))
+"""
+    words = ("local", "--nodes", "2", "--nproc-per-node", "1", "--engine", "plain", "--no-prefix", "--")
+    foreign = {"PET_RDZV_ENDPOINT": "left:1", "TF_CONFIG": "{}", "RANK": "7"}
+    ended = launch(*words, script(tmp_path, told), env=foreign)
+    assert ended.returncode == 0, ended.stderr
+    pods = sorted(map(json.loads, ended.stdout.splitlines()), key=lambda pod: str(pod["PET_NODE_RANK"]))
+    for node, pod in enumerate(pods):
+        assert pod.pop("PET_MASTER_PORT").isdigit()
+        assert pod == {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(node),
+            "PET_MASTER_ADDR": "127.0.0.2",
+            "JOB_COMPLETION_INDEX": str(node),
+            "HOSTNAME": f"local-node-0-{node}",
+        }
+
+
+def test_local_ends_with_the_first_failing_pods_code_and_shows_its_last_words(tmp_path: Path) -> None:
+    train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
+    ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
+    assert ended.returncode == 33
+    row = next(line for line in ended.stderr.splitlines() if line.startswith("local-node-0-1"))
+    assert "rank=1" in row
+    assert "exit=33" in row
+
+
+def test_ctrl_c_ends_a_rehearsal_with_all_its_pods_and_workers(tmp_path: Path) -> None:
+    train = script(tmp_path, f"{RANK}print('worker', os.getpid(), flush=True)\n{WAIT}")
+    with start("local", "--nodes", "2", "--nproc-per-node", "2", "--grace", "8", "--", train) as launcher:
+        pids = launcher.read_until(r"worker (\d+)", times=4)
+        launcher.signal(signal.SIGINT)
+        code, output = launcher.end()
+    assert code == 130, output
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
