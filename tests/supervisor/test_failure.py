@@ -72,6 +72,13 @@ def test_what_exec_said_is_the_message():
     assert classify(death(127), Evidence(text="cannot run 'x'")).message == "cannot run 'x'"
 
 
+def test_without_a_message_the_last_line_tells_why():
+    assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
+    agent = AgentFailure(rank=1, exit_code=1, message="from the agent")
+    told = Evidence(agent=agent, last_lines=("x",))
+    assert classify(death(1), told).message == "rank 1 ended with exit code 1: from the agent"
+
+
 def test_the_agents_worker_is_judged_not_the_agent():
     agent = AgentFailure(rank=3, exit_code=137, signal=int(signal.SIGKILL), hostname="n1", lines=("why",))
     failure = classify(death(137), Evidence(agent=agent, oom_kills_before=0, oom_kills_after=1))

@@ -80,6 +80,7 @@ def _last_words_match(pattern: str) -> Callable[[Exit, Evidence], bool]:
     return applies
 
 
+_WHY_CHARS = 300
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -201,8 +202,8 @@ def _message(end: Exit, evidence: Evidence) -> str:
     agent = evidence.agent
     who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
-    why = f": {agent.message}" if agent and agent.message else ""
-    return f"{who} ended with {how}{why}"
+    why = (agent.message if agent else None) or "".join(evidence.last_lines[-1:])  # a traceback ends with its cause
+    return f"{who} ended with {how}: {why[:_WHY_CHARS]}" if why else f"{who} ended with {how}"
 
 
 def _signal_name(number: int) -> str:
