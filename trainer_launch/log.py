@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
+import os
+import select
+from collections.abc import Callable
 
 NAME = "trainer_launch"
+PATIENCE_S = 1.0  # with a reader of our messages that hangs; then they are dropped
+_STDERR = 2
+_LINE_BYTES = 4096  # PIPE_BUF: never torn, and never blocks where there is room
 
 
 def set_up(level: str, node: str | None = None) -> None:
     """Send our messages to stderr, each line marked as the launcher's; `node` tells whose in a rehearsal."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LineHandler()
     mark = "trainer-launch" if node is None else f"trainer-launch {node}"
     handler.setFormatter(logging.Formatter(f"[{mark}] %(message)s"))
     logger = logging.getLogger(NAME)
@@ -19,6 +25,33 @@ def set_up(level: str, node: str | None = None) -> None:
     logger.propagate = False
 
 
+def send_through(write: Callable[[bytes], None]) -> None:
+    """Let our lines take the way that the workers' lines take, so that neither lands inside the other."""
+    for handler in logging.getLogger(NAME).handlers:
+        if isinstance(handler, _LineHandler):
+            handler.write = write
+
+
 def warn(sentence: str) -> None:
     """Say one sentence that someone should act on."""
     logging.getLogger(NAME).warning("%s", sentence)
+
+
+class _LineHandler(logging.Handler):
+    """One write per message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write: Callable[[bytes], None] = _to_stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message; nobody is left to tell when stderr is gone."""
+        with contextlib.suppress(OSError):
+            self.write(f"{self.format(record)}\n".encode(errors="replace"))
+
+
+def _to_stderr(line: bytes) -> None:
+    """Write, but not to a reader that hangs: a stop must not wait for it. A pipe with room takes 4 KiB at once."""
+    _, room, _ = select.select([], [_STDERR], [], PATIENCE_S)
+    if room:
+        os.write(_STDERR, line[:_LINE_BYTES])

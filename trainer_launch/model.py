@@ -15,7 +15,6 @@ from typing import TypeAlias
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
 
 
-
 def _nothing() -> Mapping[str, str]:
     """An empty mapping; a proxy is unhashable, so dataclasses refuse it as a plain default."""
     return MappingProxyType({})
@@ -252,6 +251,7 @@ class Outcome:
     """How a run ended, and why."""
 
     verdict: Verdict
+    stop_signal: int | None = None  # what asked us to stop
     failure: Failure | None = None
     exits: tuple[Exit, ...] = ()
     seconds: float = 0.0

@@ -24,7 +24,8 @@ _CUT = " [...]"
 def exit_code(outcome: Outcome) -> int:
     """Return what the pod ends with."""
     if outcome.verdict is Verdict.STOPPED:
-        return exits.STOPPED
+        # A person's Ctrl-C is 130 to every shell; a controller sends SIGTERM.
+        return exits.of_signal(signal.SIGINT) if outcome.stop_signal == signal.SIGINT else exits.STOPPED
     if outcome.verdict is Verdict.SUCCEEDED:
         return exits.SUCCEEDED
     return outcome.failure.exit_code if outcome.failure else exits.FAILED

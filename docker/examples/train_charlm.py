@@ -53,7 +53,7 @@ class World:
             torch.cuda.set_device(device)
         if size > 1:
             dist.init_process_group("nccl" if has_gpus else "gloo")
-        print(f"rank {rank} of {size} on {socket.gethostname()}, {device}, pid {os.getpid()}", flush=True)
+        put(f"rank {rank} of {size} on {socket.gethostname()}, {device}, pid {os.getpid()}")
         return cls(rank, size, device)
 
     def mean(self, *values: float) -> list[float]:
@@ -88,7 +88,12 @@ class World:
     def say(self, text: str) -> None:
         """Print one line (or block) for the whole job."""
         if self.rank == 0:
-            print(text, flush=True)
+            put(text)
+
+
+def put(text: str) -> None:
+    """Print in one write: `print` makes two under `python -u`, and ranks that share a pipe would mix lines."""
+    print(text + "\n", end="", flush=True)
 
 
 class CharModel(nn.Module):

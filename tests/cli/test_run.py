@@ -69,6 +69,16 @@ def test_asked_by_ctrl_c_it_ends_with_130_as_a_shell_expects() -> None:
         assert launcher.end()[0] == 130
 
 
+@pytest.mark.parametrize("options", [[], ["--prefix"]])
+def test_a_reader_of_the_output_that_hangs_does_not_hold_up_a_stop(options: list[str]) -> None:
+    program = "echo ready; exec yes 'a line that nobody reads'"
+    with start("run", "--grace", "2", *options, "--", "sh", "-c", program) as launcher:
+        launcher.read_until("ready")  # and from here on nothing is read
+        launcher.signal(signal.SIGTERM)
+        code = launcher.process.wait(timeout=20)
+    assert code == 143
+
+
 def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     env = {

@@ -208,7 +208,7 @@ def test_killing_repeats_names_what_hangs_and_ends():
 def test_asked_to_stop_is_the_verdict_even_when_all_leave_with_0():
     state, _ = play(plan(), ASK, ended("a"), ended("b"), ev.Childless(1.0))
     assert state.verdict is Verdict.STOPPED
-    assert replace(state, stopped=False).verdict is Verdict.SUCCEEDED
+    assert replace(state, stop_signal=None).verdict is Verdict.SUCCEEDED
 
 
 def test_a_request_after_the_work_is_done_does_not_spoil_it():

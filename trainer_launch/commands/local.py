@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainer_launch import exits, outcome
+from trainer_launch import exits, log, outcome
 from trainer_launch.command import parse_command
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
@@ -54,7 +54,9 @@ def main(parsed: Parsed) -> int:
             stop_order=StopOrder.LEADER,
         )
         started = time.monotonic()
-        ended = supervise(plan, System(color=False))
+        system = System(color=False)  # the pods colour their own prefixes
+        log.send_through(system.say)
+        ended = supervise(plan, system)
         sys.stdout.flush()
         sys.stderr.write(_table(ended, started, scratch))
     finally:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_launch import engines, outcome
+from trainer_launch import engines, log, outcome
 from trainer_launch.commands.gather import live_pod, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
@@ -67,7 +67,9 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
         _tell(request, plan)
         if replace_launcher:
             _become(plan)
-        ended = supervise(plan, System(color=use_color(settings)))
+        system = System(color=use_color(settings))
+        log.send_through(system.say)
+        ended = supervise(plan, system)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)

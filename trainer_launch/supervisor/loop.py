@@ -134,6 +134,7 @@ def _outcome(state: State, system: AnySystem, evidence: Evidence, attempt: int) 
     return Outcome(
         verdict=state.verdict,
         failure=_failure(state, system, evidence),
+        stop_signal=state.stop_signal,
         exits=state.exits,
         seconds=system.now() - state.started_at_s,
         attempt=attempt,

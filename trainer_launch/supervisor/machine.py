@@ -94,8 +94,8 @@ def _spawn_all(state: State) -> Step:
     return replace(state, phase=Phase.RUNNING, alive=alive), tuple(ev.Spawn(p) for p in processes)
 
 
-def _stop_waiting(state: State, _: ev.Event) -> Step:
-    return replace(_done(state), stopped=True, asked=1), (ev.CloseGate(),)
+def _stop_waiting(state: State, event: ev.Signalled) -> Step:
+    return replace(_done(state), stop_signal=event.number, asked=1), (ev.CloseGate(),)
 
 
 def _lose_gate(state: State, event: ev.Deadline) -> Step:
@@ -168,7 +168,7 @@ def _relay(state: State, event: ev.Signalled) -> Step:
 
 
 def _ask_running(state: State, event: ev.Signalled) -> Step:
-    return _stop(replace(state, asked=1, stopped=state.cause is None), event.at_s)
+    return _stop(replace(state, asked=1, stop_signal=None if state.cause else event.number), event.at_s)
 
 
 def _stop(state: State, at_s: float) -> Step:

@@ -15,7 +15,9 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
+from trainer_launch.log import PATIENCE_S
 from trainer_launch.supervisor.lines import Source, Stream
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
@@ -33,6 +35,7 @@ class Output:
         self._color = color
         self._labels: dict[str, int] = {}
         self._sinks = _sinks()
+        self._own = Source(b"", self._sinks[_STDERR].stream)
         self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
         self._arrivals: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -62,6 +65,10 @@ class Output:
         errors = self._last_lines_of(process, rank, _STDERR)
         output = self._last_lines_of(process, rank, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
+
+    def say(self, line: bytes) -> None:
+        """Write a whole line of the launcher's own to stderr, between the lines of others."""
+        self._sinks[_STDERR].put(lambda: self._own.feed(line), PATIENCE_S)
 
     def close(self, wait_s: float) -> bool:
         """Read what is left, at most for `wait_s`: a survivor may hold a pipe open. False: our reader hangs."""
@@ -132,7 +139,7 @@ class Output:
         now_s = time.monotonic()
         for pipe in self._readers():
             if pipe.source.paused_in_line and now_s >= pipe.heard_at_s + _PAUSE_S:
-                pipe.sink.write(pipe.source.flush())
+                pipe.sink.put(pipe.source.flush)
 
 
 class _Pipe:
@@ -149,22 +156,33 @@ class _Pipe:
         except BlockingIOError:
             return True
         self.heard_at_s = now_s
-        self.sink.write(self.source.feed(data))
+        self.sink.put(lambda: self.source.feed(data))
         return bool(data)
 
     def finish(self) -> None:
-        self.sink.write(self.source.flush(end=True))
+        self.sink.put(lambda: self.source.flush(end=True))
 
 
 class _Sink:
     """One of our own streams; when its reader is gone, what it should get is dropped and the job goes on."""
 
-    def __init__(self, fd: int, stream: Stream) -> None:
+    def __init__(self, fd: int, stream: Stream, lock: threading.Lock) -> None:
         self.fd, self.stream = fd, stream
+        self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
         self._said = False
 
-    def write(self, data: bytes) -> None:
+    def put(self, text: Callable[[], bytes], patience_s: float = -1.0) -> None:
+        """Write what `text` makes of the stream as it stands now; drop it if a reader hangs beyond our patience."""
+        if not self._lock.acquire(timeout=patience_s):
+            return
+        try:
+            if patience_s < 0 or select.select([], [self.fd], [], patience_s)[1]:
+                self._write(text())
+        finally:
+            self._lock.release()
+
+    def _write(self, data: bytes) -> None:
         if self._broken or not data:
             return
         try:
@@ -195,5 +213,6 @@ def _write_some(fd: int, view: memoryview) -> int:
 def _sinks() -> dict[int, _Sink]:
     """Give both streams one memory of open lines when they are one file, as after 2>&1."""
     shared = os.path.sameopenfile(_STDOUT, _STDERR)
-    stream = Stream()
-    return {_STDOUT: _Sink(_STDOUT, stream), _STDERR: _Sink(_STDERR, stream if shared else Stream())}
+    out = _Sink(_STDOUT, stream := Stream(), lock := threading.Lock())
+    err = _Sink(_STDERR, stream, lock) if shared else _Sink(_STDERR, Stream(), threading.Lock())
+    return {_STDOUT: out, _STDERR: err}

@@ -36,7 +36,7 @@ class State:
     cause: Exit | None = None  # the first failure
     text: str = ""  # what the resolver or exec said
     gate_failed: bool = False
-    stopped: bool = False  # we were asked to stop before anything failed
+    stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
     gave_up: bool = False  # something survived SIGKILL
     asked: int = 0  # requests to stop
     everyone_told: bool = False  # the second rung
@@ -47,6 +47,11 @@ class State:
     again_every_s: float = KILL_AGAIN_S
     give_up_at_s: float = 0.0
     leftovers: tuple[tuple[str, float], ...] = ()  # ended processes whose group gets SIGKILL, and when
+
+    @property
+    def stopped(self) -> bool:
+        """Whether we were asked to stop before anything failed."""
+        return self.stop_signal is not None
 
     @property
     def deadline_s(self) -> float | None:

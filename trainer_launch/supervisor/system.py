@@ -222,6 +222,10 @@ class System:
         """Return what a labelled process or rank wrote last."""
         return self._output.last_lines(name, rank)
 
+    def say(self, line: bytes) -> None:
+        """Write a line of the launcher's own to stderr, never inside a labelled process's line."""
+        self._output.say(line)
+
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
         return self._witness.look()
