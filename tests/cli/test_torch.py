@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch, script, start
+from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -19,7 +21,7 @@ WAIT = "time.sleep(60)\n"
 
 @pytest.fixture(autouse=True)
 def need_torch() -> None:
-    pytest.importorskip("torch")
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize(

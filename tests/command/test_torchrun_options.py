@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 
+from tests.conftest import require
 from trainer_launch.errors import UsageError
 from trainer_launch.torchrun_options import OPTIONS, check_value, from_variables, render, split_command
 
@@ -24,7 +26,7 @@ print(json.dumps([
 
 @pytest.mark.torch
 def test_the_table_says_what_the_installed_torchs_parser_says() -> None:
-    pytest.importorskip("torch")
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     answer = subprocess.run(
         [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=60
     )

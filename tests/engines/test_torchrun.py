@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,8 @@ from tests.engines.requests import request
 from trainer_launch import engines
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+from trainer_launch.overlay import JOB_OPTIONS
+from trainer_launch.torchrun_options import OPTIONS, Option
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(
@@ -90,6 +93,23 @@ def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
     assert "--max-restarts=2" in words
 
 
+_VALUES = {"text": "x", "number": "7", "decimal": "0.5", "flag": "1"}
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in JOB_OPTIONS], ids=str)
+def test_each_variable_that_torchrun_reads_is_honoured(option: Option) -> None:
+    value = _VALUES.get(option.form) or option.form.split("|")[0]
+    program = "torchrun train.py"  # a script typed without it says itself whether it is a module
+    words = argv(program, FIXED, {option.variable: value})
+    assert f" {option.flag}{'' if option.form == 'flag' else '=' + value} " in words
+
+
+def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
+    foreign = replace(FIXED, node_rank=0, details={"foreign_replicated_job": "worker"})
+    with pytest.raises(ContractError, match="replicated job 'worker'"):
+        argv("train.py", foreign)
+
+
 def test_typed_sizes_win_over_the_contract() -> None:
     words = argv("torchrun --nnodes=3 --nproc-per-node=2 --node-rank=2 train.py", FIXED)
     assert "--nnodes=3 --nproc-per-node=2" in words
@@ -125,7 +145,7 @@ def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None,
 
 def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
     assert engines.plan(request("train.py", FIXED)).wait_for == ("job-node-0-0.job",)
-    host = Job(**{**{f: getattr(FIXED, f) for f in FIXED.__slots__}, "node_rank": 0, "is_coordinator": True})
+    host = replace(FIXED, node_rank=0, is_coordinator=True)
     assert engines.plan(request("train.py", host)).wait_for == ()
     assert engines.plan(request("train.py", ALONE)).wait_for == ()
 

@@ -1,12 +1,14 @@
-"""How the agent's workers are asked to stop: each leader alone first, everything at the second request."""
+"""How the agent's workers are asked to stop: each leader alone first, everything at the second request.
+
+torch's loop knows stopping only as an exception that a signal handler raises, so the handlers here do work. They
+may interrupt anything, an import too, and each other: they only call `os`, and look at one time only.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -15,12 +17,14 @@ _RELAYED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, sig
 
 
 class Stop:
-    """Signal handlers of the agent. torch gives no other place: its loop knows stopping only as an exception."""
+    """Signal handlers of the agent."""
 
     def __init__(self, order: str) -> None:
         self.asked = False  # whether we were asked to stop
-        self.deaths: list[int] = []  # workers' pids in the order they died
+        self.deaths: dict[int, None] = {}  # workers' pids in the order they died
         self._order = order
+        self._looking = False
+        self._look_again = False
 
     def install(self, stopping: Iterable[signal.Signals]) -> None:
         """Take `stopping` as requests to stop, and hand other signals on to the workers."""
@@ -32,48 +36,64 @@ class Stop:
         signal.signal(signal.SIGCHLD, self._on_child)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        workers = leaders()
         again, self.asked = self.asked, True
-        if again or self._order == "group" or not workers:
+        if again or self._order == "group" or not _send_to_leaders(number):
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
-        for pid in workers:
-            _send(pid, number)
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
-        states = dict(_leaders())
-        self.deaths += [pid for pid, alive in states.items() if not alive and pid not in self.deaths]
+        self._look_again = True
+        if self._looking:
+            return  # it is seen by the look that was interrupted
+        self._looking = True
+        try:
+            while self._look_again:
+                self._look_again = False
+                states = _leaders()
+                for pid, alive in states.items():
+                    if not alive:
+                        self.deaths.setdefault(pid)
+        finally:
+            self._looking = False
         # torch would restart workers that ended on request, or wait minutes for other agents: leave instead.
         if self.asked and not any(states.values()):
             raise SignalException("all workers ended on request", sigval=signal.SIGTERM)
 
 
 def _on_relayed(number: int, _frame: FrameType | None) -> None:
-    for pid in leaders():
-        _send(pid, number)
+    _send_to_leaders(number)
 
 
-def leaders() -> list[int]:
-    """Living children of this process that lead a session of their own: torch starts each worker so."""
-    return [pid for pid, alive in _leaders() if alive]
+def _send_to_leaders(number: int) -> int:
+    """Signal each living worker; how many there are."""
+    living = [pid for pid, alive in _leaders().items() if alive]
+    for pid in living:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # noqa: PERF203  it ended meanwhile
+            continue
+    return len(living)
 
 
-def _leaders() -> Iterator[tuple[int, bool]]:
-    """Each worker that was not collected yet, and whether it is alive."""
-    for tasks in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        for pid in map(int, _text(tasks).split()):
+def _leaders() -> dict[int, bool]:
+    """Each worker that was not collected yet, and whether it is alive: children that lead their own session."""
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        for word in _read(f"/proc/self/task/{thread}/children").split():
             # /proc/PID/stat reads: pid (name) state ppid pgrp session …; the name may hold blanks and brackets.
-            fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-            if len(fields) > 3 and int(fields[3]) == pid:
-                yield pid, fields[0] not in "ZX"
+            fields = _read(f"/proc/{int(word)}/stat").rpartition(b")")[2].split()
+            if len(fields) > 3 and int(fields[3]) == int(word):
+                found[int(word)] = fields[0] not in (b"Z", b"X")
+    return found
 
 
-def _text(path: Path) -> str:
+def _read(path: str) -> bytes:
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-        os.kill(pid, number)
+        return b""
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     try:
         elastic_launch(config, command)(*command_args)
     except ChildFailedError as failed:
-        return exits.STOPPED if stop.asked else _report(failed, stop.deaths)
+        return exits.STOPPED if stop.asked else _report(failed, list(stop.deaths))
     except SignalException as stopped:
         return exits.of_signal(int(stopped.sigval)) if not stop.asked else exits.STOPPED
     except (RendezvousTimeoutError, RendezvousConnectionError) as lost:

@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   trainer-launch explain                              # this container
   trainer-launch explain --json -- torchrun train.py  # for programs, with a plan
   trainer-launch explain --save-pod pod.json          # for a report, no secrets
-  trainer-launch explain --pod pod.json -- train.py   # somebody else's pod
+  trainer-launch explain --pod pod.json -- train.py   # another pod
 """
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
 _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes

@@ -6,6 +6,7 @@ Everything after the first `--` is the command to run; without `--` it begins at
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ _LOCAL = (
     "color",
     "log_level",
 )
+# Each command's module and its settings; only the one that is called is imported.
+_COMMANDS = {"run": _RUN, "explain": _EXPLAIN, "local": _LOCAL}
 _ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
 _METAVARS = {
     "contract": "NAME",
@@ -70,7 +73,8 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
         UsageError: a flag or variable does not fit.
     """
     own, rest = _split(list(argv))
-    parsed = vars(build(program).parse_args(own))
+    called = tuple(name for name in _COMMANDS if own[:1] == [name])
+    parsed = vars(build(program, called or tuple(_COMMANDS)).parse_args(own))
     command: Callable[[Parsed], int] = parsed.pop("command")
     words: list[str] = parsed.pop("words")
     if rest is not None and words:
@@ -83,8 +87,8 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     return Parsed(command=command, settings=loaded, argv=tuple(words if rest is None else rest), flags=parsed)
 
 
-def build(program: str) -> argparse.ArgumentParser:
-    """The whole parser."""
+def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these commands."""
     parser = _Parser(
         prog=program,
         description="Own a training pod: read what the platform injected, run it as PID 1, say how it ended.",
@@ -93,10 +97,8 @@ def build(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    from trainer_launch.commands import explain, local, run
-
-    for module, fields in ((run, _RUN), (explain, _EXPLAIN), (local, _LOCAL)):
-        name = module.__name__.rpartition(".")[2]
+    for name in names:
+        module = importlib.import_module(f"trainer_launch.commands.{name}")
         sub = commands.add_parser(
             name,
             help=module.HELP,
@@ -107,7 +109,7 @@ def build(program: str) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         module.add_flags(sub)
-        for field in fields:
+        for field in _COMMANDS[name]:
             _add(sub, field, Settings.model_fields[field])
         sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         sub.set_defaults(command=module.main)

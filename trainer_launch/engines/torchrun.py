@@ -22,6 +22,7 @@ def plan(request: Request, reason: str) -> Plan:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
         UsageError: an option of torchrun is out of its form.
     """
+    _check_membership(request)
     words = (*torchrun_options.render(_options(request)), *_unknown(request), *_program(request))
     module = "torch.distributed.run" if request.replace_launcher else AGENT
     failure_file = f"{request.scratch}/failure.json"
@@ -46,6 +47,17 @@ def plan(request: Request, reason: str) -> Plan:
         failure_file=failure_file,
         reasons=(reason,),
     )
+
+
+def _check_membership(request: Request) -> None:
+    """Refuse to be a second node 0: outside the trainer's own replicated job PET_NODE_RANK counts other pods."""
+    foreign = request.job.details.get("foreign_replicated_job")
+    if foreign:
+        raise ContractError(
+            f"this pod belongs to the replicated job {foreign!r}, not to the trainer's nodes, so PET_NODE_RANK is "
+            f"not its rank in the job (contract {request.job.contract}); start workers in the trainer's pods only, "
+            f"or set --engine plain"
+        )
 
 
 def _options(request: Request) -> dict[str, str]:

@@ -202,7 +202,9 @@ def _message(end: Exit, evidence: Evidence) -> str:
     agent = evidence.agent
     who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
-    why = (agent.message if agent else None) or "".join(evidence.last_lines[-1:])  # a traceback ends with its cause
+    why = agent.message if agent else None
+    if why is None and end.signal is None:
+        why = "".join(evidence.last_lines[-1:])  # a traceback ends with its cause; who is killed cannot say why
     return f"{who} ended with {how}: {why[:_WHY_CHARS]}" if why else f"{who} ended with {how}"
 
 

@@ -1,0 +1,90 @@
+"""Several hosts on one machine: each its own network, host name, /etc/hosts and process namespace, on one switch.
+
+Needs root and iproute2. Everything is made here and taken down here; no packet leaves the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.cli.launching import clean_env
+from tests.conftest import require
+
+_SUBNET = "10.77.0"
+_NETNS = Path("/etc/netns")
+
+
+class Host:
+    """One host; programs started in it run as its process 1."""
+
+    def __init__(self, namespace: str, name: str, address: str) -> None:
+        self.namespace, self.name, self.address = namespace, name, address
+        self._hosts_file = _NETNS / namespace / "hosts"
+
+    def knows(self, names: Mapping[str, str]) -> None:
+        """Write /etc/hosts in place: it is mounted into programs that run already."""
+        self._hosts_file.parent.mkdir(parents=True, exist_ok=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
+        self._hosts_file.write_text("\n".join(lines) + "\n")
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a program as process 1 of this host."""
+        inside = ("sh", "-c", 'hostname "$0" && exec "$@"', self.name, *argv)
+        isolated = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", *inside)
+        return subprocess.Popen(
+            ("ip", "netns", "exec", self.namespace, *isolated),
+            env=clean_env({"HOSTNAME": self.name, **env}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@contextlib.contextmanager
+def hosts(*names: str) -> Iterator[list[Host]]:
+    """Make one host for each name, all knowing each other; end what runs there and remove them afterwards."""
+    require(
+        os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"), "needs root, iproute2, util-linux"
+    )
+    switch = f"tl{os.getpid()}-switch"
+    made = [Host(f"tl{os.getpid()}-{n}", name, f"{_SUBNET}.{n + 2}") for n, name in enumerate(names)]
+    with contextlib.ExitStack() as undo:
+        _namespace(switch, undo)
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        for number, host in enumerate(made):
+            _namespace(host.namespace, undo)
+            port = f"port{number}"
+            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", host.namespace, "link", "set", device, "up")
+            host.knows({other.name: other.address for other in made})
+            undo.callback(shutil.rmtree, _NETNS / host.namespace, ignore_errors=True)
+        yield made
+
+
+def _namespace(name: str, undo: contextlib.ExitStack) -> None:
+    _ip("netns", "add", name)
+    undo.callback(_ip, "netns", "delete", name)
+    undo.callback(_end_all_in, name)
+
+
+def _end_all_in(namespace: str) -> None:
+    pids = subprocess.run(("ip", "netns", "pids", namespace), capture_output=True, text=True, check=True).stdout
+    for pid in map(int, pids.split()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(("ip", *words), check=True, capture_output=True)

@@ -1,0 +1,196 @@
+"""Torch jobs of every contract on hosts with their own networks and names, the launcher as process 1 of each."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import LAUNCHER, script
+from tests.conftest import require
+from tests.hosts.network import Host, hosts
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), "rank", os.environ["RANK"], flush=True)
+dist.barrier()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+FAIL = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(9)
+time.sleep(60)
+"""
+SAVE = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), sys.exit(0)))
+os.write(1, b"ready\\n")
+time.sleep(60)
+"""
+DEADLINE_S = 60
+
+
+def trainer_v2(node: int) -> dict[str, str]:
+    return {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "job-node-0-0",
+        "PET_MASTER_PORT": "29500",
+        "JOB_COMPLETION_INDEX": str(node),
+    }
+
+
+def pytorchjob(node: int) -> dict[str, str]:
+    return {
+        "MASTER_ADDR": "job-master-0",
+        "PET_MASTER_ADDR": "job-master-0",
+        "MASTER_PORT": "23456",
+        "PET_MASTER_PORT": "23456",
+        "WORLD_SIZE": "4",
+        "RANK": str(node),
+        "PET_NODE_RANK": str(node),
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NNODES": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def old_pytorchjob(node: int) -> dict[str, str]:
+    """Operator 1.3: the master is told localhost, and there is no PET_* at all."""
+    address = "localhost" if node == 0 else "job-master-0"
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": "23456",
+        "WORLD_SIZE": "2",
+        "RANK": str(node),
+        "PYTHONUNBUFFERED": "0",
+    }
+
+
+def workers_only(_node: int) -> dict[str, str]:
+    return {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PYTHONUNBUFFERED": "1"}
+
+
+def elastic(_node: int) -> dict[str, str]:
+    return {
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": "2:2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MAX_RESTARTS": "3",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def run_all(pods: Sequence[Host], envs: Sequence[Mapping[str, str]], train: str) -> list[tuple[int, str]]:
+    """Start the launcher on every host; each one's exit code and output."""
+    started = [
+        pod.start((*LAUNCHER, "run", "--prefix", "--", train), env) for pod, env in zip(pods, envs, strict=True)
+    ]
+    return [end(process) for process in started]
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"did not end in {DEADLINE_S} s:\n{output}")
+    return process.returncode, output
+
+
+def launcher_in(process: subprocess.Popen[str]) -> psutil.Process:
+    """Process 1 of the host that `process` leads into."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    return next(child for child in below if "trainer_launch" in child.cmdline())
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+@pytest.mark.parametrize(
+    ("names", "contract", "world"),
+    [
+        (("job-node-0-0", "job-node-0-1"), trainer_v2, 4),
+        (("job-master-0", "job-worker-0"), pytorchjob, 4),
+        (("job-master-0", "job-worker-0"), old_pytorchjob, 2),
+        (("job-worker-0", "job-worker-1"), workers_only, 4),
+        (("job-worker-0", "job-worker-1"), elastic, 4),
+    ],
+    ids=["trainer-v2", "pytorchjob", "pytorchjob-1.3", "pytorchjob-workers-only", "pytorchjob-elastic"],
+)
+def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Path) -> None:
+    train = script(tmp_path, REDUCE)
+    with hosts(*names) as pods:
+        ended = run_all(pods, [contract(node) for node in range(2)], train)
+    assert [code for code, _ in ended] == [0, 0], ended
+    ranks = {
+        line.rpartition("rank ")[2]
+        for _, output in ended
+        for line in output.splitlines()
+        if f"sum {world} " in line
+    }
+    assert ranks == {str(rank) for rank in range(world)}
+
+
+def test_the_guilty_pod_ends_with_its_workers_own_code(tmp_path: Path) -> None:
+    env = [trainer_v2(node) | {"PET_NPROC_PER_NODE": "1"} for node in range(2)]
+    with hosts("job-node-0-0", "job-node-0-1") as pods:
+        innocent, guilty = (
+            pod.start((*LAUNCHER, "run", "--", script(tmp_path, FAIL)), e) for pod, e in zip(pods, env, strict=True)
+        )
+        code, output = end(guilty)
+        assert code == 9, output
+        assert "rank=1 node=1 host=job-node-0-1" in output
+        innocent.kill()
+        end(innocent)
+
+
+def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path: Path) -> None:
+    """torch would restart its workers, or wait minutes for the other nodes."""
+    env = [trainer_v2(node) | {"PET_MAX_RESTARTS": "3"} for node in range(2)]
+    with hosts("job-node-0-0", "job-node-0-1") as pods:
+        train = script(tmp_path, SAVE)
+        zero, one = (pod.start((*LAUNCHER, "run", "--", train), e) for pod, e in zip(pods, env, strict=True))
+        assert one.stdout is not None
+        ready = 0
+        while ready < 2:
+            line = one.stdout.readline()
+            assert line, "it ended before its workers were ready"
+            ready += "ready" in line
+        launcher_in(one).terminate()
+        code, output = end(one)
+        assert code == 143, output
+        assert output.count("saved") == 2
+        assert zero.poll() is None
+        zero.kill()
+        end(zero)
+
+
+def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Path) -> None:
+    train = script(tmp_path, REDUCE)
+    with hosts("job-node-0-0", "job-node-0-1") as (zero, one):
+        one.knows({})
+        early = one.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(1))
+        assert early.stdout is not None
+        said = ""
+        while "waiting up to" not in said:
+            said = early.stdout.readline()
+            assert said, "it ended without waiting"
+        one.knows({zero.name: zero.address, one.name: one.address})
+        late = zero.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(0))
+        assert [end(late)[0], end(early)[0]] == [0, 0]
