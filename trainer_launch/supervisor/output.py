@@ -33,7 +33,6 @@ class Output:
 
     def __init__(self, *, color: bool = False) -> None:
         self._color = color
-        self._labels: dict[str, int] = {}
         self._sinks = _sinks()
         self._own = Source(b"", self._sinks[_STDERR].stream)
         self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
@@ -86,7 +85,9 @@ class Output:
     def _prefix(self, label: str) -> bytes:
         if not label:
             return b""  # whole lines are all that is wanted
-        number = self._labels.setdefault(label, len(self._labels))
+        # The job's own rank ends a label, so that pods of a rehearsal, each with its own pump, differ in colour.
+        digits = label.rpartition(":")[2]
+        number = int(digits) if digits.isdecimal() else 0
         text = f"[{label}]"
         return (f"\x1b[{_COLORS[number % len(_COLORS)]}m{text}\x1b[0m " if self._color else f"{text} ").encode()
 

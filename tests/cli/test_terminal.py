@@ -1,0 +1,57 @@
+"""On a terminal, prefixes are coloured; in a pipe nothing is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env, launch
+
+pytestmark = pytest.mark.process
+
+WORDS = ("local", "--nodes", "2", "--engine", "plain", "--", "echo", "hello")
+
+
+def on_a_terminal(words: tuple[str, ...]) -> str:
+    """Run a command line with a terminal as its output; what it shows."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        (*LAUNCHER, *words), env=clean_env(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL
+    ) as process:
+        os.close(theirs)
+        shown = b"".join(_read(ours))
+        process.wait(timeout=30)
+    os.close(ours)
+    return shown.decode()
+
+
+def _read(fd: int) -> Iterator[bytes]:
+    while True:
+        try:
+            data = os.read(fd, 4096)
+        except OSError:  # how Linux says that nobody has the other end any more
+            return
+        if not data:
+            return
+        yield data
+
+
+def test_a_terminal_shows_each_pod_in_its_own_colour() -> None:
+    assert sorted(on_a_terminal(WORDS).split("\r\n")) == [
+        "",
+        "\x1b[33m[1]\x1b[0m hello",
+        "\x1b[36m[0]\x1b[0m hello",
+    ]
+
+
+def test_a_pipe_gets_plain_text() -> None:
+    assert sorted(launch(*WORDS).stdout.splitlines()) == ["[0] hello", "[1] hello"]
+
+
+def test_colours_can_be_forced_and_forbidden() -> None:
+    assert "\x1b[" in launch("run", "--prefix", "--color", "always", "--", "echo", "hello").stdout
+    assert "\x1b[" not in on_a_terminal(("run", "--prefix", "--color", "never", "--", "echo", "hello"))
