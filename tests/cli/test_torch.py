@@ -46,6 +46,28 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
         assert any("no luck" in line for line in rest)
 
 
+def test_of_two_failures_in_one_instant_the_first_is_blamed(tmp_path: Path) -> None:
+    """torch's own stamps have whole seconds, and it would blame the lower rank."""
+    note = tmp_path / "note"
+    dying = f"    open({str(note)!r}, 'x').write(f'{{os.getpid()}}\\n')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    watching = f"""
+def state():
+    try:
+        pid = open({str(note)!r}).read().strip()
+        return open(f'/proc/{{pid}}/stat').read().rpartition(')')[2].split()[0] if pid else 'R'
+    except FileNotFoundError:
+        return 'Z' if os.path.exists({str(note)!r}) else 'R'
+while state() != 'Z':
+    time.sleep(0.001)
+sys.exit(5)
+"""
+    ended = launch(
+        "run", "--nproc-per-node", "2", "--", script(tmp_path, f"{RANK}if rank == 1:\n{dying}{watching}")
+    )
+    assert ended.returncode == 137, ended.stderr
+    assert "rank=1" in ended.stderr
+
+
 def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_show_them(tmp_path: Path) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "MASTER_ADDR")
     train = script(tmp_path, f"import os, sys\nprint([os.environ[n] for n in {names}], sys.argv[1:])\n")

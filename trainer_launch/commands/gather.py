@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trainer_launch import host
 from trainer_launch.command import Command, parse_command
+from trainer_launch.commands import programs
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
-from trainer_launch.host import programs
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job, Origin, StopOrder
 from trainer_launch.overlay import overlay

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from trainer_launch import exits, log, outcome
 from trainer_launch.command import parse_command
+from trainer_launch.commands import programs
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
 from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
-from trainer_launch.host import net, programs
+from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process, StopOrder
 from trainer_launch.rehearsal import RehearsedPod, pods
 from trainer_launch.settings import Settings

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch import engines, log, outcome
+from trainer_launch.commands import programs
 from trainer_launch.commands.gather import live_pod, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
-from trainer_launch.host import programs
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
 from trainer_launch.supervisor.loop import supervise
