@@ -52,6 +52,9 @@ class NodeRange:
     min: int
     max: int
 
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
+
     @property
     def fixed(self) -> int | None:
         """The node count when there is only one, else None."""
@@ -156,8 +159,8 @@ class Topology:
     """Who this node is among whom; `reasons` says how each number was found."""
 
     node_rank: int | None
-    nodes: NodeRange
-    local_world_size: int
+    nodes: NodeRange | None  # None: nobody said how many
+    local_world_size: int | None  # None: asked for in a word that means nothing on this machine
     coordinator: Endpoint | None
     is_coordinator: bool
     rendezvous: Rendezvous | None
@@ -167,8 +170,8 @@ class Topology:
     @property
     def world_size(self) -> int | None:
         """Processes in the job, None while the number of nodes may vary."""
-        fixed = self.nodes.fixed
-        return None if fixed is None else fixed * self.local_world_size
+        fixed = self.nodes.fixed if self.nodes else None
+        return None if fixed is None or self.local_world_size is None else fixed * self.local_world_size
 
 
 class StopOrder(str, Enum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Topology
 
 DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
@@ -12,10 +12,9 @@ def place(job: Job, host: Host) -> Topology:
     """Complete the job for this node.
 
     Raises:
-        ContractError: the parts do not fit together, or a part that is needed is not told.
-        UsageError: GPUs are asked for where there are none.
+        ContractError: this node's rank is not below the number of nodes.
     """
-    nodes = job.nodes or NodeRange(1, 1)
+    nodes = job.nodes or _alone(job)
     node_rank, rank_fact = _node_rank(job, nodes)
     local_world_size, size_fact = _local_world_size(job, host)
     coordinator, coordinator_fact = _coordinator(job, nodes)
@@ -31,19 +30,28 @@ def place(job: Job, host: Host) -> Topology:
     )
 
 
-def usable_threads(host: Host, local_world_size: int, given: str | None) -> tuple[str | None, Fact]:
+def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, Fact]:
     """OMP_NUM_THREADS for the workers as torchrun sets it, and why; None leaves it unset."""
     if given is not None:
         return given, _fact("OMP_NUM_THREADS", given, Origin.ENV, "it was set")
-    if local_world_size > 1:
-        why = f"{local_world_size} workers share {host.cpus.usable} CPUs; set it to use more threads each"
+    if local_world_size is None or local_world_size > 1:
+        why = f"{local_world_size or 'all'} workers share {host.cpus.usable} CPUs; set it to use more threads each"
         return "1", _fact("OMP_NUM_THREADS", "1", Origin.DEFAULT, why)
     return None, _fact("OMP_NUM_THREADS", "unset", Origin.DEFAULT, "one worker may use all CPUs")
 
 
-def _node_rank(job: Job, nodes: NodeRange) -> tuple[int | None, Fact]:
+def _alone(job: Job) -> NodeRange | None:
+    """One node, when nothing speaks of others; an index above 0 does."""
+    return None if job.node_rank or job.hostname_index or job.members else NodeRange(1, 1)
+
+
+def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
+    foreign = job.details.get("foreign_replicated_job")
+    if foreign:
+        why = f"this pod belongs to the replicated job {foreign}, whose index the platform told"
+        return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
     if job.node_rank is not None:
-        if job.node_rank >= nodes.max:
+        if nodes is not None and job.node_rank >= nodes.max:
             raise ContractError(
                 f"this node's rank is {job.node_rank} but the job has at most {nodes.max} nodes; "
                 f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
@@ -52,12 +60,12 @@ def _node_rank(job: Job, nodes: NodeRange) -> tuple[int | None, Fact]:
     if job.hostname_index is not None:
         rank = job.hostname_index
         return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "the host name ends with it")
-    if nodes.max == 1:
+    if nodes is not None and nodes.max == 1:
         return 0, _fact("node_rank", "0", Origin.DEFAULT, "the job has one node")
     return None, _fact("node_rank", "unknown", Origin.DEFAULT, "nothing told it")
 
 
-def _local_world_size(job: Job, host: Host) -> tuple[int, Fact]:
+def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
     """Workers on this node; words are resolved from what the container really has."""
     given, gpus, cpus = job.nproc_per_node, host.gpus, host.cpus
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {_quota(cpus.quota)}"
@@ -70,20 +78,17 @@ def _local_world_size(job: Job, host: Host) -> tuple[int, Fact]:
         return cpus.usable, _fact("nproc_per_node", str(cpus.usable), Origin.MACHINE, f"{given}: {why}")
     if given in ("auto", "gpu") and gpus.count:
         return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"{given}: {gpus.reason}")
-    raise UsageError(
-        f"processes per node are asked for as '{given}', but this container shows no such device ({gpus.reason}); "
-        f"request devices in the pod's resources, or set --nproc-per-node to a number"
-    )
+    return None, _fact("nproc_per_node", "unknown", Origin.MACHINE, f"{given}: {gpus.reason}")
 
 
-def _coordinator(job: Job, nodes: NodeRange) -> tuple[Endpoint | None, Fact]:
+def _coordinator(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, Fact]:
     """Where all nodes meet: as told, else the first member, else this machine when it is alone."""
     if job.coordinator is not None:
         return job.coordinator, _fact("coordinator", str(job.coordinator), Origin.ENV, "the platform told it")
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
         endpoint = job.rendezvous.endpoint
         return endpoint, _fact("coordinator", str(endpoint), Origin.ENV, "it is the rendezvous endpoint")
-    if nodes.max == 1:
+    if nodes is not None and nodes.max == 1:
         return None, _fact("coordinator", "none", Origin.DEFAULT, "one node needs none")
     if job.members:
         endpoint = Endpoint(job.members[0].host, DEFAULT_PORT)

@@ -25,6 +25,24 @@ def test_a_program_that_dies_of_a_signal_ends_with_128_plus_its_number(number: s
     assert f"signal={number.name}" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"JOB_COMPLETION_INDEX": "199"},
+        {
+            "DMLC_TRACKER_URI": "j-node-0-0.j",
+            "DMLC_TRACKER_PORT": "29500",
+            "DMLC_TASK_ID": "2",
+            "DMLC_NUM_WORKER": "8",
+        },
+        {"TF_CONFIG": '{"cluster":{"worker":{"5":"w-5:2222"},"ps":null},"task":{"type":"worker","index":5}}'},
+    ],
+    ids=["plainml", "xgboost", "sparse TFJob"],
+)
+def test_a_pod_that_knows_its_index_but_not_its_jobs_size_runs_its_program(env: dict[str, str]) -> None:
+    assert launch("run", "--", "true", env={"JOB_COMPLETION_INDEX": "2", **env}).returncode == 0
+
+
 def test_output_is_untouched_and_nothing_of_ours_is_on_stdout() -> None:
     ended = launch("run", "--", "printf", "no newline at the end")
     assert ended.stdout == "no newline at the end"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainer_launch.command import parse_command
@@ -20,16 +21,19 @@ MACHINE = Host(
     shm_bytes=None,
 )
 
+GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
+
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Request:
     """A request for the command `line` in `job`, with torchrun's typed options laid over it."""
+    machine = changes.get("host", MACHINE)
     command = parse_command(shlex.split(line))
     if command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
     fields: dict[str, Any] = {
         "job": job,
         "host": MACHINE,
-        "topology": place(job, MACHINE),
+        "topology": place(job, machine),
         "command": command,
         "env": dict(env or {}),
         "python": "/venv/bin/python",

@@ -161,6 +161,20 @@ def test_several_nodes_without_a_rank_are_refused_with_what_to_set() -> None:
         argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", coordinator=Endpoint("h", 1)))
 
 
+def test_devices_that_are_not_there_are_refused_with_what_to_set() -> None:
+    with pytest.raises(UsageError, match="--nproc-per-node"):
+        argv("train.py", replace(FIXED, nproc_per_node="gpu"))
+
+
+def test_a_word_that_only_torch_can_count_is_left_to_torch() -> None:
+    assert "--nproc-per-node=xpu" in argv("train.py", replace(FIXED, nproc_per_node="xpu"))
+
+
+def test_an_unknown_number_of_nodes_is_refused_with_what_to_set() -> None:
+    with pytest.raises(ContractError, match="--nodes"):
+        argv("train.py", Job(contract="x", engine="torchrun", node_rank=3))
+
+
 def test_several_nodes_without_an_address_are_refused_with_what_to_set() -> None:
     with pytest.raises(ContractError, match="--master-addr"):
         argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", node_rank=0))

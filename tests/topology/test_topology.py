@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.errors import ContractError
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Rendezvous
 from trainer_launch.topology import place, usable_threads
 
@@ -43,9 +43,14 @@ def test_workers_per_node_come_from_what_the_container_really_has(word: object, 
 
 
 @pytest.mark.parametrize("word", ["gpu", "xpu"])
-def test_devices_that_are_not_there_are_an_error_that_says_what_to_do(word: str) -> None:
-    with pytest.raises(UsageError, match="--nproc-per-node"):
-        place(job(nproc_per_node=word), machine())
+def test_devices_that_are_not_there_leave_the_number_of_workers_unknown(word: str) -> None:
+    """No error yet: an init container or a sidecar without devices reads the same variable."""
+    assert place(job(nproc_per_node=word), machine()).local_world_size is None
+
+
+def test_a_pod_of_another_replicated_job_is_no_node() -> None:
+    foreign = job(nodes=NodeRange(2, 2), node_rank=5, details={"foreign_replicated_job": "checker"})
+    assert place(foreign, machine()).node_rank is None
 
 
 def test_the_reason_for_the_number_of_workers_is_kept() -> None:
@@ -60,6 +65,12 @@ def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
 def test_a_job_of_one_node_needs_no_rank_and_no_coordinator() -> None:
     placed = place(job(), machine())
     assert (placed.node_rank, placed.coordinator, placed.is_coordinator) == (0, None, True)
+
+
+def test_an_index_without_a_number_of_nodes_leaves_that_number_unknown() -> None:
+    """PlainML and XGBoost pods know their index only."""
+    placed = place(job(node_rank=199), machine())
+    assert (placed.node_rank, placed.nodes, placed.world_size, placed.is_coordinator) == (199, None, None, False)
 
 
 def test_a_rank_beyond_the_nodes_is_refused() -> None:

@@ -95,8 +95,8 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
     threads, fact = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
     return {
         "node_rank": topology.node_rank,
-        "min_nodes": topology.nodes.min,
-        "max_nodes": topology.nodes.max,
+        "min_nodes": topology.nodes.min if topology.nodes else None,
+        "max_nodes": topology.nodes.max if topology.nodes else None,
         "nproc_per_node": topology.local_world_size,
         "world_size": topology.world_size,
         "coordinator": None if topology.coordinator is None else str(topology.coordinator),

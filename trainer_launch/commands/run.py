@@ -101,12 +101,12 @@ def _tell(request: Request, plan: Plan) -> None:
     for warning in job.warnings:
         _log.warning("%s", warning)
     _log.info(
-        "contract=%s engine=%s node=%s/%s workers=%d coordinator=%s",
+        "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
         job.contract,
         plan.engine,
         "?" if topology.node_rank is None else topology.node_rank,
-        topology.nodes.fixed or f"{topology.nodes.min}:{topology.nodes.max}",
-        topology.local_world_size,
+        topology.nodes or "?",
+        topology.local_world_size or "?",
         topology.coordinator or "-",
     )
 

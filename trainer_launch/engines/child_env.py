@@ -27,8 +27,9 @@ def plain(env: Mapping[str, str], job: Job, topology: Topology) -> dict[str, str
         return dict(env)
     fixed = repaired(env)
     # torchrun's own `auto` and `cpu` do not see the cgroup's quota.
-    if not env.get("PET_NPROC_PER_NODE", "").isdigit() and "PET_NPROC_PER_NODE" in env:
-        fixed["PET_NPROC_PER_NODE"] = str(topology.local_world_size)
+    size = topology.local_world_size
+    if "PET_NPROC_PER_NODE" in env and size is not None:
+        fixed["PET_NPROC_PER_NODE"] = str(size)
     return fixed
 
 

@@ -7,7 +7,7 @@ from trainer_launch.command import Kind
 from trainer_launch.engines import child_env
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Plan, Process, Topology
+from trainer_launch.model import NodeRange, Plan, Process, Topology
 from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
@@ -42,7 +42,7 @@ def plan(request: Request, reason: str) -> Plan:
         processes=(agent,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
-        wait_for=_wait_for(request.topology),
+        wait_for=_wait_for(request.topology, _nodes(request)),
         wait_s=request.wait_s,
         failure_file=failure_file,
         reasons=(reason,),
@@ -69,20 +69,40 @@ def _options(request: Request) -> dict[str, str]:
     options = {**torchrun_options.from_variables(request.env), **typed}
     kept = {name: value for name, value in options.items() if name not in JOB_OPTIONS}
     kept.update(_form_of_program(request))
-    kept["nproc_per_node"] = str(request.topology.local_world_size)
+    kept["nproc_per_node"] = _workers(request)
     if request.topology.max_restarts is not None:
         kept["max_restarts"] = str(request.topology.max_restarts)
-    kept.update(_meeting(request))
-    if "local_addr" not in kept and request.topology.nodes.max == 1:
+    nodes = _nodes(request)
+    kept.update(_meeting(request, nodes))
+    if "local_addr" not in kept and nodes.max == 1:
         # A single node's workers meet on loopback: a pod's own name often does not resolve.
         kept["local_addr"] = "127.0.0.1"
     return kept
 
 
-def _meeting(request: Request) -> dict[str, str]:
+def _workers(request: Request) -> str:
+    """How many workers; xpu stays a word, which torch alone can count."""
+    size, asked = request.topology.local_world_size, request.job.nproc_per_node
+    if size is not None or asked == "xpu":
+        return str(size or asked)
+    raise UsageError(
+        f"workers per node are asked for as '{asked}', but this container shows no such device "
+        f"({request.host.gpus.reason}); request devices in the pod's resources, or set --nproc-per-node to a number"
+    )
+
+
+def _nodes(request: Request) -> NodeRange:
+    if request.topology.nodes is None:
+        raise ContractError(
+            f"nothing tells how many nodes this job has (contract {request.job.contract}); "
+            f"set --nodes or TRAINER_LAUNCH_NODES"
+        )
+    return request.topology.nodes
+
+
+def _meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
     """Where and how the agents meet."""
     topology = request.topology
-    nodes = topology.nodes
     if nodes.max == 1:
         # One node meets nobody: any free port will do, whatever port the platform names.
         return {"nnodes": "1", "standalone": "1"}
@@ -97,7 +117,7 @@ def _meeting(request: Request) -> dict[str, str]:
             # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
             conf.setdefault("is_host", str(topology.is_coordinator).lower())
         options = {
-            "nnodes": f"{nodes.min}:{nodes.max}",
+            "nnodes": str(nodes),
             "rdzv_backend": rendezvous.backend or "c10d",
             "rdzv_endpoint": str(rendezvous.endpoint),
             "rdzv_conf": ",".join(f"{k}={v}" for k, v in conf.items()),
@@ -105,39 +125,35 @@ def _meeting(request: Request) -> dict[str, str]:
         if rendezvous.run_id is not None:
             options["rdzv_id"] = rendezvous.run_id
         return {name: value for name, value in options.items() if value}
-    return _static(request, topology)
+    return _static(request, nodes)
 
 
-def _static(request: Request, topology: Topology) -> dict[str, str]:
+def _static(request: Request, nodes: NodeRange) -> dict[str, str]:
+    topology = request.topology
     if topology.node_rank is None:
         raise ContractError(
-            f"this job has {topology.nodes.max} nodes but nothing tells which of them this is "
+            f"this job has {nodes} nodes but nothing tells which of them this is "
             f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
         )
-    coordinator = _required_coordinator(request, topology)
-    if topology.nodes.fixed is None:
+    if topology.coordinator is None:
+        raise ContractError(
+            f"this job has {nodes} nodes but nothing tells where they meet "
+            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
+        )
+    if nodes.fixed is None:
         raise UsageError(
-            f"{topology.nodes.min}:{topology.nodes.max} nodes need an elastic rendezvous; "
+            f"{nodes} nodes need an elastic rendezvous; "
             f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or give one number of nodes"
         )
     run_id = topology.rendezvous.run_id if topology.rendezvous else None
     options = {
-        "nnodes": str(topology.nodes.fixed),
+        "nnodes": str(nodes),
         "node_rank": str(topology.node_rank),
-        "master_addr": coordinator.host,
-        "master_port": str(coordinator.port),
+        "master_addr": topology.coordinator.host,
+        "master_port": str(topology.coordinator.port),
         "rdzv_backend": "static",
     }
     return options if run_id is None else {**options, "rdzv_id": run_id}
-
-
-def _required_coordinator(request: Request, topology: Topology) -> Endpoint:
-    if topology.coordinator is None:
-        raise ContractError(
-            f"this job has {topology.nodes.max} nodes but nothing tells where they meet "
-            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
-        )
-    return topology.coordinator
 
 
 def _form_of_program(request: Request) -> dict[str, str]:
@@ -168,11 +184,12 @@ def _unknown(request: Request) -> tuple[str, ...]:
 
 def _rank_labels(request: Request) -> tuple[str, ...]:
     """`node:rank` for each worker; the rank is the job's where it is known before the nodes have met."""
-    if not request.prefix:
-        return ()
     topology = request.topology
     size = topology.local_world_size
-    first = topology.node_rank * size if topology.node_rank is not None and topology.nodes.fixed else 0
+    if not request.prefix or size is None:
+        return ()
+    is_fixed = topology.nodes is not None and topology.nodes.fixed is not None
+    first = topology.node_rank * size if topology.node_rank is not None and is_fixed else 0
     return tuple(f"{_node(request)}:{first + local}" for local in range(size))
 
 
@@ -181,8 +198,8 @@ def _node(request: Request) -> str:
     return "?" if rank is None else str(rank)
 
 
-def _wait_for(topology: Topology) -> tuple[str, ...]:
+def _wait_for(topology: Topology, nodes: NodeRange) -> tuple[str, ...]:
     """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
-    if topology.nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
+    if nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
         return ()
     return (topology.coordinator.host,)
