@@ -25,7 +25,7 @@ from trainer_launch.topology import place, usable_threads
 HELP = "show what was read, what it became, and the plan that would run"
 EXAMPLES = """examples:
   trainer-launch explain                              # this container
-  trainer-launch explain --json -- torchrun train.py  # for programs, with a plan
+  trainer-launch explain --json -- torchrun train.py  # a plan, for programs
   trainer-launch explain --save-pod pod.json          # for a report, no secrets
   trainer-launch explain --pod pod.json -- train.py   # another pod
 """
