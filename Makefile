@@ -40,8 +40,9 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## print the start-up figures
+bench: venv ## print the figures: start-up, idle, output
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/output.py
 
 clean: ## remove .venv and what tools left behind
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
