@@ -1,0 +1,122 @@
+"""Lines become messages, or a ProtocolError; never anything else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_launch.coordinator import protocol as msg
+
+ONE_OF_EACH: list[msg.Message] = [
+    msg.Hello(1, "job", None, "pod-1", "i1"),
+    msg.Hello(1, "job", 7, "pod-1", "i1", 3, 2, "ab"),
+    msg.Join("i1", 4),
+    msg.Renew(),
+    msg.Store(3, "10.0.0.1", 4000),
+    msg.Failed(3, 1, None, 9, "killed\nhere \ud800"),
+    msg.Leave("preempted"),
+    msg.Done(3),
+    msg.Challenge(""),
+    msg.Welcome(3.0),
+    msg.Refused("no", False),
+    msg.Waiting(1, 3, ("node 1 (" + "x" * 253 + ")",)),
+    msg.Formed(3, 1, 2, ("a", "b"), 1, False),
+    msg.Go(3, "::1", 4000),
+    msg.Restart(3, "why"),
+    msg.GiveUp("why"),
+    msg.GiveUp("why", "node 1", 5, None, 9, "text"),
+    msg.Finished(),
+]
+
+
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
+def test_a_message_survives_its_line(message):
+    line = msg.render(message)
+    assert line.count(b"\n") == 1
+    assert msg.parse(line) == message
+
+
+def hello(**changes):
+    values = json.loads(msg.render(ONE_OF_EACH[1]))
+    return json.dumps({**values, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"[]",
+        b"1",
+        b"null",
+        b"{}",
+        b'{"kind":"renew","more":1}',
+        b'{"kind":["renew"]}',
+        b'{"kind":"hello"}',
+        b'{"kind":"renew"} {"kind":"renew"}',
+        b"[" * 60000,
+        b'{"a":' * 10000,
+        b"9" * 60000,
+        b'{"kind":"welcome","lease_s":NaN}',
+        b'{"kind":"welcome","lease_s":-1}',
+        b'{"kind":"done","generation":true}',
+        b'{"kind":"done","generation":1.0}',
+        b'{"kind":"done","generation":-1}',
+        b'{"kind":"done","generation":1e400}',
+        hello(node_rank=-1),
+        hello(node_rank="0"),
+        hello(host=""),
+        hello(host="a\nb"),
+        hello(host="x" * 300),
+        hello(host="ü"),
+        hello(generation=2**31),
+        hello(proof=5),
+        hello(job=None),
+        b" " * (msg.MAX_LINE_BYTES + 1),
+    ],
+)
+def test_nonsense_is_refused(line):
+    with pytest.raises(msg.ProtocolError):
+        msg.parse(line)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(line):
+    with pytest.raises(msg.ProtocolError):
+        msg.parse(line)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda x: st.lists(x),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(ONE_OF_EACH), st.data())
+def test_a_message_with_a_changed_field_is_a_message_or_refused(message, data):
+    values = json.loads(msg.render(message))
+    values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
+    try:
+        parsed = msg.parse(json.dumps(values).encode())
+    except msg.ProtocolError:
+        return
+    assert msg.parse(msg.render(parsed)) == parsed
+
+
+def test_long_texts_are_cut_and_what_cannot_fit_is_an_error():
+    assert msg.parse(msg.render(msg.Leave("x" * 100_000))) == msg.Leave("x" * 2000)
+    assert len(msg.render(msg.Failed(1, 0, 1, None, "\U0001f525" * 100_000))) < msg.MAX_LINE_BYTES
+    with pytest.raises(msg.ProtocolError):
+        msg.render(msg.Formed(1, 0, 9999, ("x" * 200,) * 9999, 0, False))
+
+
+def test_a_proof_depends_on_everything():
+    one = msg.prove(b"s", "n", "j", "i")
+    others = [msg.prove(*a) for a in [(b"t", "n", "j", "i"), (b"s", "m", "j", "i"), (b"s", "n", "k", "i")]]
+    assert one not in [*others, msg.prove(b"s", "n", "j", "h")]

@@ -1,0 +1,354 @@
+"""Real servers and clients on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+
+import pytest
+
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.client import Client, Connected, Disconnected
+from trainer_launch.coordinator.connection import MAX_UNSENT_BYTES
+from trainer_launch.coordinator.server import Server
+from trainer_launch.coordinator.state import Settings
+from trainer_launch.errors import NodeError
+from trainer_launch.model import Endpoint
+
+LONG_S = 10.0
+
+
+def wait_until(condition, what="it"):
+    end_s = time.monotonic() + LONG_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < end_s, f"{what} did not happen"
+        pause.wait(0.005)
+
+
+class Cluster:
+    """A server and its nodes; everything is closed at the end."""
+
+    def __init__(self):
+        self.said: list[str] = []
+        self.open = contextlib.ExitStack()
+
+    def serve(self, n=3, port=0, secret=None, **fields):
+        settings = Settings(**{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields})
+        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.said.append)
+        self.port = self.server.start()
+        self.open.callback(self.server.stop)
+        return self.server
+
+    def node(self, rank, host=None, secret=None, job="job", say=lambda text: None, incarnation="a"):
+        hello = msg.Hello(msg.VERSION, job, rank, host or f"pod-{rank}", f"{rank}-{incarnation}")
+        client = Client(Endpoint("localhost", self.port), hello, secret, say)
+        self.open.callback(client.close)
+        return client
+
+    def join(self, client, rank, after=0, incarnation="a"):
+        client.send(msg.Join(f"{rank}-{incarnation}", after))
+
+    def running(self, n=3, **fields):
+        self.serve(n, **fields)
+        clients = [self.node(rank) for rank in range(n)]
+        self.form(clients)
+        return clients
+
+    def form(self, clients, after=0):
+        for rank, client in enumerate(clients):
+            self.join(client, rank, after)
+        formed = [await_(client, msg.Formed) for client in clients]
+        clients[0].send(msg.Store(formed[0].generation, "127.0.0.1", 4000))
+        gone = [await_(client, msg.Go) for client in clients]
+        assert {go.generation for go in gone} == {formed[0].generation}
+        return formed
+
+    def raw(self):
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_S)
+        self.open.callback(sock.close)
+        return sock
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    with made.open:
+        yield made
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("coordinator")]
+
+
+def await_(client, kind, timeout_s=LONG_S):
+    """The next news of a kind."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        news = client.receive(end_s - time.monotonic())
+        if isinstance(news, kind):
+            return news
+    raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+
+def hear(sock, kind):
+    """The next message of a kind on a bare socket."""
+    with sock.makefile("rb") as lines:
+        for line in lines:
+            message = msg.parse(line)
+            if isinstance(message, kind):
+                return message
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def is_closed(sock):
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_three_nodes_meet_run_and_finish(cluster):
+    clients = cluster.running(3)
+    for client in clients:
+        client.send(msg.Done(1))
+    for client in clients:
+        await_(client, msg.Finished)
+
+
+def test_a_closed_connection_is_known_at_once(cluster):
+    clients = cluster.running(3)
+    started = time.monotonic()
+    clients[1].close()
+    for client in (clients[0], clients[2]):
+        assert await_(client, msg.Restart).reason == "node 1 (pod-1) is gone"
+    assert time.monotonic() - started < 1.0
+
+
+def test_a_node_that_leaves_says_why(cluster):
+    clients = cluster.running(2)
+    clients[1].close(leave_reason="preempted")
+    assert "leaves: preempted" in await_(clients[0], msg.Restart).reason
+
+
+def test_a_silent_node_is_lost_with_its_lease(cluster):
+    cluster.serve(2, lease_s=0.6)
+    zero = cluster.node(0)
+    silent = cluster.raw()
+    silent.sendall(msg.render(msg.Hello(msg.VERSION, "job", 1, "pod-1", "x")) + msg.render(msg.Join("x")))
+    cluster.join(zero, 0)
+    await_(zero, msg.Formed)
+    started = time.monotonic()
+    assert "was silent for 0.6 s" in await_(zero, msg.Restart).reason
+    assert time.monotonic() - started < 1.5
+    assert is_closed(silent)
+
+
+def test_a_node_that_only_renews_stays(cluster):
+    clients = cluster.running(2, lease_s=0.3)
+    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
+
+
+def test_garbage_disturbs_nobody(cluster):
+    clients = cluster.running(2, lease_s=1.0)
+    lines = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xff" * 40000 + b"\n",
+        b"{" * 70000,
+        b"{}\n" * 1000,
+        msg.render(msg.Renew()),
+        msg.render(msg.Hello(0, "job", 1, "pod-1", "evil")),
+        msg.render(msg.Hello(1, "other job", 1, "pod-1", "evil")),
+        msg.render(msg.Hello(1, "job", 1, "evil", "evil")),
+    ]
+    for _ in range(20):
+        for line in lines:
+            sock = cluster.raw()
+            with contextlib.suppress(OSError):  # it may be dropped before all is said
+                sock.sendall(line)
+                sock.shutdown(socket.SHUT_WR)
+            is_closed(sock)
+    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
+    clients[1].send(msg.Failed(1, 1, 1, None))
+    await_(clients[0], msg.Restart)
+    assert len([text for text in cluster.said if "dropped" in text]) <= 10, "each complaint is said once"
+
+
+def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
+    clients = cluster.running(2)
+    slow = [cluster.raw() for _ in range(20)]
+    for sock in slow:
+        sock.sendall(b'{"kind":"hel')
+    started = time.monotonic()
+    assert all(map(is_closed, slow))
+    assert 3.0 < time.monotonic() - started < 8.0
+    assert clients[0].receive(0) is None
+
+
+def test_two_thousand_connects_keep_nobody_out(cluster):
+    clients = cluster.running(2, lease_s=1.0)
+    crowd = []
+    for _ in range(2000):
+        sock = socket.socket()
+        sock.setblocking(False)
+        crowd.append(sock)
+        cluster.open.callback(sock.close)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(("127.0.0.1", cluster.port))
+    clients[1].close()
+    await_(clients[0], msg.Restart)
+    back = cluster.node(1, incarnation="b")
+    cluster.join(clients[0], 0, after=1)
+    cluster.join(back, 1, incarnation="b")
+    assert await_(back, msg.Formed).generation == 2
+
+
+def test_who_does_not_read_is_dropped(cluster):
+    cluster.serve(1)
+    deaf = cluster.raw()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.sendall(msg.render(msg.Hello(msg.VERSION, "job", 0, "pod-0", "x")))
+    number, sent = 0, 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 40 * MAX_UNSENT_BYTES and not any("does not read" in text for text in cluster.said):
+            lines = b"".join(msg.render(msg.Join("x", number + i)) for i in range(500))
+            deaf.sendall(lines)
+            sent, number = sent + len(lines), number + 500
+    wait_until(lambda: any("does not read" in text for text in cluster.said), "dropping it")
+
+
+def test_the_secret_is_needed(cluster):
+    cluster.serve(2, secret=b"right")
+    good = cluster.node(0, secret=b"right")
+    await_(good, Connected)
+    for secret in (b"wrong", None):
+        refused = await_(cluster.node(1, secret=secret), msg.Refused)
+        assert (refused.reason, refused.retry) == ("the secret is not the job's", False)
+    strange = cluster.raw()
+    hello = msg.Hello(msg.VERSION, "job", 1, "pod-1", "x", proof="\ud800")
+    strange.sendall(msg.render(hello))
+    assert hear(strange, msg.Refused).reason == "the secret is not the job's"
+    await_(cluster.node(1, secret=b"right"), Connected)
+
+
+def test_a_client_with_a_secret_serves_a_job_without(cluster):
+    cluster.serve(1)
+    await_(cluster.node(0, secret=b"mine"), Connected)
+
+
+def test_another_job_is_refused_for_good(cluster):
+    cluster.serve(2)
+    says: list[str] = []
+    refused = await_(cluster.node(1, job="other", say=says.append), msg.Refused)
+    assert refused.reason == "this coordinator serves job job, not other"
+    assert says == [f"refused by the coordinator: {refused.reason}"]
+
+
+def test_a_coordinator_that_comes_back_goes_on(cluster):
+    clients = cluster.running(3)
+    cluster.server.stop()
+    for client in clients:
+        assert isinstance(await_(client, Disconnected), Disconnected)
+    cluster.serve(3, port=cluster.port)
+    for client in clients:
+        await_(client, Connected)
+        assert await_(client, msg.Restart).generation == 1
+    formed = cluster.form(clients, after=1)
+    assert {f.generation for f in formed} == {2}
+
+
+def test_a_join_that_was_not_answered_is_said_again_to_a_new_coordinator(cluster):
+    cluster.serve(2)
+    zero = cluster.node(0)
+    cluster.join(zero, 0)
+    await_(zero, msg.Waiting)
+    cluster.server.stop()
+    cluster.serve(2, port=cluster.port)
+    cluster.join(cluster.node(1), 1)
+    assert await_(zero, msg.Formed).size == 2
+
+
+def test_the_last_word_arrives_although_the_server_stops_at_once(cluster):
+    clients = cluster.running(3)
+    cluster.server.stop("told to end")
+    assert {await_(client, msg.GiveUp).reason for client in clients} == {"told to end"}
+
+
+def test_a_client_says_at_which_stage_it_waits(cluster):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        cluster.port = unused.getsockname()[1]
+    says: list[str] = []
+    cluster.node(0, say=says.append)
+    wait_until(lambda: says)
+    assert says[0].startswith("cannot connect to the coordinator at localhost")
+    hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "a")
+    nowhere = Client(Endpoint("no-such-name.invalid", 1), hello, say=says.append)
+    wait_until(lambda: any("no address for no-such-name.invalid yet" in text for text in says))
+    nowhere.close()
+    cluster.serve(1, port=cluster.port)
+    wait_until(lambda: "connected" in says)
+
+
+def test_a_message_nobody_would_take_is_the_callers_error(cluster):
+    cluster.serve(1)
+    with pytest.raises(msg.ProtocolError):
+        cluster.node(0).send(msg.Store(1, "", 0))
+
+
+def test_a_port_in_use_is_named(cluster):
+    cluster.serve(1)
+    again = Server(Settings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port))
+    with pytest.raises(NodeError, match=f":{cluster.port}: Address already in use; free that port"):
+        again.start()
+
+
+def test_both_families_are_served(cluster):
+    settings = Settings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
+    server = Server(settings, Endpoint("", 0), log=cluster.said.append)
+    cluster.port = server.start()
+    cluster.open.callback(server.stop)
+    assert hear(cluster.raw(), msg.Challenge) == msg.Challenge("")
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError), socket.create_connection(("::1", cluster.port), timeout=LONG_S) as six:
+            assert hear(six, msg.Challenge) == msg.Challenge("")
+
+
+def test_the_server_sleeps_while_nothing_happens(cluster):
+    cluster.serve(2, lease_s=3.0)
+    turns: list[int] = []
+    turn = cluster.server._turn
+
+    def count():
+        turns.append(1)
+        turn()
+
+    cluster.server._turn = count
+    client = cluster.node(0)
+    await_(client, Connected)
+    cluster.join(client, 0)
+    await_(client, msg.Waiting)
+    before = len(turns)
+    assert client.receive(2.0) is None
+    assert len(turns) - before <= 5
+
+
+def test_two_hundred_nodes_form(cluster):
+    cluster.serve(200)
+    with selectors.DefaultSelector() as selector:
+        for rank in range(200):
+            sock = cluster.raw()
+            hello = msg.Hello(msg.VERSION, "job", rank, f"pod-{rank}", f"i{rank}")
+            sock.sendall(msg.render(hello) + msg.render(msg.Join(f"i{rank}")))
+            selector.register(sock, selectors.EVENT_READ, (sock, bytearray()))
+        ranks: set[int] = set()
+        end_s = time.monotonic() + LONG_S
+        while len(ranks) < 200 and time.monotonic() < end_s:
+            for key, _ in selector.select(0.1):
+                sock, buffer = key.data
+                buffer.extend(sock.recv(65536))
+                *lines, rest = buffer.split(b"\n")
+                buffer[:] = rest
+                ranks |= {m.group_rank for m in map(msg.parse, map(bytes, lines)) if isinstance(m, msg.Formed)}
+    assert ranks == set(range(200))

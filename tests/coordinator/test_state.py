@@ -1,0 +1,386 @@
+"""Histories of jobs, through the pure machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.coordinator.world import World
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.state import Close, Gone, Phase, Tick
+
+
+def running(*args, ranks=(0, 1, 2), **fields):
+    world = World(*args, **fields)
+    peers = world.come(*ranks)
+    world.pass_time(1.0)
+    world.open_store()
+    assert world.phase is Phase.RUNNING
+    return world, peers
+
+
+def test_ranks_follow_the_node_index_whoever_comes_first():
+    world = World(3)
+    two, zero, one = world.come(2, 0, 1)
+    formed = [world.last(peer, msg.Formed) for peer in (zero, one, two)]
+    assert [(f.generation, f.group_rank, f.size, f.is_store_host) for f in formed] == [
+        (1, 0, 3, True),
+        (1, 1, 3, False),
+        (1, 2, 3, False),
+    ]
+    assert formed[0].members == ("pod-0", "pod-1", "pod-2")
+
+
+def test_without_ranks_the_hosts_are_ordered_as_people_count():
+    world = World(3)
+    peers = [world.call(host=host) for host in ("w-10", "w-9", "w-1")]
+    world.join(*peers)
+    assert world.last(peers[0], msg.Formed).members == ("w-1", "w-9", "w-10")
+
+
+def test_workers_start_when_the_store_is_open():
+    world = World(2)
+    peers = world.come(0, 1)
+    assert [world.count(peer, msg.Go) for peer in peers] == [0, 0]
+    world.say(peers[1], msg.Store(1, "evil", 1))
+    assert world.phase is Phase.FORMED, "only group rank 0 opens it"
+    world.open_store()
+    assert [world.last(peer, msg.Go) for peer in peers] == [msg.Go(1, "10.0.0.1", 4000)] * 2
+
+
+def test_those_who_wait_hear_who_is_missing_and_only_once():
+    world = World(3)
+    peer = world.come(0)[0]
+    world.call(1)
+    world.pass_time(60)
+    assert [m for m in world.told[peer] if isinstance(m, msg.Waiting)] == [
+        msg.Waiting(1, 3, ("node 1 (pod-1)", "node 2"))
+    ]
+    assert world.said == ["1 of 3 nodes, waiting for node 1 (pod-1), node 2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [({"job": "other"}, "job"), ({"version": 0}, "version"), ({"rank": 3}, "no node 3")],
+)
+def test_strangers_are_refused_for_good(fields, word):
+    world = World(3)
+    peer = world.call(**{"rank": 0, **fields})
+    refused = world.last(peer, msg.Refused)
+    assert word in refused.reason
+    assert not refused.retry
+    assert world.cut == [peer]
+    assert not world.state.peers
+
+
+def test_a_failure_restarts_the_others_once_and_costs_one():
+    world, (zero, one, two) = running()
+    world.fail(one)
+    world.fail(two)
+    assert [world.count(peer, msg.Restart) for peer in (zero, one, two)] == [1, 0, 1]
+    world.join(zero, one, two)
+    assert [world.last(peer, msg.Formed).restarts for peer in (zero, one, two)] == [1, 1, 1]
+    assert world.number == 2
+
+
+def test_a_lost_peer_is_told_at_once_and_costs_nothing():
+    world, (zero, one, two) = running()
+    world.play(Gone(one))
+    assert world.last(zero, msg.Restart) == msg.Restart(1, "node 1 (pod-1) is gone")
+    world.join(zero, two)
+    assert world.phase is Phase.GATHERING
+    back = world.come(1)[0]
+    assert world.last(back, msg.Formed) == msg.Formed(2, 1, 3, ("pod-0", "pod-1", "pod-2"), 0, False)
+
+
+def test_a_silent_peer_is_lost_when_its_lease_ends():
+    world, (zero, one, _) = running()
+    world.pass_time(2.9, silent={one})
+    assert world.count(zero, msg.Restart) == 0
+    world.pass_time(1.2, silent={one})
+    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) was silent for 3 s"
+    assert world.cut == [one]
+
+
+def test_nobody_is_lost_because_the_coordinator_itself_was_stopped():
+    world, (zero, *_) = running()
+    world.now_s += 30
+    world.play(Tick())
+    assert world.count(zero, msg.Restart) == 0
+    world.pass_time(5, silent={zero})
+    assert zero in world.cut, "from then on leases run again"
+
+
+def test_a_pod_that_is_back_before_its_lease_ends_takes_its_place():
+    world, (zero, one, two) = running()
+    back = world.come(1)[0]
+    assert not world.last(one, msg.Refused).retry
+    assert world.cut == [one]
+    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) came back"
+    world.join(zero, two)
+    assert world.last(back, msg.Formed).group_rank == 1
+
+
+def test_two_live_pods_cannot_be_the_same_node():
+    world, (zero, one, _) = running()
+    world.pass_time(5)
+    world.say(one, msg.Renew())
+    refused = world.last(world.call(1, host="twin"), msg.Refused)
+    assert (refused.retry, world.count(zero, msg.Restart)) == (False, 0)
+    assert "node 1 (pod-1) is there already" in refused.reason
+
+
+def test_a_pod_under_a_new_name_may_try_again_while_the_old_one_is_silent():
+    world, (_, one, _) = running()
+    world.say(one, msg.Renew())
+    world.pass_time(2, silent={one})
+    assert world.last(world.call(1, host="twin"), msg.Refused).retry
+    world.play(Gone(one))
+    assert world.last(world.call(1, host="twin"), msg.Welcome)
+
+
+def test_a_node_that_leaves_is_named_and_free_of_charge():
+    world, (zero, one, two) = running()
+    world.say(one, msg.Leave("pre\x1bempted"))
+    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) leaves: pre empted"
+    world.play(Gone(one))
+    assert world.count(two, msg.Restart) == 1
+    world.join(zero, two, *[world.call(1)])
+    assert world.last(zero, msg.Formed).restarts == 0
+
+
+def test_a_member_that_joins_again_has_lost_its_workers():
+    world, (zero, one, two) = running()
+    world.join(one, after=0)
+    assert world.phase is Phase.RUNNING, "said before this generation formed"
+    world.join(one)
+    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) starts again"
+    world.join(zero, two)
+    assert world.number == 2
+
+
+def test_the_budget_is_the_jobs():
+    world, peers = running(max_restarts=2, crash_loop=99)
+    for i in range(2):
+        world.fail(peers[i])
+        world.join(*peers)
+        world.open_store()
+    world.fail(peers[2], rank=5, code=42)
+    ends = [world.last(peer, msg.GiveUp) for peer in peers]
+    assert {(e.node, e.rank, e.exit_code, e.message) for e in ends} == {("node 2 (pod-2)", 5, 42, "boom")}
+    assert "all 2 restarts are used up" in ends[0].reason
+    assert world.is_over
+
+
+def test_old_failures_fall_out_of_the_window():
+    world, peers = running(max_restarts=1, window_s=100.0, crash_loop=99)
+    for _ in range(4):
+        world.fail(peers[0])
+        world.join(*peers)
+        world.open_store()
+        world.pass_time(101)
+    world.fail(peers[0])
+    world.join(*peers)
+    assert world.last(peers[0], msg.Formed).restarts == 5
+    world.open_store()
+    world.fail(peers[0])
+    assert "within 100 s" in world.last(peers[0], msg.GiveUp).reason
+
+
+def test_a_job_that_fails_at_every_start_is_not_started_for_ever():
+    world, peers = running(max_restarts=100, crash_loop=3)
+    for _ in range(2):
+        world.fail(peers[0])
+        world.join(*peers)
+        world.open_store()
+    world.fail(peers[0])
+    assert "3 times in a row" in world.last(peers[1], msg.GiveUp).reason
+
+
+def test_a_long_generation_ends_a_crash_loop():
+    world, peers = running(max_restarts=100, crash_loop=2)
+    for _ in range(5):
+        world.pass_time(11)
+        world.fail(peers[0])
+        world.join(*peers)
+        world.open_store()
+    assert not world.is_over
+
+
+def test_a_node_that_never_returns_ends_the_job_and_is_named():
+    world, (zero, one, two) = running(rejoin_timeout_s=60.0)
+    world.fail(one, rank=3, code=7)
+    world.play(Gone(one))
+    world.join(zero, two)
+    world.pass_time(61)
+    end = world.last(zero, msg.GiveUp)
+    assert end.reason == "waited 60 s for node 1 (pod-1)"
+    assert (end.rank, end.exit_code) == (3, 7)
+
+
+def test_a_store_that_never_opens_ends_the_generation():
+    world = World(2, store_timeout_s=5.0)
+    peers = world.come(0, 1)
+    world.pass_time(6)
+    assert [world.count(peer, msg.Restart) for peer in peers] == [1, 1]
+
+
+def test_all_done_is_the_end_for_everyone():
+    world, peers = running()
+    for peer in peers:
+        world.say(peer, msg.Done(1))
+    assert [world.count(peer, msg.Finished) for peer in peers] == [1, 1, 1]
+    late = world.call(1)
+    assert world.count(late, msg.Finished) == 1
+
+
+def test_a_node_that_is_done_may_go():
+    world, (zero, one, two) = running()
+    world.say(one, msg.Done(1))
+    world.play(Gone(one))
+    assert world.count(zero, msg.Restart) == 0
+    again = world.come(1)[0]
+    assert world.phase is Phase.RUNNING
+    world.say(zero, msg.Done(1))
+    world.say(two, msg.Done(1))
+    assert [world.count(peer, msg.Finished) for peer in (zero, two, again)] == [1, 1, 1]
+
+
+def test_words_about_an_old_generation_mean_nothing():
+    world, (zero, one, two) = running()
+    world.fail(zero)
+    world.join(zero, one, two)
+    world.open_store()
+    world.say(one, msg.Failed(1, 0, 1, None))
+    world.say(two, msg.Done(1))
+    world.say(zero, msg.Store(1, "h", 1))
+    assert (world.phase, world.state.restarts, world.state.run.done) == (Phase.RUNNING, 1, frozenset())
+
+
+def test_a_new_coordinator_goes_on_where_the_old_one_was():
+    world = World(3)
+    peers = [world.call(rank, generation=rank + 5, restarts=2) for rank in range(3)]
+    assert world.last(peers[1], msg.Restart).generation == 6
+    world.join(*peers)
+    assert [(f.generation, f.restarts) for f in [world.last(p, msg.Formed) for p in peers]] == [(8, 2)] * 3
+
+
+def test_our_side_may_end_the_job():
+    world, peers = running()
+    world.play(Close("node 0 is told to stop for good"))
+    assert world.last(peers[1], msg.GiveUp).reason == "node 0 is told to stop for good"
+
+
+# -- elastic ----------------------------------------------------------------------------------
+
+
+def test_an_elastic_job_forms_at_once_when_full():
+    world = World(1, 3)
+    world.come(0, 1, 2)
+    assert world.phase is Phase.FORMED
+
+
+def test_an_elastic_job_waits_a_moment_for_more():
+    world = World(1, 3)
+    zero = world.come(0)[0]
+    world.pass_time(0.3)
+    world.come(1)
+    world.pass_time(0.4)
+    assert world.phase is Phase.GATHERING
+    world.pass_time(0.2)
+    assert world.last(zero, msg.Formed).size == 2
+
+
+def test_an_elastic_job_goes_on_without_a_lost_node():
+    world, (zero, one, two) = running(1, 3)
+    world.play(Gone(zero))
+    world.join(one, two)
+    world.pass_time(0.6)
+    assert world.last(one, msg.Formed) == msg.Formed(2, 0, 2, ("pod-1", "pod-2"), 0, True)
+
+
+def test_it_waits_for_a_live_node_that_still_stops_its_workers():
+    world, (zero, one, two) = running(1, 3)
+    world.play(Gone(zero))
+    world.join(one)
+    world.pass_time(20)
+    assert world.phase is Phase.GATHERING
+    world.join(two)
+    world.pass_time(0.6)
+    assert world.last(one, msg.Formed).size == 2
+
+
+def test_it_does_not_wait_for_ever_for_one_that_never_stops():
+    world, (zero, one, _) = running(1, 3)
+    world.play(Gone(zero))
+    world.join(one)
+    world.pass_time(36)
+    assert world.last(one, msg.Formed).size == 1
+
+
+def test_newcomers_are_gathered_and_cost_one_restart():
+    world, (zero,) = running(1, 4, ranks=(0,))
+    for rank in (1, 2):
+        world.come(rank)
+        world.pass_time(0.3)
+    assert world.count(zero, msg.Restart) == 0
+    world.pass_time(0.3)
+    assert world.count(zero, msg.Restart) == 1
+    world.join(zero)
+    assert (world.phase, world.last(zero, msg.Formed).restarts) == (Phase.FORMED, 0), "at once: all are there"
+    assert world.last(zero, msg.Formed).size == 3
+
+
+def test_a_fixed_job_shrinks_only_after_its_patience():
+    world, (zero, one, _) = running(2, 3, shrink_after_s=30.0)
+    world.play(Gone(one))
+    world.join(zero, 3)
+    world.pass_time(29)
+    assert world.phase is Phase.GATHERING
+    world.pass_time(2)
+    assert world.last(zero, msg.Formed).size == 2
+
+
+def test_without_leave_to_shrink_it_waits():
+    world, (zero, one, two) = running(2, 3, shrink_after_s=None)
+    world.play(Gone(one))
+    world.join(zero, two)
+    world.pass_time(500)
+    assert world.phase is Phase.GATHERING
+
+
+def test_a_restart_of_those_who_are_there_does_not_wait_for_others():
+    world, peers = running(1, 3, ranks=(0, 1))
+    world.fail(peers[0])
+    world.join(*peers)
+    assert world.phase is Phase.FORMED
+
+
+def test_spares_wait_take_over_and_end_well():
+    world, (zero, one) = running(1, 2, ranks=(1, 2))
+    spare, other = world.come(0, 3)
+    world.pass_time(5)
+    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, ())
+    assert world.count(zero, msg.Restart) == 0
+    world.play(Gone(one))
+    world.join(zero)
+    assert world.last(spare, msg.Formed).members == ("pod-0", "pod-1"), "a member stays one, a spare joins it"
+    world.open_store()
+    world.say(zero, msg.Done(2))
+    world.say(spare, msg.Done(2))
+    assert world.count(other, msg.Finished) == 1
+
+
+def test_names_of_pods_that_never_return_do_not_pile_up():
+    world = World(1, 2)
+    steady = world.call(host="steady")
+    world.join(steady)
+    for i in range(50):
+        peer = world.call(host=f"pod-{i}")
+        world.join(peer)
+        world.pass_time(1)
+        world.join(steady)
+        world.pass_time(1)
+        world.play(Gone(peer))
+        world.join(steady)
+        world.pass_time(1)
+    assert len(world.state.nodes) <= 2

@@ -1,0 +1,110 @@
+"""A job of pure nodes around the machine: time, connections and what each node was told."""
+
+from __future__ import annotations
+
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.machine import begin, step
+from trainer_launch.coordinator.state import (
+    Connected,
+    Disconnect,
+    Gone,
+    Phase,
+    Said,
+    Say,
+    Send,
+    Settings,
+    Tick,
+    deadline_s,
+)
+
+JOB = "job"
+
+
+class World:
+    """Plays events into the machine; `told[peer]` is all that a peer was sent."""
+
+    def __init__(self, low=3, high=None, **fields):
+        settings = {"job": JOB, "min_nodes": low, "max_nodes": high or low, "max_restarts": 3, **fields}
+        self.state = begin(Settings(**settings))
+        self.now_s = 100.0
+        self.told: dict[int, list[msg.Message]] = {}
+        self.said: list[str] = []
+        self.cut: list[int] = []  # peers that the machine disconnected
+        self.last_peer = 0
+        self.incarnations: dict[int, str] = {}
+
+    def play(self, event):
+        self.state, replies = step(self.state, event, self.now_s)
+        for reply in replies:
+            if isinstance(reply, Send):
+                self.told.setdefault(reply.peer, []).append(reply.message)
+            elif isinstance(reply, Say):
+                self.said.append(reply.text)
+            elif isinstance(reply, Disconnect):
+                self.cut.append(reply.peer)
+        for reply in replies:
+            if isinstance(reply, Disconnect):
+                self.play(Gone(reply.peer))
+
+    def call(self, rank=None, host=None, incarnation=None, **fields):
+        """A node connects and says Hello."""
+        self.last_peer += 1
+        peer = self.last_peer
+        host = host or f"pod-{rank}"
+        self.incarnations[peer] = incarnation or f"i{peer}"
+        self.play(Connected(peer))
+        values = {"version": msg.VERSION, "job": JOB, "node_rank": rank, "host": host, **fields}
+        self.play(Said(peer, msg.Hello(incarnation=self.incarnations[peer], **values)))
+        return peer
+
+    def say(self, peer, message):
+        self.play(Said(peer, message))
+
+    def join(self, *peers, after=None):
+        for peer in peers:
+            self.say(peer, msg.Join(self.incarnations[peer], self.number if after is None else after))
+
+    def come(self, *ranks, **fields):
+        """Nodes call and join, in this order."""
+        peers = [self.call(rank, **fields) for rank in ranks]
+        self.join(*peers)
+        return peers
+
+    def open_store(self):
+        assert self.state.run is not None
+        host = self.state.nodes[self.state.run.members[0]].peer
+        self.say(host, msg.Store(self.number, "10.0.0.1", 4000))
+
+    def fail(self, peer, rank=0, code=1):
+        self.say(peer, msg.Failed(self.number, rank, code, None, "boom"))
+
+    def pass_time(self, seconds, silent=()):
+        """Tick at every deadline; all nodes but the silent ones renew in between."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            due_s = deadline_s(self.state)
+            renew_s = self.now_s + self.state.settings.lease_s / 3
+            self.now_s = min(end_s, renew_s, max(self.now_s, due_s) if due_s is not None else end_s)
+            if due_s is not None and due_s <= self.now_s:
+                self.play(Tick())
+            for peer in [peer for peer in self.state.peers if peer not in silent]:
+                if self.state.heard[peer] <= self.now_s - self.state.settings.lease_s / 3:
+                    self.say(peer, msg.Renew())
+
+    @property
+    def number(self):
+        return self.state.run.number if self.state.run else 0
+
+    @property
+    def phase(self):
+        return self.state.phase
+
+    @property
+    def is_over(self):
+        return self.state.phase is Phase.OVER
+
+    def last(self, peer, kind):
+        return next((m for m in reversed(self.told.get(peer, [])) if isinstance(m, kind)), None)
+
+    def count(self, peer, kind):
+        return sum(isinstance(m, kind) for m in self.told.get(peer, []))

@@ -1,0 +1,72 @@
+"""What a message's fields may hold: each check returns the value it was given, or raises UnfitError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+MAX_NODES = 65536
+MAX_TEXT = 2000  # escaped at its worst it takes 24 KB
+_MAX_NAME = 253  # as in DNS
+
+
+class UnfitError(Exception):
+    """Its text says what was expected."""
+
+
+Check: TypeAlias = Callable[[Any], Any]
+
+
+def number(below: int, start: int = 0) -> Check:
+    def check(value: Any) -> int:
+        if type(value) is not int or not start <= value < below:  # a bool is an int, and is not meant
+            raise UnfitError(f"a number from {start} to {below - 1}")
+        return value
+
+    return check
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise UnfitError(f"a text of at most {MAX_TEXT} characters")
+    return value
+
+
+def name(value: Any) -> str:
+    """A name goes into logs and orders ranks: printable ASCII only."""
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= _MAX_NAME
+        or not (value.isascii() and value.isprintable())
+    ):
+        raise UnfitError(f"a name of 1 to {_MAX_NAME} printable characters")
+    return value
+
+
+def names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_NODES:
+        raise UnfitError("a list of names")
+    return tuple(map(name, value))
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """Names as people read them."""
+    if not isinstance(value, list) or len(value) > MAX_NODES:
+        raise UnfitError("a list of texts")
+    return tuple(map(text, value))
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UnfitError("true or false")
+    return value
+
+
+def seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1e6:
+        raise UnfitError("a positive number of seconds")
+    return float(value)
+
+
+def optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)

@@ -1,0 +1,98 @@
+"""When a generation may form, and of whom. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.state import Node, Phase, Reply, Run, Say, Send, State, runs
+
+
+def reckon(state: State) -> State:
+    """Set when to form, or when to let newcomers in."""
+    if state.phase is Phase.GATHERING:
+        return replace(state, form_at_s=_form_at_s(state), admit_at_s=None)
+    return replace(state, form_at_s=None, admit_at_s=_admit_at_s(state))
+
+
+def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]:
+    """Form the next generation when its time has come; its members are told who they are."""
+    if state.form_at_s is None or now_s < state.form_at_s:
+        return state, ()
+    chosen = _choose(state)
+    run = Run(number=state.generation + 1, members=tuple(node.key for node in chosen), formed_s=now_s)
+    members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
+    # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
+    kept = {key: node for key, node in state.nodes.items() if node.peer is not None}
+    state = replace(
+        state,
+        phase=Phase.FORMED,
+        run=run,
+        generation=run.number,
+        nodes={**kept, **members},
+        failure=None,
+        form_at_s=None,
+        said=None,
+    )
+    say = Say(f"generation {run.number}: {len(chosen)} nodes, {state.restarts} restarts so far")
+    return reckon(state), (say, *_tell(chosen, run.number, state.restarts))
+
+
+def _tell(chosen: list[Node], number: int, restarts: int) -> list[Reply]:
+    names: list[str] = []
+    room = msg.MAX_MEMBERS_BYTES
+    for node in chosen:
+        room -= 2 * len(node.host) + 3  # an escaped character takes two
+        if room < 0:
+            break
+        names.append(node.host)
+    members, size = tuple(names), len(chosen)
+    return [
+        Send(node.peer, msg.Formed(number, rank, size, members, restarts, is_store_host=rank == 0))
+        for rank, node in enumerate(chosen)
+        if node.peer is not None
+    ]
+
+
+def _choose(state: State) -> list[Node]:
+    """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
+    last = frozenset(state.run.members if state.run else ())
+    joined = [node for node in state.nodes.values() if node.joined]
+    joined.sort(key=lambda node: (node.key not in last, node.order))
+    return sorted(joined[: state.settings.max_nodes], key=lambda node: node.order)
+
+
+def _form_at_s(state: State) -> float | None:
+    """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
+    settings, begun_s = state.settings, state.gather_from_s
+    n_joined = sum(node.joined for node in state.nodes.values())
+    if n_joined < settings.min_nodes or begun_s is None:
+        return None
+    if state.run is not None and all(key in state.nodes and state.nodes[key].joined for key in state.run.members):
+        return state.joined_s
+    if n_joined >= settings.max_nodes:
+        ready_s = state.joined_s
+    elif settings.shrink_after_s is None:
+        return None
+    else:
+        ready_s = max(state.joined_s + settings.gather_s, begun_s + settings.shrink_after_s)
+    return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
+
+
+def _is_one_late(state: State) -> bool:
+    """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
+    last = frozenset(state.run.members) if state.run else None
+    return any(
+        node.returning and not node.joined and node.peer is not None and (last is None or key in last)
+        for key, node in state.nodes.items()
+    )
+
+
+def _admit_at_s(state: State) -> float | None:
+    """A moment after the latest newcomer, while there is room and nobody has finished."""
+    if not runs(state) or state.run is None or state.run.done:
+        return None
+    members = state.run.members
+    if len(members) >= state.settings.max_nodes or not any(node.joined for node in state.nodes.values()):
+        return None
+    return state.joined_s + state.settings.gather_s

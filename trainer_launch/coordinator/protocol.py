@@ -1,0 +1,255 @@
+"""The messages between a node and the coordinator: one JSON object per line, checked before it becomes a value.
+
+The server's first line is a Challenge, the client's first is a Hello; all else may come at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from trainer_launch.coordinator.checks import (
+    MAX_NODES,
+    MAX_TEXT,
+    Check,
+    UnfitError,
+    flag,
+    name,
+    names,
+    number,
+    optional,
+    seconds,
+    text,
+    texts,
+)
+
+VERSION = 1
+MAX_LINE_BYTES = 65536  # with its newline
+MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
+_MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
+_MAX_NUMBER = 2**53  # exact in every JSON reader
+
+
+class ProtocolError(Exception):
+    """A line is not a message of ours; the sentence says why."""
+
+
+# -- from a node ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who is calling. A node that has been in the job before says what it has seen, should the server be new."""
+
+    version: int
+    job: str
+    node_rank: int | None  # None: ordered by host name
+    host: str
+    incarnation: str  # differs for every process that calls
+    generation: int = 0  # the highest that it has seen
+    restarts: int = 0  # likewise
+    proof: str | None = None  # see prove()
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """This node has no workers running and is ready for a generation above `generation`."""
+
+    incarnation: str
+    generation: int = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Still here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Group rank 0 has opened the generation's store."""
+
+    generation: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker of this node failed, and no other node's loss was known here."""
+
+    generation: int
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This node goes on purpose."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All workers of this node have succeeded."""
+
+    generation: int
+
+
+# -- from the server --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The first line: what a proof must contain, or "" when there is no secret."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The Hello was good; a node that says nothing for `lease_s` counts as lost."""
+
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not in this job; `retry` tells whether that may change."""
+
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who is missing before the next generation; nobody, for a spare."""
+
+    present: int
+    wanted: int
+    missing: tuple[str, ...]  # the first few by name
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A generation: this node is `group_rank` of `size`. Its store host answers with Store."""
+
+    generation: int
+    group_rank: int
+    size: int
+    members: tuple[str, ...]  # hosts by group rank; shorter than `size` when they are too many for a line
+    restarts: int  # failures of the job so far
+    is_store_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The generation's store is open there: start the workers."""
+
+    generation: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """That generation is over: stop its workers and join again."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
+
+    reason: str
+    node: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All nodes are done."""
+
+
+FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Done
+FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished
+Message: TypeAlias = FromNode | FromServer
+
+
+def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
+    """What a client that knows the secret answers to a challenge."""
+    return hmac.new(secret, "\n".join((nonce, job, incarnation)).encode(), hashlib.sha256).hexdigest()
+
+
+def render(message: Message) -> bytes:
+    """Write a message as its line; free text that is too long is cut."""
+    values = {key: getattr(message, key) for key in _NAMES[type(message)]}
+    for key in _FREE_TEXTS & values.keys():
+        values[key] = values[key] and values[key][:MAX_TEXT]
+    line = json.dumps({"kind": _KINDS[type(message)], **values}, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(
+            f"a message is at most {MAX_LINE_BYTES} bytes, this {_KINDS[type(message)]} {len(line)}"
+        )
+    return line
+
+
+def parse(line: bytes) -> Message:
+    """Read a line, with or without its newline."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"a line is at most {MAX_LINE_BYTES} bytes, found {len(line)}")
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ProtocolError("not JSON") from None
+    if not isinstance(values, dict):
+        raise ProtocolError("not a JSON object")
+    kind = values.pop("kind", None)
+    made = _CLASSES.get(kind) if isinstance(kind, str) else None
+    if made is None:
+        raise ProtocolError(f"no message has the kind {str(kind)[:40]!r}")
+    if values.keys() != _CHECKS[made].keys():
+        raise ProtocolError(f"a {kind} has the fields {', '.join(_CHECKS[made]) or 'none'}")
+    try:
+        return made(**{key: check(values[key]) for key, check in _CHECKS[made].items()})  # type: ignore[no-any-return]
+    except UnfitError as problem:
+        raise ProtocolError(f"a {kind} has a field that is not {problem}") from None
+
+
+_SEEN, _COUNT, _GENERATION = number(_MAX_SEEN), number(MAX_NODES + 1), number(_MAX_NUMBER)
+_PORT, _CODE, _RANK = number(65536, 1), optional(number(2**32, -(2**31))), optional(number(2**31))
+_CHECKS: dict[type, dict[str, Check]] = {
+    Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
+    | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text)},
+    Join: {"incarnation": name, "generation": _GENERATION},
+    Renew: {},
+    Store: {"generation": _GENERATION, "host": name, "port": _PORT},
+    Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text},
+    Leave: {"reason": text},
+    Done: {"generation": _GENERATION},
+    Challenge: {"nonce": text},
+    Welcome: {"lease_s": seconds},
+    Refused: {"reason": text, "retry": flag},
+    Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
+    Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
+    | {"restarts": _GENERATION, "is_store_host": flag},
+    Go: {"generation": _GENERATION, "host": name, "port": _PORT},
+    Restart: {"generation": _GENERATION, "reason": text},
+    GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}
+    | {"message": optional(text)},
+    Finished: {},
+}
+_FREE_TEXTS = {"reason", "message"}
+_KINDS = {made: made.__name__.lower() for made in _CHECKS}
+_CLASSES: dict[str, type[Any]] = {kind: made for made, kind in _KINDS.items()}
+_NAMES = {made: tuple(field.name for field in fields(made)) for made in _CHECKS}

@@ -1,0 +1,53 @@
+"""How both sides set their sockets up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+
+from trainer_launch.errors import NodeError
+from trainer_launch.model import Endpoint
+
+_BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
+_ANY = ("", "0.0.0.0", "::", "*")
+
+
+def listen(endpoint: Endpoint) -> socket.socket:
+    """Listen there, on IPv4 and IPv6 when no address is named; port 0 lets the kernel pick."""
+    try:
+        listener = _listen_anywhere(endpoint.port) if endpoint.host in _ANY else _listen_at(endpoint)
+    except (OSError, OverflowError, UnicodeError) as problem:
+        number = getattr(problem, "errno", None)  # the resolver has numbers of its own
+        why = os.strerror(int(number)) if number and number in errno.errorcode else str(problem)
+        raise NodeError(
+            f"the coordinator cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"
+            " (see `ss -ltnp`) or choose another one for the job"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _listen_anywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel with IPv6 compiled in but switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _listen_at(endpoint: Endpoint) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return socket.create_server((address[0], int(address[1])), family=family, backlog=_BACKLOG)
+
+
+def tune(sock: socket.socket, silence_s: float) -> None:
+    """Send small lines at once, and let the kernel end a connection whose other end no longer answers."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silence_s)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1000)))
