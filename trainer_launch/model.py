@@ -194,6 +194,17 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """The coordinator that this node's launcher hosts for all nodes."""
+
+    job: str
+    port: int
+    nodes: NodeRange
+    max_restarts: int  # of failed workers, for the whole job
+    rejoin_timeout_s: float  # how long the others wait for a lost node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything to run and how to stop it; another program could carry it out."""
 
@@ -204,6 +215,7 @@ class Plan:
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them
+    hosting: Hosting | None = None  # on node 0 of a job whose nodes meet at our coordinator
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
     reasons: tuple[str, ...] = ()
 

@@ -39,6 +39,12 @@ class Settings(BaseSettings):
     master_addr: str | None = Field(None, description="host name or address of node 0")
     master_port: str | None = Field(None, description="port of node 0 that the nodes meet at")
     max_restarts: str | None = Field(None, description="how often torch elastic restarts failed workers")
+    rendezvous: Literal["trainer-launch", "torch"] = Field(
+        "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
+    )
+    rejoin_timeout: float = Field(
+        600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"
+    )
     ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     grace: float = Field(
         25.0, ge=0, le=86_400, description="seconds from a request to stop until SIGKILL; keep below the pod's"

@@ -42,6 +42,8 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "grace_s": 25.0,
         "stop_order": StopOrder.LEADER,
         "wait_s": 600.0,
+        "rejoin_timeout_s": 600.0,
+        "our_rendezvous": False,
         "prefix": False,
         "scratch": "/scratch",
     }

@@ -10,7 +10,7 @@ import pytest
 from tests.engines.requests import request
 from trainer_launch import engines
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Rendezvous
 from trainer_launch.overlay import JOB_OPTIONS
 from trainer_launch.torchrun_options import OPTIONS, Option
 
@@ -34,6 +34,7 @@ ELASTIC = Job(
     rendezvous=Rendezvous(kind="dynamic", backend="c10d", endpoint=Endpoint("job-worker-0", 23456), written="x"),
     engine="torchrun",
 )
+ETCD = replace(ELASTIC, rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)))
 AGENT = "/venv/bin/python -m trainer_launch.child.torch_agent "
 
 
@@ -81,6 +82,33 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
         "--nnodes=1:3 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-worker-0:23456 "
         "--rdzv-conf=is_host=true --max-restarts=100 train.py"
     )
+
+
+def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
+    plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
+    assert " ".join(plan.processes[0].argv).removeprefix(AGENT) == (
+        "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
+        "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600 --max-restarts=1000000 "
+        "--node-rank=0 train.py"
+    )
+    assert plan.hosting is None
+    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
+    assert zero.hosting == Hosting(
+        job="job-node-0-0.job:29500", port=29500, nodes=NodeRange(2, 2), max_restarts=3, rejoin_timeout_s=600.0
+    )
+
+
+def test_the_jobs_budget_and_range_are_the_contracts() -> None:
+    hosting = engines.plan(request("train.py", ELASTIC, our_rendezvous=True)).hosting
+    assert hosting is not None
+    assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
+
+
+@pytest.mark.parametrize("job", [ALONE, ETCD])
+def test_one_node_and_a_store_of_its_own_are_left_to_torch(job: Job) -> None:
+    plan = engines.plan(request("train.py", job, our_rendezvous=True))
+    assert plan.hosting is None
+    assert "--rdzv-backend=trainer-launch" not in plan.processes[0].argv
 
 
 def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:

@@ -17,7 +17,7 @@ import psutil
 from tests.cli.launching import clean_env
 from tests.conftest import require
 
-_SUBNET = "10.77.0"
+SUBNET = "10.77.0"
 _NETNS = Path("/etc/netns")
 
 
@@ -33,6 +33,12 @@ class Host:
         self._hosts_file.parent.mkdir(parents=True, exist_ok=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
         self._hosts_file.write_text("\n".join(lines) + "\n")
+
+    def moves_to(self, address: str) -> None:
+        """Give the host another address, as a pod has after it was made again."""
+        _ip("-n", self.namespace, "addr", "flush", "dev", "eth0")
+        _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        self.address = address
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a program as process 1 of this host."""
@@ -55,7 +61,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
         os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"), "needs root, iproute2, util-linux"
     )
     switch = f"tl{os.getpid()}-switch"
-    made = [Host(f"tl{os.getpid()}-{n}", name, f"{_SUBNET}.{n + 2}") for n, name in enumerate(names)]
+    made = [Host(f"tl{os.getpid()}-{n}", name, f"{SUBNET}.{n + 2}") for n, name in enumerate(names)]
     with contextlib.ExitStack() as undo:
         _namespace(switch, undo)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")

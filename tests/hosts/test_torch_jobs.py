@@ -147,6 +147,18 @@ def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Pa
     assert ranks == {str(rank) for rank in range(world)}
 
 
+@pytest.mark.parametrize(
+    ("names", "contract"),
+    [(("job-node-0-0", "job-node-0-1"), trainer_v2), (("job-worker-0", "job-worker-1"), elastic)],
+    ids=["static", "c10d"],
+)
+def test_the_nodes_meet_by_torchs_own_means_when_told_so(names, contract, tmp_path: Path) -> None:
+    envs = [contract(node) | {"TRAINER_LAUNCH_RENDEZVOUS": "torch"} for node in range(2)]
+    with hosts(*names) as pods:
+        ended = run_all(pods, envs, script(tmp_path, REDUCE))
+    assert [code for code, _ in ended] == [0, 0], ended
+
+
 def test_the_guilty_pod_ends_with_its_workers_own_code(tmp_path: Path) -> None:
     env = [trainer_v2(node) | {"PET_NPROC_PER_NODE": "1"} for node in range(2)]
     with hosts("job-node-0-0", "job-node-0-1") as pods:

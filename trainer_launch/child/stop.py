@@ -21,7 +21,9 @@ class Stop:
 
     def __init__(self, order: str) -> None:
         self.asked = False  # whether we were asked to stop
-        self.deaths: dict[int, None] = {}  # workers' pids in the order they died
+        # Workers' pids in the order they died, and how: (code, None) or (None, signal); None: torch was faster.
+        self.deaths: dict[int, tuple[int | None, int | None] | None] = {}
+        self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
         self._order = order
         self._looking = False
         self._look_again = False
@@ -37,6 +39,8 @@ class Stop:
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         again, self.asked = self.asked, True
+        if self.tell is not None and not again:
+            os.write(self.tell, b"!")
         if again or self._order == "group" or not _send_to_leaders(number):
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
 
@@ -50,8 +54,8 @@ class Stop:
                 self._look_again = False
                 states = _leaders()
                 for pid, alive in states.items():
-                    if not alive:
-                        self.deaths.setdefault(pid)
+                    if not alive and pid not in self.deaths:
+                        self.deaths[pid] = _how(pid)
         finally:
             self._looking = False
         # torch would restart workers that ended on request, or wait minutes for other agents: leave instead.
@@ -84,6 +88,17 @@ def _leaders() -> dict[int, bool]:
             if len(fields) > 3 and int(fields[3]) == int(word):
                 found[int(word)] = fields[0] not in (b"Z", b"X")
     return found
+
+
+def _how(pid: int) -> tuple[int | None, int | None] | None:
+    """How a child died, left for torch to collect."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if ended is None:
+        return None
+    return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
 
 
 def _read(path: str) -> bytes:

@@ -1,11 +1,12 @@
 """torch elastic's agent, started by PID 1 with torchrun's options and the training script.
 
-It calls torch's own parser and `elastic_launch`, and changes three things from outside:
+It calls torch's own parser and `elastic_launch`, and changes these things from outside:
 
 - the first worker's death ends this process the same way, and is written as JSON (torchrun ends with 1 always);
 - SIGTERM reaches each worker alone first, so that its data loaders live while it saves a checkpoint;
   a second SIGTERM (PID 1 sends it when most of the grace is used up) goes to the whole groups at once;
-- every other signal is handed on to the workers, where torchrun would die of it and leave them behind.
+- every other signal is handed on to the workers, where torchrun would die of it and leave them behind;
+- with `--rdzv-backend trainer-launch`, membership comes from the coordinator that node 0's launcher hosts.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from trainer_launch import exits
-from trainer_launch.child import logs
+from trainer_launch import exits, log
+from trainer_launch.child import logs, membership
+from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.stop import Stop
 
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
@@ -49,18 +51,27 @@ def main(argv: list[str]) -> int:
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
+    with membership.member(config, stop) as node:
+        code = _run(config, command, command_args, stop)
+        if code == exits.SUCCEEDED and not stop.asked:
+            node.finish()
+    return exits.STOPPED if stop.asked else code
+
+
+def _run(config: LaunchConfig, command: Any, command_args: list[str], stop: Stop) -> int:
     try:
         elastic_launch(config, command)(*command_args)
     except ChildFailedError as failed:
         return exits.STOPPED if stop.asked else _report(failed, list(stop.deaths))
     except SignalException as stopped:
-        return exits.of_signal(int(stopped.sigval)) if not stop.asked else exits.STOPPED
+        return exits.of_signal(int(stopped.sigval))
+    except NotNeededError:
+        return exits.SUCCEEDED
+    except GaveUpError as gave_up:
+        return _report_given_up(gave_up)
     except (RendezvousTimeoutError, RendezvousConnectionError) as lost:
-        _write(
-            {"reason": "PeerLost", "message": f"the nodes did not meet: {lost}", "exit_code": exits.INFRASTRUCTURE}
-        )
-        return exits.INFRASTRUCTURE
-    return exits.STOPPED if stop.asked else exits.SUCCEEDED
+        return _report_lost(f"the nodes did not meet: {lost}")
+    return exits.SUCCEEDED
 
 
 def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
@@ -91,6 +102,22 @@ def _report(failed: ChildFailedError, deaths: list[int]) -> int:
         }
     )
     return code
+
+
+def _report_given_up(gave_up: GaveUpError) -> int:
+    """The coordinator has ended the job: the guilty node has its worker's own code, the others lost a peer."""
+    own = gave_up.own
+    if own is None:
+        return _report_lost(str(gave_up))
+    code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
+    place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
+    _write({"reason": None, "exit_code": code, "signal": own.signal, "message": None, "lines": [], **place})
+    return code
+
+
+def _report_lost(message: str) -> int:
+    _write({"reason": "PeerLost", "message": message, "exit_code": exits.INFRASTRUCTURE})
+    return exits.INFRASTRUCTURE
 
 
 def first_failure(failures: dict[int, ProcessFailure], deaths: list[int]) -> tuple[int, ProcessFailure]:
@@ -134,6 +161,7 @@ def _write(failure: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
     code = main(sys.argv[1:])
     sys.stdout.flush()

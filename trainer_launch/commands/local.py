@@ -74,6 +74,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         "GRACE": f"{settings.grace * _POD_GRACE:g}",
         "STOP_ORDER": settings.stop_order,
         "ENGINE": settings.engine,
+        "RENDEZVOUS": settings.rendezvous,
         "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
         "NODE_LABEL": pod.env["PET_NODE_RANK"],

@@ -19,9 +19,10 @@ from trainer_launch.settings import PREFIX, Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _RUN = tuple(Settings.model_fields)
-_EXPLAIN = ("contract", "engine", *_JOB, "ssh_dir", "grace", "stop_order", "wait_timeout", "prefix", "log_level")
+_EXPLAIN = tuple(name for name in _RUN if name not in ("color", "termination_log"))
 _LOCAL = (
     "engine",
+    "rendezvous",
     "nodes",
     "nproc_per_node",
     "max_restarts",
@@ -45,6 +46,7 @@ _METAVARS = {
     "ssh_dir": "PATH",
     "grace": "SECONDS",
     "wait_timeout": "SECONDS",
+    "rejoin_timeout": "SECONDS",
     "termination_log": "PATH",
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer_launch import engines, log, outcome
@@ -69,7 +70,8 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             _become(plan)
         system = System(color=use_color(settings))
         log.send_through(system.say)
-        ended = supervise(plan, system)
+        with _hosted(plan):
+            ended = supervise(plan, system)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
@@ -77,6 +79,18 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
     _log.info("%s", outcome.summary(ended))
     _write_last_words(outcome.last_words(ended), settings)
     return code
+
+
+@contextlib.contextmanager
+def _hosted(plan: Plan) -> Iterator[None]:
+    """Host the coordinator while the plan runs, when this is the node to do so."""
+    if plan.hosting is None:
+        yield
+        return
+    from trainer_launch.coordinator.hosting import serve  # only node 0 of a job of several needs it
+
+    with serve(plan.hosting):
+        yield
 
 
 def use_color(settings: Settings) -> bool:

@@ -24,6 +24,8 @@ class Request:
     grace_s: float
     stop_order: StopOrder
     wait_s: float
+    rejoin_timeout_s: float
+    our_rendezvous: bool  # whether torch's nodes meet at our coordinator
     prefix: bool
     scratch: str  # a private folder for this run's files
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from trainer_launch import torchrun_options
 from trainer_launch.command import Kind
-from trainer_launch.engines import child_env
+from trainer_launch.engines import child_env, meeting
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import NodeRange, Plan, Process, Topology
+from trainer_launch.model import Plan, Process
 from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
 AGENT = "trainer_launch.child.torch_agent"
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def plan(request: Request, reason: str) -> Plan:
@@ -42,8 +41,9 @@ def plan(request: Request, reason: str) -> Plan:
         processes=(agent,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
-        wait_for=_wait_for(request.topology, _nodes(request)),
+        wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
+        hosting=meeting.hosting(request),
         failure_file=failure_file,
         reasons=(reason,),
     )
@@ -72,8 +72,8 @@ def _options(request: Request) -> dict[str, str]:
     kept["nproc_per_node"] = _workers(request)
     if request.topology.max_restarts is not None:
         kept["max_restarts"] = str(request.topology.max_restarts)
-    nodes = _nodes(request)
-    kept.update(_meeting(request, nodes))
+    nodes = meeting.nodes_of(request)
+    kept.update(meeting.options(request, nodes))
     if "local_addr" not in kept and nodes.max == 1:
         # A single node's workers meet on loopback: a pod's own name often does not resolve.
         kept["local_addr"] = "127.0.0.1"
@@ -89,71 +89,6 @@ def _workers(request: Request) -> str:
         f"workers per node are asked for as '{asked}', but this container shows no such device "
         f"({request.host.gpus.reason}); request devices in the pod's resources, or set --nproc-per-node to a number"
     )
-
-
-def _nodes(request: Request) -> NodeRange:
-    if request.topology.nodes is None:
-        raise ContractError(
-            f"nothing tells how many nodes this job has (contract {request.job.contract}); "
-            f"set --nodes or TRAINER_LAUNCH_NODES"
-        )
-    return request.topology.nodes
-
-
-def _meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
-    """Where and how the agents meet."""
-    topology = request.topology
-    if nodes.max == 1:
-        # One node meets nobody: any free port will do, whatever port the platform names.
-        return {"nnodes": "1", "standalone": "1"}
-    rendezvous = topology.rendezvous
-    if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
-        conf = dict(rendezvous.conf)
-        if (
-            rendezvous.backend == "c10d"
-            and rendezvous.endpoint.host not in _LOCAL
-            and topology.node_rank is not None
-        ):
-            # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
-            conf.setdefault("is_host", str(topology.is_coordinator).lower())
-        options = {
-            "nnodes": str(nodes),
-            "rdzv_backend": rendezvous.backend or "c10d",
-            "rdzv_endpoint": str(rendezvous.endpoint),
-            "rdzv_conf": ",".join(f"{k}={v}" for k, v in conf.items()),
-        }
-        if rendezvous.run_id is not None:
-            options["rdzv_id"] = rendezvous.run_id
-        return {name: value for name, value in options.items() if value}
-    return _static(request, nodes)
-
-
-def _static(request: Request, nodes: NodeRange) -> dict[str, str]:
-    topology = request.topology
-    if topology.node_rank is None:
-        raise ContractError(
-            f"this job has {nodes} nodes but nothing tells which of them this is "
-            f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
-        )
-    if topology.coordinator is None:
-        raise ContractError(
-            f"this job has {nodes} nodes but nothing tells where they meet "
-            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
-        )
-    if nodes.fixed is None:
-        raise UsageError(
-            f"{nodes} nodes need an elastic rendezvous; "
-            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or give one number of nodes"
-        )
-    run_id = topology.rendezvous.run_id if topology.rendezvous else None
-    options = {
-        "nnodes": str(nodes),
-        "node_rank": str(topology.node_rank),
-        "master_addr": topology.coordinator.host,
-        "master_port": str(topology.coordinator.port),
-        "rdzv_backend": "static",
-    }
-    return options if run_id is None else {**options, "rdzv_id": run_id}
 
 
 def _form_of_program(request: Request) -> dict[str, str]:
@@ -196,10 +131,3 @@ def _rank_labels(request: Request) -> tuple[str, ...]:
 def _node(request: Request) -> str:
     rank = request.topology.node_rank
     return "?" if rank is None else str(rank)
-
-
-def _wait_for(topology: Topology, nodes: NodeRange) -> tuple[str, ...]:
-    """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
-    if nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
-        return ()
-    return (topology.coordinator.host,)

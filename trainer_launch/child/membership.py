@@ -1,0 +1,111 @@
+"""This node as a member of the job: its client, the rendezvous that torch asks, its workers' first death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, WorkerDeath
+from trainer_launch.child.stop import Stop
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Client
+from trainer_launch.model import Endpoint
+
+_FINISH_S = 10.0  # for the last node to be done; torch's own barrier has waited before
+_log = logging.getLogger(__name__)
+
+
+class Alone:
+    """A node whose rendezvous is torch's own business."""
+
+    def finish(self) -> None:
+        """Nobody has to be told."""
+
+
+class Member(Alone):
+    """A node of a job that meets at the coordinator."""
+
+    def __init__(self, rendezvous: CoordinatedRendezvous) -> None:
+        self._rendezvous = rendezvous
+
+    def finish(self) -> None:
+        """Tell that this node's workers succeeded, and wait for the others."""
+        self._rendezvous.finish(_FINISH_S)
+
+
+@contextlib.contextmanager
+def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
+    """Make this node a member of its job while torch runs, if its backend is ours."""
+    if config.rdzv_backend != BACKEND:
+        yield Alone()
+        return
+    conf = config.rdzv_configs
+    endpoint = Endpoint(*parse_rendezvous_endpoint(config.rdzv_endpoint, 29400))
+    incarnation = uuid.uuid4().hex
+    node_rank = int(conf["node_rank"]) if "node_rank" in conf else None
+    host = str(conf.get("host", os.uname().nodename))
+    client = Client(endpoint, say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation), say=_log.info)
+    rendezvous = CoordinatedRendezvous(
+        client,
+        endpoint,
+        incarnation=incarnation,
+        host=host,
+        first_death=_FirstDeath(stop, config.event_log_handler),
+        patience_s=float(conf.get("patience", 600)),
+    )
+    rendezvous_handler_registry.register(BACKEND, lambda _params: rendezvous)
+    _leave_when_asked(client, stop)
+    try:
+        yield Member(rendezvous)
+    finally:
+        client.close("asked to stop" if stop.asked else None)
+
+
+def _leave_when_asked(client: Client, stop: Stop) -> None:
+    """Let a thread tell the others that we go: a signal handler may not touch locks."""
+    read_end, stop.tell = os.pipe()
+
+    def wait_and_tell() -> None:
+        os.read(read_end, 1)
+        client.send(say.Leave("asked to stop"))
+
+    threading.Thread(target=wait_and_tell, name="leave", daemon=True).start()
+
+
+class _FirstDeath(logging.Handler):
+    """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
+
+    def __init__(self, stop: Stop, destination: str) -> None:
+        super().__init__()
+        self._stop = stop
+        self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
+        self._seen = 0  # deaths that were told
+        logging.getLogger(f"torchelastic-events-{destination}").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Learn a worker's rank when torch has started it."""
+        event = json.loads(record.getMessage())
+        about = event.get("metadata", {})
+        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
+            local_rank = json.loads(about["metadata"])["local_rank"][0]
+            self._ranks[int(about["worker_id"])] = int(about["global_rank"]), int(local_rank)
+
+    def __call__(self) -> WorkerDeath | None:
+        deaths = list(self._stop.deaths.items())[self._seen :]
+        self._seen += len(deaths)
+        for pid, how in deaths:
+            code, number = how or (None, None)
+            if code == 0:
+                continue
+            rank, local_rank = self._ranks.get(pid, (None, None))
+            return WorkerDeath(rank=rank, local_rank=local_rank, exit_code=code, signal=number)
+        return None

@@ -1,0 +1,233 @@
+"""torch elastic's rendezvous over the coordinator: membership and ranks from node 0's launcher, not from a store.
+
+Ranks follow the node index; every generation has a fresh store on a fresh port, so nothing of a dead one is read;
+what happens to any node is noticed at torch's next monitoring round, because the coordinator tells at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Client, Connected, Disconnected
+from trainer_launch.model import Endpoint
+
+BACKEND = "trainer-launch"
+_STORE_TIMEOUT = timedelta(seconds=600)
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
+_LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDeath:
+    """How the first worker of this node failed."""
+
+    rank: int | None  # in the job
+    local_rank: int | None
+    exit_code: int | None
+    signal: int | None
+
+
+class GaveUpError(Exception):
+    """The job will not go on: the budget is spent, or a node did not come back."""
+
+    def __init__(self, given_up: say.GiveUp, own: WorkerDeath | None) -> None:
+        super().__init__(given_up.reason)
+        self.given_up = given_up
+        # The failure that ended the job, when it is one of this node's workers.
+        self.own = own if own is not None and own.rank == given_up.rank else None
+
+
+class NotNeededError(Exception):
+    """The job ended well without this spare node."""
+
+
+class CoordinatedRendezvous(RendezvousHandler):
+    """What torch elastic asks for its membership."""
+
+    def __init__(
+        self,
+        client: Client,
+        coordinator: Endpoint,
+        *,
+        incarnation: str,
+        host: str,
+        first_death: Callable[[], WorkerDeath | None],
+        patience_s: float,
+    ) -> None:
+        self._client = client
+        self._coordinator = coordinator
+        self._incarnation = incarnation
+        self._host = host  # this node's own name
+        self._first_death = first_death
+        self._patience_s = patience_s  # how long the coordinator may stay away
+        self._formed: say.Formed | None = None
+        self._seen = 0  # the last generation that this node was in
+        self._going = False  # whether workers of the current generation were started
+        self._store: TCPStore | None = None
+        self._away_since_s: float | None = None
+        self._told: WorkerDeath | None = None  # the last failure of this node
+        self._ended: say.GiveUp | say.Finished | None = None
+
+    # -- what torch calls ---------------------------------------------------------------------
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the store of their own generation: it is as fresh as they are."""
+        return True
+
+    def get_backend(self) -> str:
+        """The name that --rdzv-backend gives."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job's name, as far as torch is concerned."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join, wait for the other nodes, and meet them at a fresh store.
+
+        Raises:
+            GaveUpError: the job ends here.
+            NotNeededError: the job ended well without this node.
+        """
+        self._tell_failure()
+        self._going, self._formed, self._store = False, None, None
+        self._join()
+        while True:
+            info = self._take(self._client.receive(_LOOK_S))
+            if info is not None:
+                self._going = True
+                return info
+
+    def num_nodes_waiting(self) -> int:
+        """More than 0 makes torch stop its workers and come to `next_rendezvous`; this costs no restart."""
+        while self._going:
+            message = self._client.receive(0)
+            if message is None:
+                break
+            self._note(message)
+        away = self._away_since_s is not None and time.monotonic() - self._away_since_s > _BLIP_S
+        return int(not self._going or away)
+
+    def is_closed(self) -> bool:
+        """Only the coordinator ends a job, with a reason."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing: one node that ends must not close the job for the others."""
+
+    def shutdown(self) -> bool:
+        """Nothing is left to do when torch says so."""
+        return True
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def finish(self, wait_s: float) -> None:
+        """Tell that the workers succeeded, and wait until all nodes did: node 0 hosts what the others still use."""
+        if self._formed is not None:
+            self._client.send(say.Done(self._formed.generation))
+        end_s = time.monotonic() + wait_s
+        while time.monotonic() < end_s and self._ended is None and self._away_since_s is None:
+            message = self._client.receive(0.2)
+            if message is not None:
+                self._note(message)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def _take(self, message: object) -> RendezvousInfo | None:
+        """Act on a message while waiting for the next generation; its store is the answer."""
+        if message is not None:
+            self._note(message)
+        if self._ended is not None:
+            self._leave(self._ended)
+        if self._away_since_s is not None and time.monotonic() - self._away_since_s > self._patience_s:
+            text = f"the coordinator at {self._coordinator} did not come back within {self._patience_s:g} s"
+            raise GaveUpError(say.GiveUp(text), None)
+        if isinstance(message, say.Waiting) and message.missing:
+            _log.info(
+                "%d of %d nodes are here; missing: %s", message.present, message.wanted, ", ".join(message.missing)
+            )
+        elif isinstance(message, say.Restart):
+            self._join()
+        elif isinstance(message, say.Formed):
+            self._form(message)
+        elif isinstance(message, say.Go) and self._formed is not None:
+            return self._meet(message)
+        return None
+
+    def _note(self, message: object) -> None:
+        """Keep what outlasts a look: whether the coordinator is there, and whether the job goes on."""
+        if isinstance(message, Disconnected):
+            if self._away_since_s is None:
+                _log.warning("the coordinator is away: %s", message.reason)
+            self._away_since_s = self._away_since_s or time.monotonic()
+        elif isinstance(message, Connected):
+            self._away_since_s = None
+        elif isinstance(message, say.Restart):
+            _log.info("generation %d ends: %s", message.generation, message.reason)
+            self._going = False
+        elif isinstance(message, (say.GiveUp, say.Finished)):
+            self._ended, self._going = message, False
+
+    def _join(self) -> None:
+        self._client.send(say.Join(self._incarnation, self._seen))
+
+    def _leave(self, ended: say.GiveUp | say.Finished) -> None:
+        if isinstance(ended, say.Finished):
+            raise NotNeededError("the job ended without this node")
+        raise GaveUpError(ended, self._told)
+
+    def _form(self, formed: say.Formed) -> None:
+        """Remember who is in; the store's host opens it on a port that nobody has used."""
+        self._formed, self._seen = formed, formed.generation
+        if formed.is_store_host:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+            self._client.send(say.Store(formed.generation, self._own_address(), self._store.port))
+
+    def _meet(self, go: say.Go) -> RendezvousInfo | None:
+        formed = self._formed
+        if formed is None or go.generation != formed.generation:
+            return None  # of a generation that has ended meanwhile
+        if self._store is None:
+            self._store = TCPStore(
+                go.host, go.port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
+            )
+        _log.info(
+            "generation %d: this is node %d of %d, store at %s:%d, %d failures so far",
+            *(formed.generation, formed.group_rank, formed.size, go.host, go.port, formed.restarts),
+        )
+        store = PrefixStore(f"generation/{formed.generation}", self._store)
+        meeting_point = RendezvousStoreInfo(go.host, go.port)
+        return RendezvousInfo(store, formed.group_rank, formed.size, meeting_point)
+
+    def _tell_failure(self) -> None:
+        """torch comes here by itself only when a worker of ours has failed."""
+        if not self._going or self._formed is None:
+            return
+        death = self._first_death()
+        if death is not None:
+            self._told = death
+            self._client.send(say.Failed(self._formed.generation, death.rank, death.exit_code, death.signal))
+
+    def _own_address(self) -> str:
+        """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
+        family, kind, proto, _, address = socket.getaddrinfo(
+            self._coordinator.host, self._coordinator.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(address)  # a datagram socket: nothing is sent
+            own = str(probe.getsockname()[0])
+        if own != address[0]:
+            return own
+        return self._host if self._coordinator.host in _LOCAL else self._coordinator.host

@@ -1,0 +1,35 @@
+"""Host the coordinator in this process while a plan runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from trainer_launch.coordinator.server import Server
+from trainer_launch.coordinator.state import Settings
+from trainer_launch.model import Endpoint, Hosting
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def serve(hosting: Hosting) -> Iterator[Server]:
+    """Serve the job's nodes in a thread of this process.
+
+    Raises:
+        NodeError: the port is taken.
+    """
+    settings = Settings(
+        job=hosting.job,
+        min_nodes=hosting.nodes.min,
+        max_nodes=hosting.nodes.max,
+        rejoin_timeout_s=hosting.rejoin_timeout_s,
+        max_restarts=hosting.max_restarts,
+    )
+    server = Server(settings, Endpoint("", hosting.port), log=_log.info)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

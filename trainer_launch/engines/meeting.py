@@ -1,0 +1,145 @@
+"""Where and how the nodes of a torch job meet, as torchrun's options: at our coordinator, or by torch's means."""
+
+from __future__ import annotations
+
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Topology
+
+DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and the coordinator keeps it
+
+
+def nodes_of(request: Request) -> NodeRange:
+    """How many nodes the job has; nobody having said so is an error."""
+    if request.topology.nodes is None:
+        raise ContractError(
+            f"nothing tells how many nodes this job has (contract {request.job.contract}); "
+            f"set --nodes or TRAINER_LAUNCH_NODES"
+        )
+    return request.topology.nodes
+
+
+def options(request: Request, nodes: NodeRange) -> dict[str, str]:
+    """Where and how the agents meet."""
+    if nodes.max == 1:
+        # One node meets nobody: any free port will do, whatever port the platform names.
+        return {"nnodes": "1", "standalone": "1"}
+    if _is_ours(request):
+        return _our_meeting(request, nodes)
+    rendezvous = request.topology.rendezvous
+    if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
+        return _dynamic(request.topology, nodes, rendezvous, rendezvous.endpoint)
+    return _static(request, nodes)
+
+
+def hosting(request: Request) -> Hosting | None:
+    """The coordinator that this node hosts, if it is the one to do so."""
+    topology = request.topology
+    if not _is_ours(request) or not topology.is_coordinator or topology.coordinator is None:
+        return None
+    restarts = DEFAULT_MAX_RESTARTS if topology.max_restarts is None else topology.max_restarts
+    return Hosting(
+        job=_job_id(request),
+        port=topology.coordinator.port,
+        nodes=nodes_of(request),
+        max_restarts=restarts,
+        rejoin_timeout_s=request.rejoin_timeout_s,
+    )
+
+
+def wait_for(request: Request) -> tuple[str, ...]:
+    """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
+    topology = request.topology
+    if nodes_of(request).max == 1 or topology.coordinator is None or topology.is_coordinator:
+        return ()
+    return (topology.coordinator.host,)
+
+
+def _is_ours(request: Request) -> bool:
+    """Whether the nodes meet at our coordinator; a store of its own, such as etcd, is left to torch."""
+    rendezvous = request.topology.rendezvous
+    nodes = request.topology.nodes
+    backend = rendezvous.backend if rendezvous is not None else None
+    return request.our_rendezvous and nodes is not None and nodes.max > 1 and backend in (None, "static", "c10d")
+
+
+def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
+    node_rank, coordinator = _own_place(request, nodes)
+    conf = {
+        "node_rank": str(node_rank),
+        "host": request.host.hostname,
+        "patience": f"{request.rejoin_timeout_s:g}",
+    }
+    return {
+        "nnodes": str(nodes),
+        "node_rank": "0",  # torch warns of a PET_NODE_RANK that it ignores; ours is in the configuration
+        "max_restarts": _UNLIMITED,
+        "rdzv_backend": "trainer-launch",
+        "rdzv_endpoint": str(coordinator),
+        "rdzv_id": _job_id(request),
+        "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
+    }
+
+
+def _job_id(request: Request) -> str:
+    """What tells this job from another at the same address."""
+    rendezvous = request.topology.rendezvous
+    if rendezvous is not None and rendezvous.run_id:
+        return rendezvous.run_id
+    coordinator = request.topology.coordinator
+    if coordinator is not None and coordinator.host in _LOCAL and request.topology.is_coordinator:
+        # Operators up to 1.3 tell node 0 that it is localhost; to the others it has its own name.
+        return str(Endpoint(request.host.hostname, coordinator.port))
+    return str(coordinator)
+
+
+def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
+    """This node's rank, and where the nodes meet."""
+    topology = request.topology
+    if topology.node_rank is None:
+        raise ContractError(
+            f"this job has {nodes} nodes but nothing tells which of them this is "
+            f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
+        )
+    if topology.coordinator is None:
+        raise ContractError(
+            f"this job has {nodes} nodes but nothing tells where they meet "
+            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
+        )
+    return topology.node_rank, topology.coordinator
+
+
+def _dynamic(topology: Topology, nodes: NodeRange, rendezvous: Rendezvous, endpoint: Endpoint) -> dict[str, str]:
+    conf = dict(rendezvous.conf)
+    if rendezvous.backend == "c10d" and endpoint.host not in _LOCAL and topology.node_rank is not None:
+        # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
+        conf.setdefault("is_host", str(topology.is_coordinator).lower())
+    made = {
+        "nnodes": str(nodes),
+        "rdzv_backend": rendezvous.backend or "c10d",
+        "rdzv_endpoint": str(endpoint),
+        "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
+        "rdzv_id": rendezvous.run_id or "",
+    }
+    return {name: value for name, value in made.items() if value}
+
+
+def _static(request: Request, nodes: NodeRange) -> dict[str, str]:
+    node_rank, coordinator = _own_place(request, nodes)
+    if nodes.fixed is None:
+        raise UsageError(
+            f"{nodes} nodes need an elastic rendezvous; "
+            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or give one number of nodes"
+        )
+    rendezvous = request.topology.rendezvous
+    run_id = rendezvous.run_id if rendezvous else None
+    options = {
+        "nnodes": str(nodes),
+        "node_rank": str(node_rank),
+        "master_addr": coordinator.host,
+        "master_port": str(coordinator.port),
+        "rdzv_backend": "static",
+    }
+    return options if run_id is None else {**options, "rdzv_id": run_id}
