@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import selectors
 import socket
 import threading
@@ -203,6 +205,27 @@ def test_two_thousand_connects_keep_nobody_out(cluster):
     cluster.join(clients[0], 0, after=1)
     cluster.join(back, 1, incarnation="b")
     assert await_(back, msg.Formed).generation == 2
+
+
+def test_without_descriptors_the_job_goes_on(cluster):
+    clients = cluster.running(2, lease_s=1.0)
+    late = cluster.open.enter_context(socket.socket())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, hard))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):  # until there are none
+            while True:
+                taken.append(os.dup(late.fileno()))
+        late.connect(("127.0.0.1", cluster.port))
+        wait_until(lambda: any("cannot take it" in text for text in cluster.said))
+        assert clients[0].receive(1.5) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+    late.settimeout(LONG_S)
+    assert hear(late, msg.Challenge)
 
 
 def test_who_does_not_read_is_dropped(cluster):

@@ -222,6 +222,11 @@ def test_a_store_that_never_opens_ends_the_generation():
     peers = world.come(0, 1)
     world.pass_time(6)
     assert [world.count(peer, msg.Restart) for peer in peers] == [1, 1]
+    assert world.state.restarts == 0, "only failures of workers are counted"
+    for _ in range(4):
+        world.join(*peers)
+        world.pass_time(6)
+    assert world.is_over
 
 
 def test_all_done_is_the_end_for_everyone():

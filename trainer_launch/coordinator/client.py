@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-import select
+import selectors
 import socket
 import threading
 import time
@@ -184,6 +184,12 @@ class Client:
                 self._unsent.appendleft(self._wish)
 
     def _talk(self, sock: socket.socket, lines: _Lines) -> None:
+        with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
+            selector.register(sock, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            self._talk_until_over(sock, lines, selector)
+
+    def _talk_until_over(self, sock: socket.socket, lines: _Lines, selector: selectors.BaseSelector) -> None:
         every_s = self._lease_s / 3
         renew_s = time.monotonic() + every_s
         while True:
@@ -195,7 +201,8 @@ class Client:
                 self._take(message)
                 if self._is_over:
                     return
-            readable, _, _ = select.select([sock, self._wake], [], [], max(0.0, renew_s - time.monotonic()))
+            ready = selector.select(max(0.0, renew_s - time.monotonic()))
+            readable = [key.fileobj for key, _ in ready]
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)

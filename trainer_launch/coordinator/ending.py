@@ -36,20 +36,26 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
 
 
 def charge(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
-    settings, run = state.settings, state.run
+    settings = state.settings
     window_s = settings.window_s
     recent = () if window_s is None else tuple(at_s for at_s in state.failures_s if at_s > now_s - window_s)
     used = state.restarts if window_s is None else len(recent)
-    early = run is not None and (run.go_s is None or now_s - run.go_s < settings.crash_loop_s)
-    state = replace(state, failures_s=(*recent, now_s), crashes=state.crashes + 1 if early else 0)
+    state = replace(state, failures_s=(*recent, now_s))
     if used >= settings.max_restarts:
         within = "" if window_s is None else f" within {window_s:g} s"
         return give_up(state, f"{reason}, and all {settings.max_restarts} restarts{within} are used up")
+    return stumble(replace(state, restarts=state.restarts + 1), reason, now_s, but)
+
+
+def stumble(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
+    """End a generation that did not get far, but not for ever."""
+    settings, run = state.settings, state.run
+    early = run is not None and (run.go_s is None or now_s - run.go_s < settings.crash_loop_s)
+    state = replace(state, crashes=state.crashes + 1 if early else 0)
     if state.crashes >= settings.crash_loop:
-        return give_up(
-            state, f"{reason}: {state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
-        )
-    return die(replace(state, restarts=state.restarts + 1), reason, now_s, but)
+        within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
+        return give_up(state, f"{reason}, and generations have failed {within}")
+    return die(state, reason, now_s, but)
 
 
 def give_up(state: State, reason: str) -> Step:

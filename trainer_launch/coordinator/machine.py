@@ -1,10 +1,10 @@
-"""What the coordinator does, as a pure state machine: `step(state, event, now_s) -> (state, replies)`.
+r"""What the coordinator does, as a pure state machine: `step(state, event, now_s) -> (state, replies)`.
 
-state \\ event | Join           | a member lost, leaves | Failed, no Store in time | Store | all Done | too long
+state \ event | Join           | a member lost, leaves | Failed; no Store in time | Store | all Done | too long
 --------------|----------------|-----------------------|--------------------------|-------|----------|---------
 GATHERING     | enough: FORMED | wait on               | ignore                   | -     | -        | OVER
-FORMED        | a member's:    | GATHERING, free of    | GATHERING, charged;      | RUN-  | -        | see left
-RUNNING       | GATHERING; a   | charge                | over budget: OVER        | NING  | OVER     | -
+FORMED        | a member's:    | GATHERING, free of    | GATHERING, Failed is     | RUN-  | -        | see left
+RUNNING       | GATHERING; a   | charge                | charged; too often: OVER | NING  | OVER     | -
               | newcomer's:    |                       |                          | -     |          |
               | soon GATHERING |                       |                          |       |          |
 OVER          | the end again  | -                     | -                        | -     | -        | -
@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.ending import Step, charge, die, end, fail, give_up, peers_of, settle
+from trainer_launch.coordinator.ending import Step, die, end, fail, give_up, peers_of, settle, stumble
 from trainer_launch.coordinator.state import (
     Close,
     Connected,
@@ -252,7 +252,7 @@ def _expire(state: State, now_s: float) -> Step:
 def _stop_waiting(state: State, now_s: float) -> Step:
     if state.phase is Phase.FORMED and state.run is not None:
         host = state.nodes[state.run.members[0]].name
-        return charge(state, f"{host} did not open the store in {state.settings.store_timeout_s:g} s", now_s)
+        return stumble(state, f"{host} did not open the store in {state.settings.store_timeout_s:g} s", now_s)
     names = ", ".join(missing(state)) or "more nodes"
     return give_up(state, f"waited {state.settings.rejoin_timeout_s:g} s for {names}")
 

@@ -125,7 +125,7 @@ class Server:
     def _sleep_s(self) -> float | None:
         times = [deadline_s(self._state), self._accept_again_s]
         for oldest in self._ungreeted.values():
-            times.append(oldest.at_s + (GREET_S if self._is_accepting else CROWD_S))
+            times.append(oldest.at_s + self._patience_s())
             break
         due_s = min((at_s for at_s in times if at_s is not None), default=None)
         return None if due_s is None else max(0.0, due_s - time.monotonic())
@@ -186,11 +186,14 @@ class Server:
         self._events.append(Connected(connection.peer))
         self._send(connection.peer, msg.Challenge(nonce))
 
+    def _patience_s(self) -> float:
+        """How long a connection may go without a Hello."""
+        return GREET_S if self._is_accepting or self._accept_again_s is not None else CROWD_S
+
     def _drop_silent(self, now_s: float) -> None:
         """Drop who has not said Hello in time, or soon enough while others wait; then there is room again."""
-        patience_s = GREET_S if self._is_accepting or self._accept_again_s else CROWD_S
         for connection in list(self._ungreeted.values()):
-            if connection.at_s + patience_s > now_s:
+            if connection.at_s + self._patience_s() > now_s:
                 break
             self._drop(connection, "said no Hello")
         if self._accept_again_s is not None:
