@@ -14,7 +14,6 @@ import pytest
 
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
-from trainer_launch.coordinator.connection import MAX_UNSENT_BYTES
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
 from trainer_launch.errors import NodeError
@@ -229,16 +228,13 @@ def test_without_descriptors_the_job_goes_on(cluster):
 
 
 def test_who_does_not_read_is_dropped(cluster):
-    cluster.serve(1)
+    cluster.serve(1, max_restarts=0)
     deaf = cluster.raw()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    deaf.sendall(msg.render(msg.Hello(msg.VERSION, "job", 0, "pod-0", "x")))
-    number, sent = 0, 0
+    say: list[msg.Message] = [msg.Hello(msg.VERSION, "job", 0, "pod-0", "x"), msg.Join("x")]
+    say += [msg.Failed(1, 0, 1, None, "\U0001f525" * 2000), *[msg.Join("x", 1)] * 2000]  # each answered by 24 KB
     with contextlib.suppress(ConnectionError):
-        while sent < 40 * MAX_UNSENT_BYTES and not any("does not read" in text for text in cluster.said):
-            lines = b"".join(msg.render(msg.Join("x", number + i)) for i in range(500))
-            deaf.sendall(lines)
-            sent, number = sent + len(lines), number + 500
+        deaf.sendall(b"".join(map(msg.render, say)))
     wait_until(lambda: any("does not read" in text for text in cluster.said), "dropping it")
 
 
