@@ -212,6 +212,9 @@ class Plan:
     processes: tuple[Process, ...]
     grace_s: float  # from the request to stop until SIGKILL
     stop_order: StopOrder = StopOrder.LEADER
+    restarts: int = (
+        0  # how often all is started again after a process of ours died of a signal that we did not send
+    )
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them

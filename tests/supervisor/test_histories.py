@@ -53,6 +53,30 @@ def test_what_hangs_in_the_kernel_does_not_keep_us():
     assert outcome.exit_code(ended_) == 143
 
 
+def test_what_somebody_killed_is_started_again_on_clean_ground():
+    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ended(5))
+    assert calls == [(0, "spawn", "a"), (1, "all", TERM), (1, "spawn", "a"), (5, "all", TERM), (5, "drain")]
+    assert (ended_.verdict, [end.exit_code for end in ended_.exits]) == (Verdict.SUCCEEDED, [137, 0])
+
+
+def test_it_is_started_again_only_so_often():
+    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ended(2, number=KILL))
+    assert [call[1] for call in calls].count("spawn") == 2
+    assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("Killed", 137)
+
+
+def test_what_ends_by_itself_is_not_started_again():
+    ended_, calls = run(plan(restarts=1), ended(1, code=9))
+    assert [call[1] for call in calls].count("spawn") == 1
+    assert outcome.exit_code(ended_) == 9
+
+
+def test_nothing_is_started_again_once_we_were_asked_to_stop():
+    ended_, calls = run(plan(restarts=1), ev.Signalled(1, TERM), ended(2, number=KILL))
+    assert [call[1] for call in calls].count("spawn") == 1
+    assert outcome.exit_code(ended_) == 143
+
+
 def test_no_program():
     ended_, calls = run(plan(), missing=["a"])
     assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("NotRunnable", 127)

@@ -130,6 +130,8 @@ def recovered_s(folder: Path, at_s: float) -> float:
         pytest.param(kill_worker(0), [1, 1, 1], id="worker-of-node-0-killed"),
         pytest.param(kill_pod(1), [1, 2, 1], id="pod-1-killed"),
         pytest.param(kill_pod(0), [2, 1, 1], id="pod-0-killed"),
+        pytest.param(kill_agent(1), [1, 1, 1], id="agent-of-node-1-killed"),
+        pytest.param(kill_agent(0), [1, 1, 1], id="agent-of-node-0-killed"),
         pytest.param(stop_pod(1), [1, 2, 1], id="pod-1-asked-to-stop"),
         pytest.param(stop_pod(0), [2, 1, 1], id="pod-0-asked-to-stop"),
         pytest.param(move_pod(1), [1, 2, 1], id="pod-1-comes-back-with-a-new-address"),

@@ -117,8 +117,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             if message is None:
                 break
             self._note(message)
-        away = self._away_since_s is not None and time.monotonic() - self._away_since_s > _BLIP_S
-        return int(not self._going or away)
+        return int(not self._going or self._is_away(_BLIP_S))
 
     def is_closed(self) -> bool:
         """Only the coordinator ends a job, with a reason."""
@@ -138,10 +137,12 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._formed is not None:
             self._client.send(say.Done(self._formed.generation))
         end_s = time.monotonic() + wait_s
-        while time.monotonic() < end_s and self._ended is None and self._away_since_s is None:
+        while time.monotonic() < end_s and self._ended is None and not self._is_away(_BLIP_S):
             message = self._client.receive(0.2)
             if message is not None:
                 self._note(message)
+            if isinstance(message, Connected) and self._formed is not None:
+                self._client.send(say.Done(self._formed.generation))  # it may have been lost with the connection
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -151,7 +152,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._note(message)
         if self._ended is not None:
             self._leave(self._ended)
-        if self._away_since_s is not None and time.monotonic() - self._away_since_s > self._patience_s:
+        if self._is_away(self._patience_s):
             text = f"the coordinator at {self._coordinator} did not come back within {self._patience_s:g} s"
             raise GaveUpError(say.GiveUp(text), None)
         if isinstance(message, say.Waiting) and message.missing:
@@ -179,6 +180,9 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._going = False
         elif isinstance(message, (say.GiveUp, say.Finished)):
             self._ended, self._going = message, False
+
+    def _is_away(self, longer_than_s: float) -> bool:
+        return self._away_since_s is not None and time.monotonic() - self._away_since_s > longer_than_s
 
     def _join(self) -> None:
         self._client.send(say.Join(self._incarnation, self._seen))

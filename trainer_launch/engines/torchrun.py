@@ -11,6 +11,7 @@ from trainer_launch.model import Plan, Process
 from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
+_AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its workers' code, which is final
 AGENT = "trainer_launch.child.torch_agent"
 
 
@@ -43,6 +44,7 @@ def plan(request: Request, reason: str) -> Plan:
         stop_order=request.stop_order,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
+        restarts=_AGENT_RESTARTS,
         hosting=meeting.hosting(request),
         failure_file=failure_file,
         reasons=(reason,),

@@ -7,13 +7,15 @@ RUNNING       | x       | ignore    | last: CLEARING     | STOPPING        | rel
               |         |           | failed: STOPPING   |                 |        | one left; none: x  |
 STOPPING      | x       | ignore    | last: CLEARING     | next rung       | relay  | 80 %: all are told | x
               |         |           |                    |                 |        | 100 %: KILLING     |
-CLEARING      | x       | ignore    | x                  | second: KILLING | ignore | KILLING            | DONE
-KILLING       | x       | ignore    | note it            | ignore          | ignore | kill again, name   | DONE
-              |         |           |                    |                 |        | bound: DONE        |
+CLEARING      | x       | ignore    | x                  | second: KILLING | ignore | KILLING            | DONE or
+              |         |           |                    |                 |        |                    | RUNNING
+KILLING       | x       | ignore    | note it            | ignore          | ignore | kill again, name   | DONE or
+              |         |           |                    |                 |        | bound: DONE        | RUNNING
 DONE          | ignore  | ignore    | ignore             | ignore          | ignore | ignore             | ignore
 
 x raises InternalError and changes nothing. WAITING: names must resolve first. STOPPING: leaders are asked politely.
 CLEARING: every leader has ended, what they left behind has SIGTERM. KILLING: all that is left has SIGKILL.
+RUNNING again: what we started was killed by somebody else, nobody asked us to stop, and the plan has restarts left.
 The rungs of a stop: leaders, everyone, SIGKILL. A stop that begins with the group begins on the second rung.
 """
 
@@ -244,7 +246,15 @@ def _tick_killing(state: State, event: ev.Deadline) -> Step:
 
 
 def _childless(state: State, _: ev.Childless) -> Step:
-    return _done(state), ()
+    """Nothing is left: the end, or a new start on clean ground after a process of ours was killed."""
+    cause = state.cause
+    if cause is None or cause.signal is None or state.asked or state.restarts >= state.plan.restarts:
+        return _done(state), ()
+    number = state.restarts + 1
+    text = f"{cause.process} was killed (signal {cause.signal}): started again, {number} of {state.plan.restarts}"
+    fresh = replace(_done(state), cause=None, text="", restarts=number, again_every_s=KILL_AGAIN_S)
+    state, spawns = _spawn_all(fresh)
+    return state, (ev.Say(text), *spawns)
 
 
 def _done(state: State) -> State:

@@ -37,6 +37,7 @@ class State:
     text: str = ""  # what the resolver or exec said
     gate_failed: bool = False
     stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
+    restarts: int = 0  # done so far
     gave_up: bool = False  # something survived SIGKILL
     asked: int = 0  # requests to stop
     everyone_told: bool = False  # the second rung
