@@ -54,13 +54,20 @@ def test_what_hangs_in_the_kernel_does_not_keep_us():
 
 
 def test_what_somebody_killed_is_started_again_on_clean_ground():
-    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ended(5))
-    assert calls == [(0, "spawn", "a"), (1, "all", TERM), (1, "spawn", "a"), (5, "all", TERM), (5, "drain")]
+    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ev.Childless(2), ended(5))
+    assert calls == [
+        (0, "spawn", "a"),
+        (1, "look"),
+        (1, "all", TERM),
+        (2, "spawn", "a"),
+        (5, "all", TERM),
+        (5, "drain"),
+    ]
     assert (ended_.verdict, [end.exit_code for end in ended_.exits]) == (Verdict.SUCCEEDED, [137, 0])
 
 
 def test_it_is_started_again_only_so_often():
-    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ended(2, number=KILL))
+    ended_, calls = run(plan(restarts=1), ended(1, number=KILL), ev.Childless(2), ended(3, number=KILL))
     assert [call[1] for call in calls].count("spawn") == 2
     assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("Killed", 137)
 

@@ -63,7 +63,7 @@ class Pod:
             return psutil.Process(self._process.pid).children(recursive=True)
         return []
 
-    def _start(self):  # type: ignore[no-untyped-def]
+    def _start(self):
         self.starts += 1
         return self.host.start(self._argv, self._env)
 
