@@ -171,6 +171,25 @@ def test_a_pod_that_is_late_joins_an_elastic_job(train: str, tmp_path: Path) -> 
         assert [pod.starts for pod in running.pods] == [1, 1, 1]
 
 
+def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
+    """No barrier at the end, as in many a script: rank 0 leaves, and then rank 1 dies."""
+    early = """
+import os, sys, time
+path = os.path.join(%r, "died")
+rank = int(os.environ["RANK"])
+if rank == 1 and not os.path.exists(path):
+    open(path, "x").close()
+    time.sleep(2)
+    os.kill(os.getpid(), 9)
+print("rank", rank, "leaves", flush=True)
+"""
+    two = lambda node: trainer_v2(node) | {"PET_NNODES": "2"}  # noqa: E731
+    with job(FIXED[:2], script(tmp_path, early % str(tmp_path)), two) as running:
+        wait_until(lambda: all(pod.succeeded for pod in running.pods), "both pods to succeed", running.pods, 60)
+        assert [pod.starts for pod in running.pods] == [1, 1]
+        assert "".join(running.pods[0].lines).count("rank 0 leaves") == 2
+
+
 def test_the_budget_is_the_jobs_and_the_guilty_pod_ends_with_its_workers_code(tmp_path: Path) -> None:
     crash = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(9)\ntime.sleep(60)\n"
     with job(FIXED, script(tmp_path, crash), trainer_v2, "--max-restarts", "1") as running:

@@ -20,15 +20,20 @@ from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
 from trainer_launch.model import Endpoint
 
-_FINISH_S = 10.0  # for the last node to be done; torch's own barrier has waited before
+_NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
 
 
 class Alone:
     """A node whose rendezvous is torch's own business."""
 
-    def finish(self) -> None:
-        """Nobody has to be told."""
+    def finish(self) -> bool:
+        """Nobody has to be told, and nobody can ask for more."""
+        return True
+
+    def is_over(self) -> bool:
+        """Nobody ends what runs here."""
+        return False
 
 
 class Member(Alone):
@@ -37,9 +42,13 @@ class Member(Alone):
     def __init__(self, rendezvous: CoordinatedRendezvous) -> None:
         self._rendezvous = rendezvous
 
-    def finish(self) -> None:
-        """Tell that this node's workers succeeded, and wait for the others."""
-        self._rendezvous.finish(_FINISH_S)
+    def finish(self) -> bool:
+        """Tell that this node's workers succeeded, and wait for the others; False: all have to start again."""
+        return self._rendezvous.finish()
+
+    def is_over(self) -> bool:
+        """Whether an error of the store is explained by the end of its generation."""
+        return self._rendezvous.is_over(_NEWS_S)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from trainer_launch.coordinator import protocol as say
@@ -21,9 +21,10 @@ from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint
 
 BACKEND = "trainer-launch"
-_STORE_TIMEOUT = timedelta(seconds=600)
+_STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
+_GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,32 @@ class GaveUpError(Exception):
 
 class NotNeededError(Exception):
     """The job ended well without this spare node."""
+
+
+class _GenerationStore(PrefixStore):
+    """The agents' view of a generation's store, which nobody waits at once the generation is over.
+
+    torch's agents wait up to 300 s at the end for each other, also for one that will never come.
+    """
+
+    def __init__(self, prefix: str, store: TCPStore, is_over: Callable[[], int]) -> None:
+        super().__init__(prefix, store)
+        self._is_over = is_over
+
+    def wait(self, keys: list[str], timeout: timedelta = _STORE_TIMEOUT) -> None:
+        """Wait for keys, but no longer than the generation lives."""
+        end_s = time.monotonic() + timeout.total_seconds()
+        while not self._is_over() and not self._came(keys, is_last_look=time.monotonic() > end_s):
+            pass
+
+    def _came(self, keys: list[str], *, is_last_look: bool) -> bool:
+        try:
+            super().wait(keys, timedelta(seconds=_LOOK_S))
+        except DistStoreError:
+            if is_last_look:
+                raise
+            return False
+        return True
 
 
 class CoordinatedRendezvous(RendezvousHandler):
@@ -119,6 +146,15 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._note(message)
         return int(not self._going or self._is_away(_BLIP_S))
 
+    def is_over(self, wait_s: float) -> bool:
+        """Whether the generation is over, or turns out to be in a moment: after an error of its store."""
+        end_s = time.monotonic() + wait_s
+        while not self.num_nodes_waiting() and time.monotonic() < end_s:
+            message = self._client.receive(_LOOK_S)
+            if message is not None:
+                self._note(message)
+        return self.num_nodes_waiting() > 0
+
     def is_closed(self) -> bool:
         """Only the coordinator ends a job, with a reason."""
         return False
@@ -132,17 +168,25 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     # -- the end ------------------------------------------------------------------------------
 
-    def finish(self, wait_s: float) -> None:
-        """Tell that the workers succeeded, and wait until all nodes did: node 0 hosts what the others still use."""
-        if self._formed is not None:
-            self._client.send(say.Done(self._formed.generation))
-        end_s = time.monotonic() + wait_s
-        while time.monotonic() < end_s and self._ended is None and not self._is_away(_BLIP_S):
-            message = self._client.receive(0.2)
+    def finish(self) -> bool:
+        """Tell that the workers succeeded, and wait until all nodes' did; False: another node's failed, so go on.
+
+        Node 0 waits too: its launcher hosts what the others still use. A coordinator that is gone for good has
+        most likely said so to nobody; our own workers did succeed.
+
+        Raises:
+            GaveUpError: the job failed elsewhere.
+        """
+        self._say_done()
+        while self._ended is None and self._going and not self._is_away(_GONE_S):
+            message = self._client.receive(_LOOK_S)
             if message is not None:
                 self._note(message)
-            if isinstance(message, Connected) and self._formed is not None:
-                self._client.send(say.Done(self._formed.generation))  # it may have been lost with the connection
+            if isinstance(message, Connected):
+                self._say_done()  # it may have been lost with the connection
+        if isinstance(self._ended, say.GiveUp):
+            raise GaveUpError(self._ended, self._told)
+        return self._ended is not None or self._going
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -180,6 +224,12 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._going = False
         elif isinstance(message, (say.GiveUp, say.Finished)):
             self._ended, self._going = message, False
+        elif isinstance(message, say.Refused) and not message.retry:
+            self._ended, self._going = say.GiveUp(f"the coordinator refuses this node: {message.reason}"), False
+
+    def _say_done(self) -> None:
+        if self._formed is not None:
+            self._client.send(say.Done(self._formed.generation))
 
     def _is_away(self, longer_than_s: float) -> bool:
         return self._away_since_s is not None and time.monotonic() - self._away_since_s > longer_than_s
@@ -211,7 +261,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             "generation %d: this is node %d of %d, store at %s:%d, %d failures so far",
             *(formed.generation, formed.group_rank, formed.size, go.host, go.port, formed.restarts),
         )
-        store = PrefixStore(f"generation/{formed.generation}", self._store)
+        store = _GenerationStore(f"generation/{formed.generation}", self._store, is_over=self.num_nodes_waiting)
         meeting_point = RendezvousStoreInfo(go.host, go.port)
         return RendezvousInfo(store, formed.group_rank, formed.size, meeting_point)
 

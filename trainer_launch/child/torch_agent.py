@@ -21,8 +21,10 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
@@ -52,15 +54,14 @@ def main(argv: list[str]) -> int:
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
     with membership.member(config, stop) as node:
-        code = _run(config, command, command_args, stop)
-        if code == exits.SUCCEEDED and not stop.asked:
-            node.finish()
+        code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code
 
 
-def _run(config: LaunchConfig, command: Any, command_args: list[str], stop: Stop) -> int:
+def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop) -> int:
     try:
-        elastic_launch(config, command)(*command_args)
+        while not _launch_once(launch, node, stop):
+            pass
     except ChildFailedError as failed:
         return exits.STOPPED if stop.asked else _report(failed, list(stop.deaths))
     except SignalException as stopped:
@@ -72,6 +73,18 @@ def _run(config: LaunchConfig, command: Any, command_args: list[str], stop: Stop
     except (RendezvousTimeoutError, RendezvousConnectionError) as lost:
         return _report_lost(f"the nodes did not meet: {lost}")
     return exits.SUCCEEDED
+
+
+def _launch_once(launch: Callable[[], object], node: membership.Alone, stop: Stop) -> bool:
+    """Run torch's agent; False when its end is not the job's, and it has to run again."""
+    try:
+        launch()
+    except DistError:
+        if node.is_over():
+            return False  # a node was lost while the agents exchanged their ranks
+        raise
+    # Another node's workers may fail after ours have succeeded: then all go on from the checkpoint.
+    return stop.asked or node.finish()
 
 
 def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
