@@ -66,7 +66,7 @@ def test_people_see_value_origin_and_reason() -> None:
 
 
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:
-    told = launch("explain", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
+    told = launch("explain", "--rendezvous", "torch", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
     assert told.returncode == 2
     assert "Contract: trainer-v2-torch" in told.stdout
     assert "no plan" in told.stdout
