@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
 from trainer_launch.errors import LaunchError
-from trainer_launch.exits import MISCONFIGURED
+from trainer_launch.exits import FAILED
 from trainer_launch.supervisor import early
 
 PROGRAM = "trainer-launch"
@@ -15,6 +17,7 @@ PROGRAM = "trainer-launch"
 def main() -> None:
     """The program's entry; ends the process with the pod's exit code."""
     early.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
+    early.open_streams()
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -28,5 +31,7 @@ def run_command(argv: Sequence[str]) -> int:
     except LaunchError as problem:
         print(f"{PROGRAM}: error: {problem}", file=sys.stderr)  # noqa: T201  the one line for people
         return problem.exit_code
-    except BrokenPipeError:
-        return MISCONFIGURED  # whoever read our output has gone
+    except OSError as problem:  # whoever read our output has gone, or its disk is full
+        with contextlib.suppress(OSError):
+            os.write(2, f"{PROGRAM}: error: {problem}\n".encode(errors="replace"))
+        os._exit(FAILED)  # and not by way of Python's own flush, which would fail again

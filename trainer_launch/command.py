@@ -12,7 +12,10 @@ from trainer_launch.errors import UsageError
 from trainer_launch.torchrun_options import TorchrunCommand, split_command
 
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-_FLAGS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+# Python's one-letter options that take nothing and change only how the program runs, and those that take a value.
+_PLAIN_FLAGS = frozenset("bBdEiIOPqRsSuvx")
+_FLAGS_WITH_VALUE = frozenset("WX")
+_PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
 
 
 class Kind(str, Enum):
@@ -60,10 +63,12 @@ def parse_command(argv: Sequence[str]) -> Command:
 
 def _python_command(words: tuple[str, ...]) -> Command:
     """`python [flags] script.py …` or `python [flags] -m module …`; anything else is just a program."""
-    at = 1
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
-        at += 2 if words[at] in _FLAGS_WITH_VALUE else 1
+    at = _end_of_flags(words)
+    if at is None:
+        return Command(argv=words, kind=Kind.PROGRAM, program=words)
     python, rest = words[:at], words[at:]
+    if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
+        python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
     if rest[:2] == ("-m", "torch.distributed.run"):
         return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(rest[2:]))
     if rest[:1] == ("-m",) and len(rest) > 1:
@@ -71,3 +76,21 @@ def _python_command(words: tuple[str, ...]) -> Command:
     if rest and rest[0] not in ("-m", "-c", "-"):
         return Command(argv=words, kind=Kind.SCRIPT, python=python, program=rest)
     return Command(argv=words, kind=Kind.PROGRAM, program=words)
+
+
+def _end_of_flags(words: tuple[str, ...]) -> int | None:
+    """Where Python's own options end: at -m, or at the script; None when they are of a kind that we leave alone."""
+    at = 1
+    while (
+        at < len(words)
+        and words[at].startswith("-")
+        and words[at] != "-m"
+        and not _PLAIN_THEN_M.fullmatch(words[at])
+    ):
+        letters = words[at][1:]
+        values = [place for place, letter in enumerate(letters) if letter in _FLAGS_WITH_VALUE]
+        plain = letters[: values[0]] if values else letters
+        if not letters or not set(plain) <= _PLAIN_FLAGS:
+            return None  # -c, --version, -mmodule, standard input …
+        at += 2 if values and values[0] == len(letters) - 1 else 1
+    return at

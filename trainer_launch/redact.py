@@ -7,9 +7,11 @@ import re
 REDACTED = "[redacted]"
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET_PARTS = frozenset(("token", "tokens", "key", "keys", "passwords", "passphrase", "secrets"))
+_SECRET_PARTS = frozenset(("token", "tokens", "key", "keys", "pass", "pwd", "passwords", "passphrase", "secrets"))
+_SECRET_PARTS |= {"cred", "creds", "auth", "cookie", "cookies", "sig", "signature"}
+_NO_SECRETS = frozenset(("PWD", "OLDPWD"))  # the shell's working directories
 # Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
-_SECRET_ENDS = ("token", "password", "passwd", "secret", "credential", "credentials")
+_SECRET_ENDS = ("token", "tokens", "password", "passwd", "secret", "secrets", "credential", "credentials")
 _SECRET_JOINED = re.compile(
     r"(api|access|secret|private|public|ssh|auth|master|license|signing|encryption|shared)keys?"
 )
@@ -23,7 +25,17 @@ _SIGHTS = (
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
     (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
-    (re.compile(r"(?i)\b(password|passwd|token|secret|api_?key)=[^\s,;&]+"), rf"\1={REDACTED}"),
+    (
+        re.compile(
+            r"""(?i)((?:password|passwd|token|secret|api[_-]?key)["']?\s{0,8}[:=]\s{0,8})(?:"[^"]*"|'[^']*'|[^\s,;&}"']+)"""
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (
+        re.compile(r"(?i)(\bpassword\s+|--[a-z-]{0,32}(?:password|token|secret|api-?key)\s+)[^\s-]\S*"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(?i)([?&](?:[a-z-]{0,32}signature|sig)=)[^\s&]+"), rf"\1{REDACTED}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
 )
 _SECRET_FILES = re.compile(
@@ -72,7 +84,7 @@ def redact_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names_a_secret(name: str) -> bool:
-    return any(map(_is_secret_part, _parts(name)))
+    return name not in _NO_SECRETS and any(map(_is_secret_part, _parts(name)))
 
 
 def _is_secret_part(part: str) -> bool:

@@ -94,6 +94,13 @@ def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path) -
     assert "PET_NNODES" in words.read_text().splitlines()[0]
 
 
+def test_a_bad_setting_says_so_in_the_termination_message_too(tmp_path: Path) -> None:
+    words = tmp_path / "termination-log"
+    env = {"TRAINER_LAUNCH_GRACE": "soon", "TRAINER_LAUNCH_TERMINATION_LOG": str(words)}
+    assert launch("run", "--", "true", env=env).returncode == 2
+    assert "TRAINER_LAUNCH_GRACE" in words.read_text()
+
+
 def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:
     ended = launch("run", "--", "true", env={"TRAINER_LAUNCH_GRASE": "1"})
     assert ended.returncode == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, start
+from tests.cli.launching import LAUNCHER, clean_env, launch, start
 
 pytestmark = pytest.mark.process
 
@@ -124,6 +126,50 @@ def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -
         launcher.read_until("waiting")
         launcher.signal(signal.SIGTERM)
         assert launcher.end(timeout_s=5)[0] == 143
+
+
+def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    command = 'ulimit -n 40; exec "$0" "$@"'
+    ended = subprocess.run(
+        ("sh", "-c", command, *LAUNCHER, "run", "--prefix", "--nproc-per-node", "20", "--", "train.py"),
+        env=clean_env(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 138
+    assert "Traceback" not in ended.stderr
+    assert "ulimit -n" in ended.stderr
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", ">/dev/full"])
+def test_a_closed_or_full_stream_is_no_traceback(redirect: str, tmp_path: Path) -> None:
+    words = f"{shlex.join(LAUNCHER)} run -- sh -c 'exit 7' {redirect}"
+    ended = subprocess.run(("sh", "-c", words), env=clean_env(), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 7
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["random.py", "json.py", "logging.py", "trainer_launch/__init__.py", "torch.py"])
+@pytest.mark.parametrize("words", [("run", "--nproc-per-node", "1"), ("local", "--nodes", "1")])
+def test_a_users_file_of_any_name_is_not_taken_for_ours_or_pythons(
+    name: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    shadow = tmp_path / name
+    shadow.parent.mkdir(exist_ok=True)
+    shadow.write_text("import os\nos._exit(9)\n")
+    start_installed = "import sys; sys.path.remove(''); from trainer_launch.cli import main; main()"
+    ended = subprocess.run(
+        (sys.executable, "-c", start_installed, *words, "--", "sh", "-c", "exit 5"),
+        env=clean_env(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 5, ended.stderr
 
 
 def test_exec_leaves_the_program_in_the_launchers_place() -> None:

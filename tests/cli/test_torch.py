@@ -93,6 +93,14 @@ def test_pet_variables_are_honoured_and_an_empty_standalone_is_no_crash(tmp_path
     assert ended.stdout == "7 actor\n"
 
 
+@pytest.mark.parametrize("option", ["--tee=9", "--local-ranks-filter=x", "--log-dir=/proc/no"])
+def test_an_option_that_torch_refuses_is_one_sentence_and_2(tmp_path: Path, option: str) -> None:
+    ended = launch("run", "--", "torchrun", option, script(tmp_path, ""))
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "reason=Misconfigured" in ended.stderr
+
+
 def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Path) -> None:
     script(tmp_path, "import sys\nprint(sys.argv[1:], sys.flags.dev_mode)\n")
     env = {"PYTHONPATH": str(tmp_path)}

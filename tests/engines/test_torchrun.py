@@ -9,6 +9,7 @@ import pytest
 
 from tests.engines.requests import request
 from trainer_launch import engines
+from trainer_launch.engines import torchrun
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Rendezvous
 from trainer_launch.overlay import JOB_OPTIONS
@@ -35,7 +36,7 @@ ELASTIC = Job(
     engine="torchrun",
 )
 ETCD = replace(ELASTIC, rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)))
-AGENT = "/venv/bin/python -m trainer_launch.child.torch_agent "
+AGENT = f"/venv/bin/python -c {shlex.quote(torchrun.AGENT)} "
 
 
 def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> str:
@@ -86,7 +87,7 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
 
 def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
-    assert " ".join(plan.processes[0].argv).removeprefix(AGENT) == (
+    assert shlex.join(plan.processes[0].argv).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
         "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600 --max-restarts=1000000 "
         "--node-rank=0 train.py"
@@ -156,7 +157,7 @@ def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> Non
 def test_exec_makes_torchrun_itself_of_the_same_plan() -> None:
     ours = argv("train.py", FIXED)
     theirs = argv("train.py", FIXED, replace_launcher=True)
-    assert theirs == ours.replace("trainer_launch.child.torch_agent", "torch.distributed.run")
+    assert theirs == ours.replace(AGENT, "/venv/bin/python -m torch.distributed.run ")
 
 
 def test_exec_leaves_nothing_of_ours_in_the_environment() -> None:

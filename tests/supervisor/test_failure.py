@@ -49,6 +49,13 @@ ROWS = [
     (death(1), said("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "DeviceError", 138),
     (death(1), said("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:123"), "PeerLost", 138),
     (death(1), Evidence(last_lines=("Connection reset by peer", "ValueError: x")), "Failed", 1),
+    (
+        death(1),
+        Evidence(last_lines=("a.DistBackendError: NCCL error", "ncclRemoteError: x", "Last:", "y")),
+        "PeerLost",
+        138,
+    ),
+    (death(2), Evidence(agent=AgentFailure(reason="Misconfigured", message="no", exit_code=2)), "Misconfigured", 2),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
     (death(number=4), Evidence(), "Crashed", 132),

@@ -102,7 +102,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._seen = 0  # the last generation that this node was in
         self._going = False  # whether workers of the current generation were started
         self._store: TCPStore | None = None
-        self._away_since_s: float | None = None
+        self._away_since_s: float | None = time.monotonic()  # None while the coordinator is there
         self._told: WorkerDeath | None = None  # the last failure of this node
         self._ended: say.GiveUp | say.Finished | None = None
 
@@ -197,7 +197,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._ended is not None:
             self._leave(self._ended)
         if self._is_away(self._patience_s):
-            text = f"the coordinator at {self._coordinator} did not come back within {self._patience_s:g} s"
+            text = f"the coordinator at {self._coordinator} was not there for {self._patience_s:g} s"
             raise GaveUpError(say.GiveUp(text), None)
         if isinstance(message, say.Waiting) and message.missing:
             _log.info(
@@ -214,8 +214,7 @@ class CoordinatedRendezvous(RendezvousHandler):
     def _note(self, message: object) -> None:
         """Keep what outlasts a look: whether the coordinator is there, and whether the job goes on."""
         if isinstance(message, Disconnected):
-            if self._away_since_s is None:
-                _log.warning("the coordinator is away: %s", message.reason)
+            _log.warning("the coordinator is away: %s", message.reason)
             self._away_since_s = self._away_since_s or time.monotonic()
         elif isinstance(message, Connected):
             self._away_since_s = None

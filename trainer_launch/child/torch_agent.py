@@ -11,16 +11,11 @@ It calls torch's own parser and `elastic_launch`, and changes these things from 
 
 from __future__ import annotations
 
-import sys
-
-if sys.path and sys.path[0] in ("", __import__("os").getcwd()):
-    # `python -m` puts the working directory first, where a user's random.py would shadow the library's.
-    del sys.path[0]
-
 import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,20 +37,31 @@ _PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sen
 
 def main(argv: list[str]) -> int:
     """Run the workers to their end; return the exit code of the first that failed, or 0."""
-    args = get_args_parser().parse_args(argv)
-    if args.standalone:
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
-    if args.master_port is None:
-        args.master_port = 29500
-    config, command, command_args = config_from_args(args)
     stop = Stop(order=os.environ.get("TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS", "leader"))
-    _take_over_signals(config, stop)
+    try:
+        config, command, command_args = _config(argv)
+        _take_over_signals(config, stop)
+    except (AssertionError, KeyError, OSError, RuntimeError, ValueError) as problem:
+        text = f"torch refuses its options ({type(problem).__name__}: {problem}); see torchrun --help"
+        _write({"reason": "Misconfigured", "message": text, "exit_code": exits.MISCONFIGURED})
+        log.warn(text)
+        return exits.MISCONFIGURED
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
     with membership.member(config, stop) as node:
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code
+
+
+def _config(argv: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
+    args = get_args_parser().parse_args(argv)
+    if args.standalone:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
+    if args.master_port is None:
+        args.master_port = 29500
+    config, command, command_args = config_from_args(args)
+    return config, command, command_args
 
 
 def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop) -> int:
@@ -173,7 +179,8 @@ def _write(failure: dict[str, Any]) -> None:
         print(f"trainer-launch: cannot write {path}: {problem}", file=sys.stderr)  # noqa: T201
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The process: `main`, and an end that nothing delays."""
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
     code = main(sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -61,8 +62,7 @@ def main(parsed: Parsed) -> int:
         "warnings": [*job.warnings, *([] if problem is None else [f"no plan: {problem}"])],
     }
     if parsed.flags["json"]:
-        json.dump(explained, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps(explained, indent=2) + "\n")
     else:
         sys.stdout.write(report.table(explained))
     if problem is not None:
@@ -158,6 +158,8 @@ def _load(path: str) -> object:
 
 def _save(path: str, data: Mapping[str, Json]) -> None:
     try:
-        Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(data, indent=2, sort_keys=True) + "\n")
     except OSError as problem:
         raise UsageError(f"--save-pod {path} cannot be written: {problem.strerror}") from None

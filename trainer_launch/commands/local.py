@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -23,13 +24,14 @@ from trainer_launch.rehearsal import RehearsedPod, pods
 from trainer_launch.settings import Settings
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
-from trainer_launch.topology import DEFAULT_PORT
 
 HELP = "rehearse a job on this machine: each pod is a launcher of its own"
 EXAMPLES = """examples:
   trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
   trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
 """
+# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
+_RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 
 
@@ -47,7 +49,7 @@ def main(parsed: Parsed) -> int:
     programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
-        rehearsed = pods(_nodes(settings), _nproc(settings), net.free_port(DEFAULT_PORT), os.environ)
+        rehearsed = pods(_nodes(settings), _nproc(settings), net.free_port(), os.environ)
         plan = Plan(
             engine="local",
             processes=tuple(_process(pod, parsed, scratch) for pod in rehearsed),
@@ -57,7 +59,8 @@ def main(parsed: Parsed) -> int:
         started = time.monotonic()
         system = System(color=False)  # the pods colour their own prefixes
         log.send_through(system.say)
-        ended = supervise(plan, system)
+        with contextlib.closing(system):
+            ended = supervise(plan, system)
         sys.stdout.flush()
         sys.stderr.write(_table(ended, started, scratch))
     finally:
@@ -83,7 +86,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         flags["MAX_RESTARTS"] = settings.max_restarts
     return Process(
         name=pod.name,
-        argv=(sys.executable, "-m", "trainer_launch", "run", "--", *parsed.argv),
+        argv=(sys.executable, "-c", _RUN, "run", "--", *parsed.argv),
         env={**pod.env, **{f"TRAINER_LAUNCH_{name}": value for name, value in flags.items()}},
         label="",  # whole lines of one pod at a time; the pod itself knows which worker wrote them
     )

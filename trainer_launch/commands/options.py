@@ -74,6 +74,18 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     Raises:
         UsageError: a flag or variable does not fit.
     """
+    try:
+        return _parse(program, argv)
+    except UsageError as problem:
+        if argv[:1] == ["run"]:
+            from trainer_launch.commands import run
+
+            default = Settings.model_fields["termination_log"].default
+            run.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
+        raise
+
+
+def _parse(program: str, argv: Sequence[str]) -> Parsed:
     own, rest = _split(list(argv))
     called = tuple(name for name in _COMMANDS if own[:1] == [name])
     parsed = vars(build(program, called or tuple(_COMMANDS)).parse_args(own))

@@ -54,8 +54,7 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
     try:
         return _run(settings, argv, replace_launcher=replace_launcher)
     except LaunchError as problem:
-        # The person who reads the pod's status finds the sentence there too.
-        _write_last_words(outcome.refusal(str(problem), problem.exit_code), settings)
+        refuse(problem, settings.termination_log)
         raise
 
 
@@ -67,17 +66,18 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
         plan = engines.plan(request)
         _tell(request, plan)
         if replace_launcher:
+            shutil.rmtree(scratch, ignore_errors=True)  # nobody comes back to do it
             _become(plan)
         system = System(color=use_color(settings))
         log.send_through(system.say)
-        with _hosted(plan):
+        with contextlib.closing(system), _hosted(plan):
             ended = supervise(plan, system)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
     code = outcome.exit_code(ended)
     _log.info("%s", outcome.summary(ended))
-    _write_last_words(outcome.last_words(ended), settings)
+    _write_last_words(outcome.last_words(ended), settings.termination_log)
     return code
 
 
@@ -137,9 +137,13 @@ def _become(plan: Plan) -> None:
         raise NotRunnableError(f"cannot become {process.argv[0]!r}: {problem.strerror}", found=found) from None
 
 
-def _write_last_words(text: str, settings: Settings) -> None:
+def refuse(problem: LaunchError, path: str) -> None:
+    """Write why nothing was started to where the person who reads the pod's status finds it."""
+    _write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
+
+
+def _write_last_words(text: str, path: str) -> None:
     default = Settings.model_fields["termination_log"].default
-    path = Path(settings.termination_log)
-    if settings.termination_log == default and not path.exists():
+    if path == default and not Path(path).exists():
         return  # not in a Kubernetes container
-    outcome.write_last_words(text, str(path), create=settings.termination_log != default)
+    outcome.write_last_words(text, path, create=path != default)

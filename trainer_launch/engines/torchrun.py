@@ -12,7 +12,10 @@ from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
 _AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its workers' code, which is final
-AGENT = "trainer_launch.child.torch_agent"
+# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
+AGENT = (
+    "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.child.torch_agent import run; run()"
+)
 
 
 def plan(request: Request, reason: str) -> Plan:
@@ -24,7 +27,7 @@ def plan(request: Request, reason: str) -> Plan:
     """
     _check_membership(request)
     words = (*torchrun_options.render(_options(request)), *_unknown(request), *_program(request))
-    module = "torch.distributed.run" if request.replace_launcher else AGENT
+    start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-c", AGENT)
     failure_file = f"{request.scratch}/failure.json"
     env = child_env.agent(request)
     if not request.replace_launcher:
@@ -32,7 +35,7 @@ def plan(request: Request, reason: str) -> Plan:
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
     agent = Process(
         name="agent",
-        argv=(request.python, "-m", module, *words),
+        argv=(request.python, *start, *words),
         env=env,
         label=_node(request) if request.prefix else None,
         rank_labels=_rank_labels(request),

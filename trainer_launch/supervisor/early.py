@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 from types import FrameType
 
 from trainer_launch import exits
+from trainer_launch.supervisor import inheritance
 
 
 def end_on_stop() -> None:
     """End at once when asked to stop: as PID 1 the kernel drops every signal that has no handler."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, _end)
+
+
+def open_streams() -> None:
+    """Give Python the standard streams that were closed when we started; what cannot be encoded is escaped."""
+    inheritance.fill_standard_streams()
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -75,9 +75,19 @@ def _last_words_match(pattern: str) -> Callable[[Exit, Evidence], bool]:
 
     def applies(_: Exit, evidence: Evidence) -> bool:
         message = evidence.agent.message if evidence.agent else None
-        return any(compiled.search(text) for text in (message or "", *evidence.last_lines[-1:]))
+        return any(compiled.search(text) for text in (message or "", *_final_error(evidence.last_lines)))
 
     return applies
+
+
+# How Python names what was not caught, perhaps with torch's prefix; warnings and hints may follow it.
+_UNCAUGHT = re.compile(r"(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b")
+
+
+def _final_error(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The last error that Python named and what follows it; without one the very last line."""
+    starts = [number for number, line in enumerate(lines) if _UNCAUGHT.match(line)]
+    return lines[starts[-1] :] if starts else lines[-1:]
 
 
 _WHY_CHARS = 300
@@ -122,6 +132,12 @@ RULES = (
         _agent_says("PeerLost"),
         "see how the other nodes ended; the one that failed first tells why",
         exits.INFRASTRUCTURE,
+    ),
+    _Rule(
+        "Misconfigured",
+        _agent_says("Misconfigured"),
+        "correct torchrun's option or its PET_ variable; trying again cannot help",
+        exits.MISCONFIGURED,
     ),
     _Rule(
         "DeviceError",
@@ -204,7 +220,7 @@ def _message(end: Exit, evidence: Evidence) -> str:
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
     why = agent.message if agent else None
     if why is None and end.signal is None:
-        why = "".join(evidence.last_lines[-1:])  # a traceback ends with its cause; who is killed cannot say why
+        why = "".join(_final_error(evidence.last_lines)[:1])  # who is killed cannot say why
     return f"{who} ended with {how}: {why[:_WHY_CHARS]}" if why else f"{who} ended with {how}"
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from trainer_launch import exits
-from trainer_launch.errors import NotRunnableError
+from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.model import Exit, Process
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance, tree
@@ -31,6 +31,7 @@ from trainer_launch.supervisor.output import Output
 log = logging.getLogger(__name__)
 
 RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON: [path for stdout, path for stderr] by local rank
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
 _SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
 
 
@@ -63,15 +64,20 @@ class System:
 
     def spawn(self, process: Process) -> int:
         """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid."""
-        ours, env = self._pipes(process), dict(process.env)
-        if process.rank_labels:
-            env[RANK_OUTPUT] = json.dumps(self._rank_paths(process))
+        try:
+            ours, env = self._pipes(process), dict(process.env)
+            if process.rank_labels:
+                env[RANK_OUTPUT] = json.dumps(self._rank_paths(process))
+        except OSError as error:
+            raise _exhausted(process, error) from error
         stdout, stderr = ours or (None, None)
         try:
             popen = subprocess.Popen(
                 process.argv, env=env, cwd=process.cwd, stdout=stdout, stderr=stderr, start_new_session=True
             )
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                raise _exhausted(process, error) from error
             raise _not_runnable(process, error) from error
         finally:
             for fd in ours:
@@ -258,6 +264,13 @@ class System:
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _exhausted(process: Process, error: OSError) -> NodeError:
+    return NodeError(
+        f"cannot start {process.name}: {error.strerror}; raise the container's limit (ulimit -n, pids, memory) "
+        f"or start fewer processes"
+    )
 
 
 def _not_runnable(process: Process, error: OSError | ValueError) -> NotRunnableError:
