@@ -68,6 +68,11 @@ class Endpoint:
     host: str
     port: int
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine itself can mean anything by it."""
+        return self.host in ("localhost", "127.0.0.1", "::1")
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -14,6 +14,14 @@ from tests.cli.launching import LAUNCHER, clean_env, launch, start
 
 pytestmark = pytest.mark.process
 
+NODE_0_HAS_NO_NAME = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "nobody.invalid",
+    "PET_MASTER_PORT": "29500",
+}
+
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 126, 127, 137, 255])
 def test_a_programs_own_exit_code_passes_through(code: int) -> None:
@@ -101,28 +109,14 @@ def test_a_reader_of_the_output_that_hangs_does_not_hold_up_a_stop(options: list
 
 def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    env = {
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": "1",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": "nobody.invalid",
-        "PET_MASTER_PORT": "29500",
-    }
-    ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=env, cwd=tmp_path)
+    ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path)
     assert ended.returncode == 138
     assert "nobody.invalid" in ended.stderr
 
 
 def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    env = {
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": "1",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": "nobody.invalid",
-        "PET_MASTER_PORT": "29500",
-    }
-    with start("run", "--", "train.py", env=env, cwd=tmp_path) as launcher:
+    with start("run", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path) as launcher:
         launcher.read_until("waiting")
         launcher.signal(signal.SIGTERM)
         assert launcher.end(timeout_s=5)[0] == 143

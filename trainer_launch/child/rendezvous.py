@@ -22,7 +22,6 @@ from trainer_launch.model import Endpoint
 
 BACKEND = "trainer-launch"
 _STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 _GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
@@ -283,4 +282,4 @@ class CoordinatedRendezvous(RendezvousHandler):
             own = str(probe.getsockname()[0])
         if own != address[0]:
             return own
-        return self._host if self._coordinator.host in _LOCAL else self._coordinator.host
+        return self._host if self._coordinator.is_loopback else self._coordinator.host

@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer_launch import engines, host, snapshot
-from trainer_launch.command import parse_command
+from trainer_launch import engines, snapshot
 from trainer_launch.commands import report
-from trainer_launch.commands.gather import job_of, live_pod, request_of
+from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology
+from trainer_launch.model import Fact, Host, Json, Plan, Topology
 from trainer_launch.redact import redact, redact_command
 from trainer_launch.topology import place, usable_threads
 
@@ -47,18 +46,17 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: what was read makes no sense, or no plan can be made of it.
     """
-    pod = _pod(parsed)
-    job = job_of(pod, parsed.settings, parse_command(pod.command) if pod.command else None)
+    reading = read(_pod(parsed), parsed.settings)
+    job = reading.job
     path = parsed.flags["save_pod"]
     if path:
-        _save(path, snapshot.snapshot_of(pod, job))
-    machine = host.probe(pod.env)
-    plan, problem = _plan(pod, parsed, job, machine)
+        _save(path, snapshot.snapshot_of(reading.pod, job))
+    plan, problem = _plan(reading, parsed)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
         "plan": plan,
-        "facts": {"read": [_fact_json(fact) for fact in job.facts], "machine": asdict(machine)},
+        "facts": {"read": [_fact_json(fact) for fact in job.facts], "machine": asdict(reading.host)},
         "warnings": [*job.warnings, *([] if problem is None else [f"no plan: {problem}"])],
     }
     if parsed.flags["json"]:
@@ -79,13 +77,14 @@ def _pod(parsed: Parsed) -> Pod:
     return replace(pod, command=parsed.argv) if parsed.argv else pod
 
 
-def _plan(pod: Pod, parsed: Parsed, job: Job, machine: Host) -> tuple[dict[str, Json] | None, LaunchError | None]:
+def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, LaunchError | None]:
     """This node's place and the plan, or why there is none; without a command only the place."""
     try:
-        placed = _place_json(place(job, machine), machine, pod.env)
-        if not pod.command:
+        topology = place(reading.job, reading.host)
+        placed = _place_json(topology, reading.host, reading.pod.env)
+        if reading.command is None:
             return {**placed, "engine": None, "reasons": [], "processes": []}, None
-        request = request_of(pod, parsed.settings, scratch=_SCRATCH)
+        request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
         return {**placed, **_plan_json(request, engines.plan(request))}, None
     except LaunchError as problem:
         return None, problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer_launch import host
@@ -15,10 +15,9 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import Job, Origin, StopOrder
+from trainer_launch.model import Host, Job, Origin, StopOrder, Topology
 from trainer_launch.overlay import overlay
 from trainer_launch.settings import Settings, job_options
-from trainer_launch.topology import place
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -35,7 +34,28 @@ def live_pod(argv: Sequence[str]) -> Pod:
     )
 
 
-def job_of(pod: Pod, settings: Settings, command: Command | None) -> Job:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A pod, read once: its job, its command if it has one, and this machine."""
+
+    pod: Pod
+    command: Command | None
+    job: Job
+    host: Host
+
+
+def read(pod: Pod, settings: Settings) -> Reading:
+    """Read the pod, and look at this machine.
+
+    Raises:
+        LaunchError: the command or the contract does not fit.
+    """
+    command = parse_command(pod.command) if pod.command else None
+    job = _job(pod, settings, command)
+    return Reading(pod=pod, command=command, job=job, host=host.probe(pod.env))
+
+
+def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     """The job as the platform told it, under torchrun's typed options, under our own flags."""
     if settings.ssh_dir is not None:
         pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
@@ -45,20 +65,21 @@ def job_of(pod: Pod, settings: Settings, command: Command | None) -> Job:
     return overlay(job, job_options(settings), Origin.FLAG)
 
 
-def request_of(pod: Pod, settings: Settings, *, replace_launcher: bool = False, scratch: str) -> Request:
+def request_of(
+    reading: Reading, topology: Topology, settings: Settings, *, replace_launcher: bool = False, scratch: str
+) -> Request:
     """Everything an engine needs for its plan.
 
     Raises:
-        LaunchError: the command, the contract or the machine does not fit.
+        UsageError: there is no command.
     """
-    command = parse_command(pod.command)
-    job = job_of(pod, settings, command)
-    machine = host.probe(pod.env)
+    pod = reading.pod
+    command = reading.command or parse_command(pod.command)
     path = pod.env.get("PATH")
     return Request(
-        job=job,
-        host=machine,
-        topology=place(job, machine),
+        job=reading.job,
+        host=reading.host,
+        topology=topology,
         command=command,
         env=pod.env,
         python=sys.executable,

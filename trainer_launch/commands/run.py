@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer_launch import engines, log, outcome
 from trainer_launch.commands import programs
-from trainer_launch.commands.gather import live_pod, request_of
+from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
@@ -22,6 +22,7 @@ from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
+from trainer_launch.topology import place
 
 HELP = "run a command as this pod's training process (the ENTRYPOINT)"
 EXAMPLES = """examples:
@@ -61,7 +62,9 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
 def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
     scratch = _scratch()
     try:
-        request = request_of(live_pod(argv), settings, replace_launcher=replace_launcher, scratch=scratch)
+        reading = read(live_pod(argv), settings)
+        topology = place(reading.job, reading.host)
+        request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
         programs.check(request.command, request.env.get("PATH"))
         plan = engines.plan(request)
         _tell(request, plan)

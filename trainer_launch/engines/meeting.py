@@ -7,7 +7,6 @@ from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Topology
 
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and the coordinator keeps it
 
 
@@ -89,7 +88,7 @@ def _job_id(request: Request) -> str:
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
     coordinator = request.topology.coordinator
-    if coordinator is not None and coordinator.host in _LOCAL and request.topology.is_coordinator:
+    if coordinator is not None and coordinator.is_loopback and request.topology.is_coordinator:
         # Operators up to 1.3 tell node 0 that it is localhost; to the others it has its own name.
         return str(Endpoint(request.host.hostname, coordinator.port))
     return str(coordinator)
@@ -113,7 +112,7 @@ def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
 
 def _dynamic(topology: Topology, nodes: NodeRange, rendezvous: Rendezvous, endpoint: Endpoint) -> dict[str, str]:
     conf = dict(rendezvous.conf)
-    if rendezvous.backend == "c10d" and endpoint.host not in _LOCAL and topology.node_rank is not None:
+    if rendezvous.backend == "c10d" and not endpoint.is_loopback and topology.node_rank is not None:
         # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
         conf.setdefault("is_host", str(topology.is_coordinator).lower())
     made = {
