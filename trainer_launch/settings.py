@@ -17,7 +17,7 @@ from trainer_launch.errors import UsageError
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset({"RANK_OUTPUT", "FAILURE_FILE", "STOP_ORDER_OF_WORKERS", "NODE_LABEL"})
+INTERNAL = frozenset({"RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "NODE_LABEL"})
 # A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_[0-9]+_(TCP|UDP).*)")
 

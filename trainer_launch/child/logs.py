@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
@@ -29,3 +30,26 @@ class PipedLogs(LogsSpecs):
         out = {rank: to.stdouts[rank] or self._paths[rank][0] for rank in range(len(envs))}
         err = {rank: to.stderrs[rank] or self._paths[rank][1] for rank in range(len(envs))}
         return replace(to, stdouts=out, stderrs=err)
+
+
+class BeforeEachStart(LogsSpecs):
+    """Call these functions before each start of the workers, with their environments by local rank.
+
+    torch asks its log specification for the destinations of every start, and offers no other place to stand in.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[dict[int, dict[str, str]]], None]], inner: LogsSpecs) -> None:
+        super().__init__()
+        self._calls = calls
+        self._inner = inner
+
+    @property
+    def root_log_dir(self) -> str:
+        """Where torch keeps its error files."""
+        return self._inner.root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """The inner one's destinations, after the calls."""
+        for call in self._calls:
+            call(envs)
+        return self._inner.reify(envs)

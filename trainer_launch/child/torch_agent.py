@@ -32,6 +32,8 @@ from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.stop import Stop
 
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
+# What has to be in order before workers start, the first time and each time again; given their environments.
+BEFORE_EACH_START: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = ()
 _PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
 
 
@@ -49,6 +51,7 @@ def main(argv: list[str]) -> int:
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
+    config.logs_specs = logs.BeforeEachStart(BEFORE_EACH_START, config.logs_specs)
     with membership.member(config, stop) as node:
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code

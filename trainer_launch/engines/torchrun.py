@@ -32,6 +32,7 @@ def plan(request: Request, reason: str) -> Plan:
     env = child_env.agent(request)
     if not request.replace_launcher:
         env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
+        env["TRAINER_LAUNCH_RUN_DIR"] = request.scratch
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
     agent = Process(
         name="agent",
