@@ -203,6 +203,7 @@ class Hosting:
     """The coordinator that this node's launcher hosts for all nodes."""
 
     job: str
+    host: str  # the address to listen at, "": all
     port: int
     nodes: NodeRange
     max_restarts: int  # of failed workers, for the whole job
@@ -223,7 +224,7 @@ class Plan:
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them
-    hosting: Hosting | None = None  # on node 0 of a job whose nodes meet at our coordinator
+    hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
     reasons: tuple[str, ...] = ()
 

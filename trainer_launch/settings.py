@@ -38,7 +38,9 @@ class Settings(BaseSettings):
     node_rank: str | None = Field(None, description="index of this node, from 0")
     master_addr: str | None = Field(None, description="host name or address of node 0")
     master_port: str | None = Field(None, description="port of node 0 that the nodes meet at")
-    max_restarts: str | None = Field(None, description="how often torch elastic restarts failed workers")
+    max_restarts: str | None = Field(
+        None, description="failures that the whole job's torch workers may have; 3 unless the job says"
+    )
     rendezvous: Literal["trainer-launch", "torch"] = Field(
         "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
     )

@@ -62,7 +62,11 @@ while state() != 'Z':
 sys.exit(5)
 """
     ended = launch(
-        "run", "--nproc-per-node", "2", "--", script(tmp_path, f"{RANK}if rank == 1:\n{dying}{watching}")
+        "run",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        "--",
+        script(tmp_path, f"{RANK}if rank == 1:\n{dying}{watching}"),
     )
     assert ended.returncode == 137, ended.stderr
     assert "rank=1" in ended.stderr
@@ -83,6 +87,28 @@ def test_torch_restarts_failed_workers_as_often_as_told(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
     assert launch("run", "--", "torchrun", "--max-restarts=1", train).returncode == 0
     assert launch("run", "--", "torchrun", "--max-restarts=0", train).returncode == 1
+
+
+def test_a_failing_single_node_has_the_jobs_budget_and_its_workers_own_message(tmp_path: Path) -> None:
+    """What torch's @record writes for the agent is in the last words."""
+    train = """
+import json, os, sys
+told = [os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS")]
+print("failures", *told, flush=True)
+extra = {"py_callstack": "here\\nthere", "timestamp": "1"}
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": {"message": "ValueError: no luck", "extraInfo": extra}}, file)
+sys.exit(3)
+"""
+    words = tmp_path / "words"
+    ended = launch(
+        "run", "--max-restarts=2", "--termination-log", str(words), "--", "torchrun", script(tmp_path, train)
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout.splitlines() == [f"failures {number} 2" for number in range(3)]
+    first, *rest = words.read_text().splitlines()
+    assert "ValueError: no luck" in first
+    assert "there" in rest
 
 
 def test_pet_variables_are_honoured_and_an_empty_standalone_is_no_crash(tmp_path: Path) -> None:

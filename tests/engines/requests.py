@@ -44,6 +44,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "wait_s": 600.0,
         "rejoin_timeout_s": 600.0,
         "our_rendezvous": False,
+        "loopback_port": 4242,
         "prefix": False,
         "scratch": "/scratch",
     }

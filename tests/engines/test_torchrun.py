@@ -89,13 +89,18 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
     assert shlex.join(plan.processes[0].argv).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
-        "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600 --max-restarts=1000000 "
-        "--node-rank=0 train.py"
+        "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
+        "--max-restarts=1000000 --node-rank=0 train.py"
     )
     assert plan.hosting is None
     zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
     assert zero.hosting == Hosting(
-        job="job-node-0-0.job:29500", port=29500, nodes=NodeRange(2, 2), max_restarts=3, rejoin_timeout_s=600.0
+        job="job-node-0-0.job:29500",
+        host="",
+        port=29500,
+        nodes=NodeRange(2, 2),
+        max_restarts=3,
+        rejoin_timeout_s=600.0,
     )
 
 
@@ -105,9 +110,20 @@ def test_the_jobs_budget_and_range_are_the_contracts() -> None:
     assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
 
 
-@pytest.mark.parametrize("job", [ALONE, ETCD])
-def test_one_node_and_a_store_of_its_own_are_left_to_torch(job: Job) -> None:
-    plan = engines.plan(request("train.py", job, our_rendezvous=True))
+def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
+    plan = engines.plan(request("train.py", ALONE, our_rendezvous=True))
+    assert shlex.join(plan.processes[0].argv).removeprefix(AGENT) == (
+        "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
+        "--rdzv-id=127.0.0.1:4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
+        "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 train.py"
+    )
+    assert plan.hosting is not None
+    assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
+    assert plan.wait_for == ()
+
+
+def test_a_store_of_its_own_is_left_to_torch() -> None:
+    plan = engines.plan(request("train.py", ETCD, our_rendezvous=True))
     assert plan.hosting is None
     assert "--rdzv-backend=trainer-launch" not in plan.processes[0].argv
 

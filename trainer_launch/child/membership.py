@@ -9,12 +9,14 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, WorkerDeath
+from trainer_launch.child import logs
+from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity, WorkerDeath
 from trainer_launch.child.stop import Stop
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -35,12 +37,17 @@ class Alone:
         """Nobody ends what runs here."""
         return False
 
+    def prepare(self, environments: dict[int, dict[str, str]]) -> None:
+        """Before each start of the workers, given their environments: torch has told them all there is to know."""
+
 
 class Member(Alone):
     """A node of a job that meets at the coordinator."""
 
-    def __init__(self, rendezvous: CoordinatedRendezvous) -> None:
+    def __init__(self, rendezvous: CoordinatedRendezvous, first_death: _FirstDeath, budget: int | None) -> None:
         self._rendezvous = rendezvous
+        self._first_death = first_death
+        self._budget = budget
 
     def finish(self) -> bool:
         """Tell that this node's workers succeeded, and wait for the others; False: all have to start again."""
@@ -49,6 +56,14 @@ class Member(Alone):
     def is_over(self) -> bool:
         """Whether an error of the store is explained by the end of its generation."""
         return self._rendezvous.is_over(_NEWS_S)
+
+    def prepare(self, environments: dict[int, dict[str, str]]) -> None:
+        """Tell the workers the job's budget and failures: those of torch's own agent are without meaning here."""
+        self._first_death.environments = environments
+        for environment in environments.values():
+            environment["TORCHELASTIC_RESTART_COUNT"] = str(self._rendezvous.failures)
+            if self._budget is not None:
+                environment["TORCHELASTIC_MAX_RESTARTS"] = str(self._budget)
 
 
 @contextlib.contextmanager
@@ -63,18 +78,18 @@ def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
     node_rank = int(conf["node_rank"]) if "node_rank" in conf else None
     host = str(conf.get("host", os.uname().nodename))
     client = Client(endpoint, say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation), say=_log.info)
+    first_death = _FirstDeath(stop, config.event_log_handler)
     rendezvous = CoordinatedRendezvous(
         client,
         endpoint,
-        incarnation=incarnation,
-        host=host,
-        first_death=_FirstDeath(stop, config.event_log_handler),
+        me=Identity(run_id=config.run_id, incarnation=incarnation, host=host, address=config.local_addr),
+        first_death=first_death,
         patience_s=float(conf.get("patience", 600)),
     )
     rendezvous_handler_registry.register(BACKEND, lambda _params: rendezvous)
     _leave_when_asked(client, stop)
     try:
-        yield Member(rendezvous)
+        yield Member(rendezvous, first_death, int(conf["max_restarts"]) if "max_restarts" in conf else None)
     finally:
         client.close("asked to stop" if stop.asked else None)
 
@@ -96,6 +111,7 @@ class _FirstDeath(logging.Handler):
     def __init__(self, stop: Stop, destination: str) -> None:
         super().__init__()
         self._stop = stop
+        self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
         self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
         self._seen = 0  # deaths that were told
         logging.getLogger(f"torchelastic-events-{destination}").addHandler(self)
@@ -116,5 +132,17 @@ class _FirstDeath(logging.Handler):
             if code == 0:
                 continue
             rank, local_rank = self._ranks.get(pid, (None, None))
-            return WorkerDeath(rank=rank, local_rank=local_rank, exit_code=code, signal=number)
+            said = self._last_words(local_rank)
+            return WorkerDeath(
+                rank=rank,
+                local_rank=local_rank,
+                exit_code=code,
+                signal=number,
+                message=logs.message_in(said),
+                lines=tuple(logs.traceback_in(said)),
+            )
         return None
+
+    def _last_words(self, local_rank: int | None) -> dict[str, Any]:
+        environment = self.environments.get(-1 if local_rank is None else local_rank, {})
+        return logs.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))

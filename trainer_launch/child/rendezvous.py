@@ -1,8 +1,4 @@
-"""torch elastic's rendezvous over the coordinator: membership and ranks from node 0's launcher, not from a store.
-
-Ranks follow the node index; every generation has a fresh store on a fresh port, so nothing of a dead one is read;
-what happens to any node is noticed at torch's next monitoring round, because the coordinator tells at once.
-"""
+"""torch elastic's rendezvous over the coordinator: membership and ranks from node 0's launcher, not a store."""
 
 from __future__ import annotations
 
@@ -36,6 +32,18 @@ class WorkerDeath:
     local_rank: int | None
     exit_code: int | None
     signal: int | None
+    message: str | None = None  # what it said itself, by torch's @record
+    lines: tuple[str, ...] = ()  # its traceback, likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What this node is called."""
+
+    run_id: str  # the job
+    incarnation: str  # this process
+    host: str  # the node's own name
+    address: str | None  # where the others reach it, None: find out
 
 
 class GaveUpError(Exception):
@@ -86,15 +94,13 @@ class CoordinatedRendezvous(RendezvousHandler):
         client: Client,
         coordinator: Endpoint,
         *,
-        incarnation: str,
-        host: str,
+        me: Identity,
         first_death: Callable[[], WorkerDeath | None],
         patience_s: float,
     ) -> None:
         self._client = client
         self._coordinator = coordinator
-        self._incarnation = incarnation
-        self._host = host  # this node's own name
+        self._me = me
         self._first_death = first_death
         self._patience_s = patience_s  # how long the coordinator may stay away
         self._formed: say.Formed | None = None
@@ -118,7 +124,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """The job's name, as far as torch is concerned."""
-        return BACKEND
+        return self._me.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join, wait for the other nodes, and meet them at a fresh store.
@@ -135,6 +141,11 @@ class CoordinatedRendezvous(RendezvousHandler):
             if info is not None:
                 self._going = True
                 return info
+
+    @property
+    def failures(self) -> int:
+        """How many the job has had before the present generation."""
+        return 0 if self._formed is None else self._formed.restarts
 
     def num_nodes_waiting(self) -> int:
         """More than 0 makes torch stop its workers and come to `next_rendezvous`; this costs no restart."""
@@ -233,7 +244,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         return self._away_since_s is not None and time.monotonic() - self._away_since_s > longer_than_s
 
     def _join(self) -> None:
-        self._client.send(say.Join(self._incarnation, self._seen))
+        self._client.send(say.Join(self._me.incarnation, self._seen))
 
     def _leave(self, ended: say.GiveUp | say.Finished) -> None:
         if isinstance(ended, say.Finished):
@@ -270,10 +281,13 @@ class CoordinatedRendezvous(RendezvousHandler):
         death = self._first_death()
         if death is not None:
             self._told = death
-            self._client.send(say.Failed(self._formed.generation, death.rank, death.exit_code, death.signal))
+            how = death.rank, death.exit_code, death.signal, death.message or ""
+            self._client.send(say.Failed(self._formed.generation, *how))
 
     def _own_address(self) -> str:
         """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
+        if self._me.address:
+            return self._me.address
         family, kind, proto, _, address = socket.getaddrinfo(
             self._coordinator.host, self._coordinator.port, type=socket.SOCK_DGRAM
         )[0]
@@ -282,4 +296,4 @@ class CoordinatedRendezvous(RendezvousHandler):
             own = str(probe.getsockname()[0])
         if own != address[0]:
             return own
-        return self._host if self._coordinator.is_loopback else self._coordinator.host
+        return self._me.host if self._coordinator.is_loopback else self._coordinator.host

@@ -28,10 +28,9 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log
 from trainer_launch.child import logs, membership
-from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
+from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.stop import Stop
 
-_NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 # What has to be in order before workers start, the first time and each time again; given their environments.
 BEFORE_EACH_START: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = ()
 _PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
@@ -51,15 +50,15 @@ def main(argv: list[str]) -> int:
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
-    config.logs_specs = logs.BeforeEachStart(BEFORE_EACH_START, config.logs_specs)
     with membership.member(config, stop) as node:
+        config.logs_specs = logs.BeforeEachStart((*BEFORE_EACH_START, node.prepare), config.logs_specs)
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code
 
 
 def _config(argv: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
     args = get_args_parser().parse_args(argv)
-    if args.standalone:
+    if args.standalone and args.rdzv_backend != BACKEND:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
     if args.master_port is None:
         args.master_port = 29500
@@ -119,8 +118,8 @@ def _report(failed: ChildFailedError, deaths: list[int]) -> int:
             "signal": number,
             "timestamp": first.timestamp,
             "hostname": socket.gethostname(),
-            "message": _message(data),
-            "lines": _traceback(data),
+            "message": logs.message_in(data),
+            "lines": logs.traceback_in(data),
         }
     )
     return code
@@ -133,7 +132,8 @@ def _report_given_up(gave_up: GaveUpError) -> int:
         return _report_lost(str(gave_up))
     code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
-    _write({"reason": None, "exit_code": code, "signal": own.signal, "message": None, "lines": [], **place})
+    how = {"exit_code": code, "signal": own.signal, "message": own.message, "lines": own.lines}
+    _write({"reason": None, **how, **place})
     return code
 
 
@@ -155,20 +155,6 @@ def first_failure(failures: dict[int, ProcessFailure], deaths: list[int]) -> tup
         return ended_by_us, order.get(failure.pid, len(order)), failure.timestamp, rank
 
     return min(failures.items(), key=place)
-
-
-def _message(data: dict[str, Any]) -> str | None:
-    message = data.get("message")
-    if isinstance(message, dict):
-        message = message.get("message")
-    return None if message in (None, _NO_MESSAGE) else str(message)[:500]
-
-
-def _traceback(data: dict[str, Any]) -> list[str]:
-    message = data.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    text = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(text).strip().splitlines()[-20:] if text else []
 
 
 def _write(failure: dict[str, Any]) -> None:

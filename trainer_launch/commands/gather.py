@@ -14,6 +14,7 @@ from trainer_launch.commands import programs
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
+from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Host, Job, Origin, StopOrder, Topology
 from trainer_launch.overlay import overlay
@@ -90,6 +91,7 @@ def request_of(
         wait_s=settings.wait_timeout,
         rejoin_timeout_s=settings.rejoin_timeout,
         our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
+        loopback_port=net.free_port(),
         prefix=settings.prefix,
         scratch=scratch,
         replace_launcher=replace_launcher,

@@ -90,7 +90,7 @@ def _hosted(plan: Plan) -> Iterator[None]:
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.coordinator.hosting import serve  # only node 0 of a job of several needs it
+    from trainer_launch.coordinator.hosting import serve  # only node 0 of a torch job needs it
 
     with serve(plan.hosting):
         yield

@@ -27,7 +27,7 @@ def serve(hosting: Hosting) -> Iterator[Server]:
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
     )
-    server = Server(settings, Endpoint("", hosting.port), log=_log.info)
+    server = Server(settings, Endpoint(hosting.host, hosting.port), log=_log.info)
     server.start()
     try:
         yield server

@@ -22,11 +22,11 @@ def nodes_of(request: Request) -> NodeRange:
 
 def options(request: Request, nodes: NodeRange) -> dict[str, str]:
     """Where and how the agents meet."""
+    if _is_ours(request):
+        return _our_meeting(request, nodes)
     if nodes.max == 1:
         # One node meets nobody: any free port will do, whatever port the platform names.
         return {"nnodes": "1", "standalone": "1"}
-    if _is_ours(request):
-        return _our_meeting(request, nodes)
     rendezvous = request.topology.rendezvous
     if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
         return _dynamic(request.topology, nodes, rendezvous, rendezvous.endpoint)
@@ -35,15 +35,18 @@ def options(request: Request, nodes: NodeRange) -> dict[str, str]:
 
 def hosting(request: Request) -> Hosting | None:
     """The coordinator that this node hosts, if it is the one to do so."""
-    topology = request.topology
-    if not _is_ours(request) or not topology.is_coordinator or topology.coordinator is None:
+    if not _is_ours(request):
         return None
-    restarts = DEFAULT_MAX_RESTARTS if topology.max_restarts is None else topology.max_restarts
+    nodes = nodes_of(request)
+    if not request.topology.is_coordinator and nodes.max > 1:
+        return None
+    _, coordinator = _own_place(request, nodes)
     return Hosting(
-        job=_job_id(request),
-        port=topology.coordinator.port,
-        nodes=nodes_of(request),
-        max_restarts=restarts,
+        job=_job_id(request, coordinator),
+        host=coordinator.host if nodes.max == 1 else "",
+        port=coordinator.port,
+        nodes=nodes,
+        max_restarts=_budget(request),
         rejoin_timeout_s=request.rejoin_timeout_s,
     )
 
@@ -61,7 +64,9 @@ def _is_ours(request: Request) -> bool:
     rendezvous = request.topology.rendezvous
     nodes = request.topology.nodes
     backend = rendezvous.backend if rendezvous is not None else None
-    return request.our_rendezvous and nodes is not None and nodes.max > 1 and backend in (None, "static", "c10d")
+    if not request.our_rendezvous or nodes is None:
+        return False
+    return nodes.max == 1 or backend in (None, "static", "c10d")
 
 
 def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
@@ -70,6 +75,7 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         "node_rank": str(node_rank),
         "host": request.host.hostname,
         "patience": f"{request.rejoin_timeout_s:g}",
+        "max_restarts": str(_budget(request)),
     }
     return {
         "nnodes": str(nodes),
@@ -77,18 +83,22 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         "max_restarts": _UNLIMITED,
         "rdzv_backend": "trainer-launch",
         "rdzv_endpoint": str(coordinator),
-        "rdzv_id": _job_id(request),
+        "rdzv_id": _job_id(request, coordinator),
         "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
     }
 
 
-def _job_id(request: Request) -> str:
+def _budget(request: Request) -> int:
+    restarts = request.topology.max_restarts
+    return DEFAULT_MAX_RESTARTS if restarts is None else restarts
+
+
+def _job_id(request: Request, coordinator: Endpoint) -> str:
     """What tells this job from another at the same address."""
     rendezvous = request.topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
-    coordinator = request.topology.coordinator
-    if coordinator is not None and coordinator.is_loopback and request.topology.is_coordinator:
+    if coordinator.is_loopback and request.topology.is_coordinator and nodes_of(request).max > 1:
         # Operators up to 1.3 tell node 0 that it is localhost; to the others it has its own name.
         return str(Endpoint(request.host.hostname, coordinator.port))
     return str(coordinator)
@@ -97,6 +107,9 @@ def _job_id(request: Request) -> str:
 def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
     """This node's rank, and where the nodes meet."""
     topology = request.topology
+    if nodes.max == 1 and request.our_rendezvous:
+        # One node meets nobody else: its own loopback will do, whatever address the platform names.
+        return 0, Endpoint("127.0.0.1", request.loopback_port)
     if topology.node_rank is None:
         raise ContractError(
             f"this job has {nodes} nodes but nothing tells which of them this is "

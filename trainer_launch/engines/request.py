@@ -26,6 +26,7 @@ class Request:
     wait_s: float
     rejoin_timeout_s: float
     our_rendezvous: bool  # whether torch's nodes meet at our coordinator
+    loopback_port: int  # a free one, where a single node's agent meets its launcher
     prefix: bool
     scratch: str  # a private folder for this run's files
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod
