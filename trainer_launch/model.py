@@ -259,7 +259,9 @@ class Failure:
     host: str | None = None
     signal: int | None = None
     last_lines: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()  # what shows that it was so, one phrase each
     hint: str | None = None
+    again: bool | None = None  # whether to start again can help; None: as the exit code says
 
 
 class Verdict(str, Enum):

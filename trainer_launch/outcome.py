@@ -47,7 +47,9 @@ def summary(outcome: Outcome) -> str:
     if failure:
         words += _place(failure)
     code = exit_code(outcome)
-    words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code), f"seconds={outcome.seconds:.1f}"]
+    again = failure.again if failure else None
+    words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code, again)]
+    words.append(f"seconds={outcome.seconds:.1f}")
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
     text = failure.message if failure else _how_all_ended(outcome)
@@ -61,14 +63,15 @@ def refusal(message: str, code: int) -> str:
 
 
 def last_words(outcome: Outcome) -> str:
-    """Return the termination message: the summary, the failed worker's last lines, what to do."""
+    """Return the termination message: the summary, the failed worker's last lines, the evidence, what to do."""
     first = summary(outcome)
     failure = outcome.failure
     if failure is None and not outcome.survivors:
         return first + "\n"
     hint = f"What to do: {_one_line(failure.hint)}" if failure and failure.hint else ""
     stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
-    ends = [_cut(text, _HINT_BYTES) for text in (stuck, hint) if text]
+    shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
+    ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, hint) if text]
     room = LAST_WORDS_BYTES - sum(_size(line) for line in (first, *ends))
     lines = _latest(failure.last_lines, room) if failure else []
     return "\n".join([first, *lines, *ends]) + "\n"
@@ -95,8 +98,9 @@ def _place(failure: Failure) -> list[str]:
     return words if failure.signal is None else [*words, f"signal={_signal_name(failure.signal)}"]
 
 
-def _retryable(code: int) -> list[str]:
-    retryable = exits.retryable(code)
+def _retryable(code: int, again: bool | None = None) -> list[str]:
+    """What a controller will do with the code, unless the cause says that it would be in vain."""
+    retryable = exits.retryable(code) if again is None else again
     return [] if retryable is None else [f"retryable={str(retryable).lower()}"]
 
 

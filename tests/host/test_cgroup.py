@@ -62,6 +62,14 @@ def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
     assert cgroup.memory_limit_bytes(groups) == 4096
 
 
+def test_the_most_memory_that_the_group_had(tmp_path: Path) -> None:
+    v2 = V2_CONTAINER | {"sys/fs/cgroup/memory.peak": "123\n"}
+    v1 = V1_CONTAINER | {"sys/fs/cgroup/memory/memory.max_usage_in_bytes": "456\n"}
+    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "v2", v2))) == 123
+    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "v1", v1))) == 456
+    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "none", {}))) is None
+
+
 @pytest.mark.parametrize(
     "files",
     [

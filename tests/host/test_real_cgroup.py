@@ -1,4 +1,4 @@
-"""A cgroup of this machine with a quota: what the kernel enforces is what explain plans with."""
+"""A cgroup of this machine with a limit: what the kernel enforces is what we plan with, and what we blame."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,27 +20,31 @@ pytestmark = pytest.mark.process
 ROOT = Path("/sys/fs/cgroup")
 
 
+IS_V2 = (ROOT / "cgroup.controllers").exists()
+CPU = ("cpu", {"cpu.max": "50000 100000"} if IS_V2 else {"cpu.cfs_quota_us": "50000"})
+MEMORY = ("memory", {"memory.max": str(64 << 20)} if IS_V2 else {"memory.limit_in_bytes": str(64 << 20)})
+
+
 @contextlib.contextmanager
-def limited() -> Iterator[Path]:
-    """A new group below our own, allowed half a CPU."""
-    is_v2 = (ROOT / "cgroup.controllers").exists()
-    group = (ROOT if is_v2 else ROOT / "cpu") / f"trainer-launch-test-{os.getpid()}"
+def limited(controller: str, limits: dict[str, str]) -> Iterator[str]:
+    """A new group below our own with these limits; the words that run a command inside."""
+    group = (ROOT if IS_V2 else ROOT / controller) / f"trainer-launch-test-{os.getpid()}"
     try:
         group.mkdir()
-        (group / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")).write_text("50000 100000" if is_v2 else "50000")
+        for name, value in limits.items():
+            (group / name).write_text(value)
     except OSError as problem:
         with contextlib.suppress(OSError):
             group.rmdir()
-        require(False, f"no cgroup with a CPU quota can be made here: {problem}")
+        require(False, f"no cgroup with a limit of {controller} can be made here: {problem}")
     try:
-        yield group
+        yield f'echo $$ > "{group}/cgroup.procs" && exec "$0" "$@"'
     finally:
         group.rmdir()
 
 
 def test_auto_starts_no_more_workers_than_the_quota_allows() -> None:
-    with limited() as group:
-        enter = f'echo $$ > "{group}/cgroup.procs" && exec "$0" "$@"'
+    with limited(*CPU) as enter:
         told = subprocess.run(
             ("sh", "-c", enter, *LAUNCHER, "explain", "--json", "--nproc-per-node", "auto"),
             env=clean_env({"CUDA_VISIBLE_DEVICES": ""}),
@@ -52,3 +57,25 @@ def test_auto_starts_no_more_workers_than_the_quota_allows() -> None:
     assert explained["facts"]["machine"]["cpus"]["quota"] == 0.5
     assert explained["plan"]["nproc_per_node"] == 1
     assert "cgroup quota 0.5" in explained["plan"]["because"]["nproc_per_node"]
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_named_with_limit_and_peak(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.touch()
+    greedy = ("-c", "held = [bytearray(1 << 20) for _ in range(1 << 10)]")
+    # Only the program may be chosen: the launcher itself would be a choice too in so small a group.
+    program = ("sh", "-c", 'echo 1000 > /proc/self/oom_score_adj && exec "$0" "$@"', sys.executable, *greedy)
+    with limited(*MEMORY) as enter:
+        ended = subprocess.run(
+            ("sh", "-c", enter, *LAUNCHER, "run", "--termination-log", str(words), "--", *program),
+            env=clean_env(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 137, ended.stderr
+    first, *rest = words.read_text().splitlines()
+    assert first.startswith("reason=OutOfMemory")
+    assert "because the container's memory was used up" in first
+    assert any("the kernel killed 1 process of this container for memory, limit 64 MiB" in line for line in rest)

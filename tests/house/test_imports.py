@@ -25,7 +25,15 @@ WORDS = {
     "exits.py": set(),
     "errors.py": {"exits"},
 }
-PURE = ("supervisor/machine.py", "supervisor/restart.py", "supervisor/failure.py", "topology.py", "manifest.py")
+PURE = (
+    "supervisor/machine.py",
+    "supervisor/restart.py",
+    "supervisor/failure.py",
+    "supervisor/symptoms.py",
+    "supervisor/clues.py",
+    "topology.py",
+    "manifest.py",
+)
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 READS_ENVIRONMENT = ("commands/", "settings.py", "child/")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_the_summary_can_be_read_alone():
     assert outcome.summary(Outcome(verdict=Verdict.SUCCEEDED, seconds=1)) == (
         "reason=Succeeded exit=0 attempt=1 seconds=1.0"
     )
+
+
+def test_the_evidence_stands_before_what_to_do():
+    failure = replace(FAILURE, evidence=("limit 1 GiB", "peak\n1 GiB"))
+    words = outcome.last_words(Outcome(verdict=Verdict.FAILED, failure=failure)).splitlines()
+    assert words[-2:] == ["Evidence: limit 1 GiB; peak 1 GiB", "What to do: raise the memory limit"]
+
+
+def test_a_cause_can_know_better_than_the_exit_code_whether_to_start_again():
+    failure = replace(FAILURE, again=False)
+    assert "retryable=false" in outcome.summary(Outcome(verdict=Verdict.FAILED, failure=failure))
 
 
 def test_the_summary_is_one_line_whatever_the_message():

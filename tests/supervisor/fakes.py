@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.clues import Evidence
 
 
 class FakeSystem:

@@ -8,12 +8,10 @@ import signal
 import pytest
 
 from trainer_launch.model import Exit
+from trainer_launch.supervisor.clues import AgentFailure, Evidence, parse_agent_failure
 from trainer_launch.supervisor.failure import (
     RULES,
-    AgentFailure,
-    Evidence,
     classify,
-    parse_agent_failure,
     unresolved,
 )
 
@@ -46,13 +44,10 @@ ROWS = [
     (death(127), Evidence(text="no such file"), "NotRunnable", 127),
     (death(138), LOST, "PeerLost", 138),
     (death(138), Evidence(), "Failed", 138),
-    (death(1), said("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "DeviceError", 138),
-    (death(1), said("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:123"), "PeerLost", 138),
-    (death(1), Evidence(last_lines=("Connection reset by peer", "ValueError: x")), "Failed", 1),
     (
-        death(1),
-        Evidence(last_lines=("a.DistBackendError: NCCL error", "ncclRemoteError: x", "Last:", "y")),
-        "PeerLost",
+        death(138),
+        Evidence(agent=AgentFailure(reason="Hung", message="rank 2 hangs", exit_code=138)),
+        "Hung",
         138,
     ),
     (death(2), Evidence(agent=AgentFailure(reason="Misconfigured", message="no", exit_code=2)), "Misconfigured", 2),
@@ -77,6 +72,64 @@ def test_no_rule_is_without_a_row():
 
 def test_what_exec_said_is_the_message():
     assert classify(death(127), Evidence(text="cannot run 'x'")).message == "cannot run 'x'"
+
+
+def test_a_kill_for_memory_shows_count_limit_and_peak():
+    failure = classify(
+        death(number=9),
+        Evidence(oom_kills_before=1, oom_kills_after=3, memory_limit_bytes=512 << 20, memory_peak_bytes=512 << 20),
+    )
+    assert failure.message == "main ended with signal SIGKILL, because the container's memory was used up"
+    assert failure.evidence == (
+        "the kernel killed 2 processes of this container for memory, limit 512 MiB, peak 512 MiB",
+    )
+
+
+def test_a_loader_that_was_killed_for_memory_is_the_same_cause_and_without_a_kill_it_is_not():
+    lines = ("RuntimeError: DataLoader worker (pid 40) is killed by signal: Killed. ",)
+    oom = Evidence(oom_kills_before=0, oom_kills_after=1, last_lines=lines)
+    assert (classify(death(1), oom).reason, classify(death(1), oom).exit_code) == ("OutOfMemory", 1)
+    assert classify(death(1), Evidence(oom_kills_before=1, oom_kills_after=1, last_lines=lines)).reason == "Failed"
+
+
+def test_a_full_shm_shows_what_is_free():
+    assert classify(death(number=7), FULL).evidence == ("/dev/shm has 0.003906 MiB free of 64 MiB",)
+    assert classify(death(number=7), ROOMY).evidence == ()
+
+
+def test_who_is_killed_from_outside_has_not_said_why():
+    old = ("RuntimeError: CUDA error: uncorrectable ECC error encountered",)
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1):
+        assert classify(death(number=int(number)), Evidence(last_lines=old)).reason == "Killed"
+    assert classify(death(number=6), Evidence(last_lines=old)).reason == "DeviceError"
+
+
+def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
+    usr1 = int(signal.SIGUSR1)
+    ours = classify(death(number=usr1), Evidence(handed_on=frozenset({usr1})))
+    assert "handed the signal on" in (ours.hint or "")
+    assert "--signals" in (ours.hint or "")
+    foreign = classify(death(number=int(signal.SIGTERM)), Evidence(handed_on=frozenset({usr1})))
+    assert "did not send it" in (foreign.hint or "")
+    killed = classify(death(number=9), NO_OOM)
+    assert killed.evidence == ("the kernel's count of memory kills in this container did not rise",)
+
+
+def test_a_failed_device_is_named_by_its_workers_local_rank():
+    agent = AgentFailure(
+        rank=11, local_rank=3, exit_code=1, message="RuntimeError: CUDA error: uncorrectable ECC error"
+    )
+    failure = classify(death(1), Evidence(agent=agent))
+    assert (failure.reason, failure.exit_code, failure.again) == ("DeviceError", 138, True)
+    assert "local rank is 3" in failure.evidence[0]
+    assert failure.message.startswith(
+        "rank 11 ended with exit code 1, because its GPU or the link to it failed: Run"
+    )
+
+
+def test_why_nothing_was_started_again_is_evidence():
+    agent = AgentFailure(rank=0, exit_code=1, message="SyntaxError: x", why_not_again="not restarted, because")
+    assert classify(death(1), Evidence(agent=agent)).evidence[-1] == "not restarted, because"
 
 
 def test_without_a_message_the_last_line_tells_why():

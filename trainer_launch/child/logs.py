@@ -74,7 +74,7 @@ def message_in(data: dict[str, Any]) -> str | None:
     message = data.get("message")
     if isinstance(message, dict):
         message = message.get("message")
-    return None if message in (None, _NO_MESSAGE) else str(message)[:500]
+    return None if message in (None, _NO_MESSAGE) else str(message)[:1000]
 
 
 def traceback_in(data: dict[str, Any]) -> list[str]:

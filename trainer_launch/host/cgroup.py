@@ -54,6 +54,12 @@ def memory_limit_bytes(groups: Groups) -> int | None:
     return min((n for n in limits if n is not None and n < _V1_NO_LIMIT), default=None)
 
 
+def memory_peak_bytes(groups: Groups) -> int | None:
+    """The most memory that the own group has had; None when the kernel does not say (v2 before 5.19)."""
+    name = "memory.peak" if groups.version == 2 else "memory.max_usage_in_bytes"
+    return _number(_text(groups.memory[0] / name)) if groups.memory else None
+
+
 def oom_kills(groups: Groups) -> int | None:
     """How many processes of the own group the kernel has killed for memory; None when it does not say."""
     if not groups.memory:

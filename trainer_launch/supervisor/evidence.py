@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer_launch.host import cgroup
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.clues import Evidence
 
 
 class Witness:
@@ -22,6 +22,8 @@ class Witness:
         return Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
+            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
+            memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
             shm_free_bytes=free_bytes,
             shm_size_bytes=size_bytes,
         )

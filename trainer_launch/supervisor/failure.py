@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainer_launch import exits
 from trainer_launch.model import Exit, Failure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentFailure:
-    """The first worker that failed, as the engine's agent wrote it down."""
-
-    reason: str | None = None
-    rank: int | None = None
-    local_rank: int | None = None
-    exit_code: int | None = None  # as the shell has it
-    signal: int | None = None
-    message: str | None = None
-    timestamp: float | None = None  # seconds since 1970
-    hostname: str | None = None
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What else is known about a death. None: could not be read."""
-
-    oom_kills_before: int | None = None
-    oom_kills_after: int | None = None
-    shm_free_bytes: int | None = None
-    shm_size_bytes: int | None = None
-    agent: AgentFailure | None = None
-    last_lines: tuple[str, ...] = ()  # what it wrote last
-    stopped: bool = False  # we were asked to stop first
-    text: str = ""  # what exec said, when it did not even start
-
-    @property
-    def oom_killed(self) -> bool:
-        """Whether the kernel killed for memory in our cgroup since the run began."""
-        before, after = self.oom_kills_before, self.oom_kills_after
-        return before is not None and after is not None and after > before
-
-    @property
-    def shm_full(self) -> bool:
-        """Whether /dev/shm has no room worth the name: under 2 %, or under 1 MiB."""
-        free, size = self.shm_free_bytes, self.shm_size_bytes
-        return free is not None and size is not None and free < max(1 << 20, size // 50)
+from trainer_launch.supervisor.clues import AgentFailure, Evidence
+from trainer_launch.supervisor.symptoms import Symptom, final_error, headline, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +17,10 @@ class _Rule:
     reason: str
     applies: Callable[[Exit, Evidence], bool]
     hint: str
+    what: str = ""  # completes "rank 3 ended with signal SIGKILL, …"
     exit_code: int | None = None  # None: the program's own
+    again: bool | None = None  # whether to start again can help; None: as the exit code says
+    shows: Callable[[Evidence], tuple[str, ...]] = lambda _: ()  # the evidence, in words
 
 
 def _signal_is(*numbers: int) -> Callable[[Exit, Evidence], bool]:
@@ -70,24 +31,42 @@ def _agent_says(reason: str) -> Callable[[Exit, Evidence], bool]:
     return lambda _, evidence: evidence.agent is not None and evidence.agent.reason == reason
 
 
-def _last_words_match(pattern: str) -> Callable[[Exit, Evidence], bool]:
-    compiled = re.compile(pattern)
-
-    def applies(_: Exit, evidence: Evidence) -> bool:
-        message = evidence.agent.message if evidence.agent else None
-        return any(compiled.search(text) for text in (message or "", *_final_error(evidence.last_lines)))
-
-    return applies
+def _killed_for_memory(end: Exit, evidence: Evidence) -> bool:
+    """Itself, or the data loader without which it could not go on."""
+    lost_loader = end.signal is None and "killed by signal: Killed" in _error_text(evidence)
+    return evidence.oom_killed and (end.signal == signal.SIGKILL or lost_loader)
 
 
-# How Python names what was not caught, perhaps with torch's prefix; warnings and hints may follow it.
-_UNCAUGHT = re.compile(r"(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b")
+def _error_text(evidence: Evidence) -> str:
+    """What the program itself said of its end: the agent's word for its worker, else its last error."""
+    message = evidence.agent.message if evidence.agent else None
+    return message or "\n".join(final_error(evidence.last_lines))
 
 
-def _final_error(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last error that Python named and what follows it; without one the very last line."""
-    starts = [number for number, line in enumerate(lines) if _UNCAUGHT.match(line)]
-    return lines[starts[-1] :] if starts else lines[-1:]
+def _symptom(end: Exit, evidence: Evidence) -> tuple[Symptom, str] | None:
+    """What its last error shows; who is killed from outside has not said why."""
+    said_why = end.signal is None or end.signal in _CRASHES
+    return recognise(_error_text(evidence)) if said_why else None
+
+
+def _memory(evidence: Evidence) -> tuple[str, ...]:
+    kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
+    words = [f"the kernel killed {kills} process{'es' if kills > 1 else ''} of this container for memory"]
+    if evidence.memory_limit_bytes is not None:
+        words.append(f"limit {_mib(evidence.memory_limit_bytes)}")
+    if evidence.memory_peak_bytes is not None:
+        words.append(f"peak {_mib(evidence.memory_peak_bytes)}")
+    return (", ".join(words),)
+
+
+def _shm(evidence: Evidence) -> tuple[str, ...]:
+    free, size = evidence.shm_free_bytes, evidence.shm_size_bytes
+    return () if free is None or size is None else (f"/dev/shm has {_mib(free)} free of {_mib(size)}",)
+
+
+def _no_oom(evidence: Evidence) -> tuple[str, ...]:
+    counted = evidence.oom_kills_after is not None
+    return ("the kernel's count of memory kills in this container did not rise",) if counted else ()
 
 
 _WHY_CHARS = 300
@@ -100,61 +79,83 @@ _CRASHES = (
     signal.SIGSYS,
     signal.SIGTRAP,
 )
-_DEVICE = r"uncorrectable (NVLink|ECC) error|ECC_UNCORRECTABLE|GPU has fallen off the bus|GPU is lost|\bXid\b"
-_PEER = (
-    r"ncclRemoteError|DistNetworkError|Rendezvous(Timeout|Connection|Closed)Error|Connection (closed|reset) by peer"
-)
+_PEER_HINT = "see how the other nodes ended; the one that failed first tells why"
 
-RULES = (
+# Before what the program's last error shows, and after it.
+_FIRST = (
     _Rule(
         "Stopped",
         lambda _, evidence: evidence.stopped,
         "nothing, unless work was lost: then give it more grace",
-        exits.STOPPED,
+        exit_code=exits.STOPPED,
     ),
     _Rule(
         "OutOfMemory",
-        lambda end, evidence: end.signal == signal.SIGKILL and evidence.oom_killed,
+        _killed_for_memory,
         "raise the container's memory limit, or use fewer data-loader workers or smaller batches",
+        what="because the container's memory was used up",
+        shows=_memory,
     ),
     _Rule(
         "SharedMemoryFull",
         lambda end, evidence: end.signal == signal.SIGBUS and evidence.shm_full,
         "mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
+        what="because /dev/shm was full",
+        shows=_shm,
     ),
     _Rule(
         "NotRunnable",
         lambda end, _: end.code in (exits.NOT_EXECUTABLE, exits.NOT_FOUND),
         "check the command, the image and the working directory",
+        what="as a shell says of a command that it cannot run",
+        again=False,
     ),
     _Rule(
-        "PeerLost",
-        _agent_says("PeerLost"),
-        "see how the other nodes ended; the one that failed first tells why",
-        exits.INFRASTRUCTURE,
+        "Hung",
+        _agent_says("Hung"),
+        "read the saved stacks: the rank that is not in the collective where the others wait is the guilty one",
+        exit_code=exits.INFRASTRUCTURE,
+        again=True,
     ),
+    _Rule("PeerLost", _agent_says("PeerLost"), _PEER_HINT, exit_code=exits.INFRASTRUCTURE),
     _Rule(
         "Misconfigured",
         _agent_says("Misconfigured"),
         "correct torchrun's option or its PET_ variable; trying again cannot help",
-        exits.MISCONFIGURED,
+        exit_code=exits.MISCONFIGURED,
+        again=False,
+    ),
+)
+_LAST = (
+    _Rule(
+        "Crashed",
+        _signal_is(*_CRASHES),
+        "a native library failed; PYTHONFAULTHANDLER=1 shows where",
+        shows=lambda evidence: _shm(evidence) if evidence.shm_full else (),
     ),
     _Rule(
-        "DeviceError",
-        _last_words_match(_DEVICE),
-        "run on another node and have this one's device checked",
-        exits.INFRASTRUCTURE,
+        "Killed",
+        _signal_is(signal.SIGKILL),
+        "look for who sent SIGKILL: a kill in the program or in kubectl exec, or the node itself when its own "
+        "memory ran out (kubectl describe node; its kernel log)",
+        shows=_no_oom,
     ),
     _Rule(
-        "PeerLost",
-        _last_words_match(_PEER),
-        "see how the other nodes ended; the one that failed first tells why",
-        exits.INFRASTRUCTURE,
+        "Killed",
+        lambda end, evidence: end.signal in evidence.handed_on,
+        "this launcher handed the signal on as it got it, and the program has no handler for it: write one, or let "
+        "--signals say what the signal is for",
+        shows=lambda _: ("the launcher itself was sent this signal, and handed it on",),
     ),
-    _Rule("Crashed", _signal_is(*_CRASHES), "a native library failed; PYTHONFAULTHANDLER=1 shows where"),
-    _Rule("Killed", lambda end, _: end.signal is not None, "somebody outside this container's limits ended it"),
+    _Rule(
+        "Killed",
+        lambda end, _: end.signal is not None,
+        "this launcher did not send it and was not asked to stop: look for a kill in the program itself, its "
+        "libraries and wrappers, or in kubectl exec",
+    ),
     _Rule("Failed", lambda _end, _evidence: True, "the program's own lines tell why"),
 )
+RULES = (*_FIRST, *_LAST)
 
 
 def classify(exit: Exit, evidence: Evidence) -> Failure:
@@ -163,17 +164,47 @@ def classify(exit: Exit, evidence: Evidence) -> Failure:
     agent = evidence.agent if exit.signal is None else None
     evidence = replace(evidence, agent=agent)
     end = _worker(exit, agent)
-    rule = next(rule for rule in RULES if rule.applies(end, evidence))
+    rule = _rule(end, evidence)
     return Failure(
         reason=rule.reason,
-        message=_message(end, evidence),
+        message=_message(end, evidence, rule),
         exit_code=end.exit_code if rule.exit_code is None else rule.exit_code,
         rank=agent.rank if agent else None,
         host=agent.hostname if agent else None,
         signal=end.signal,
         last_lines=(agent.lines if agent else ()) or evidence.last_lines,
+        evidence=(*rule.shows(evidence), *((agent.why_not_again,) if agent and agent.why_not_again else ())),
         hint=rule.hint,
+        again=rule.again,
     )
+
+
+def _rule(end: Exit, evidence: Evidence) -> _Rule:
+    """The first that applies; what the last error shows stands between the other rules."""
+    for rule in _FIRST:
+        if rule.applies(end, evidence):
+            return rule
+    found = _symptom(end, evidence)
+    if found is None:
+        return next(rule for rule in _LAST if rule.applies(end, evidence))
+    symptom, line = found
+    return _Rule(
+        symptom.reason,
+        lambda _end, _evidence: True,
+        symptom.hint,
+        what=symptom.what,
+        exit_code=symptom.exit_code,
+        again=symptom.again,
+        shows=lambda seen: (*_device(symptom, seen), line[:_WHY_CHARS]),
+    )
+
+
+def _device(symptom: Symptom, evidence: Evidence) -> tuple[str, ...]:
+    """Which device it most likely was."""
+    local_rank = evidence.agent.local_rank if evidence.agent else None
+    if local_rank is None or not symptom.reason.startswith("Device"):
+        return ()
+    return (f"the worker's local rank is {local_rank}, by which programs choose their device",)
 
 
 def unresolved(text: str) -> Failure:
@@ -186,23 +217,6 @@ def unresolved(text: str) -> Failure:
     )
 
 
-def parse_agent_failure(text: str) -> AgentFailure | None:
-    """Parse an agent's note; None when it is no such note, because it must not hide the failure itself."""
-    try:
-        note = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(note, dict):
-        return None
-    lines = note.get("lines")
-    return AgentFailure(
-        **{key: _of_type(note.get(key), str) for key in ("reason", "message", "hostname")},
-        **{key: _of_type(note.get(key), int) for key in ("rank", "local_rank", "exit_code", "signal")},
-        timestamp=_of_type(note.get("timestamp"), (int, float)),
-        lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
-    )
-
-
 def _worker(exit: Exit, agent: AgentFailure | None) -> Exit:
     """Return the worker's own death where the agent knows it."""
     if agent is None:
@@ -212,16 +226,23 @@ def _worker(exit: Exit, agent: AgentFailure | None) -> Exit:
     return exit if agent.exit_code is None else replace(exit, code=agent.exit_code)
 
 
-def _message(end: Exit, evidence: Evidence) -> str:
+def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     if evidence.text:
         return evidence.text
     agent = evidence.agent
+    if agent and agent.message and agent.reason:
+        return agent.message  # not a worker's death, but what the agent has to say
     who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
+    told = f"{who} ended with {how}" + (f", {rule.what}" if rule.what else "")
     why = agent.message if agent else None
-    if why is None and end.signal is None:
-        why = "".join(_final_error(evidence.last_lines)[:1])  # who is killed cannot say why
-    return f"{who} ended with {how}: {why[:_WHY_CHARS]}" if why else f"{who} ended with {how}"
+    if why is None and (end.signal is None or end.signal in _CRASHES):
+        why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
+    return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.4g} MiB" if size < 2**30 else f"{size / 2**30:.4g} GiB"
 
 
 def _signal_name(number: int) -> str:
@@ -229,7 +250,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
-
-
-def _of_type(value: object, kind: type | tuple[type, ...]) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None

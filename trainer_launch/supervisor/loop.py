@@ -9,9 +9,9 @@ from typing import Protocol
 
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
+from trainer_launch.supervisor import clues, failure, machine
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import failure, machine
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.state import Phase, State
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
     if cause is None:
         return None
     note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
-    agent = failure.parse_agent_failure(note) if note else None
+    agent = clues.parse_agent_failure(note) if note else None
     lines = system.last_lines(cause.process, agent.local_rank if agent else None) or system.last_lines(
         cause.process
     )

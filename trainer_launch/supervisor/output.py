@@ -23,7 +23,7 @@ from trainer_launch.supervisor.lines import Source, Stream
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
-_LAST_LINES = 20
+_LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
 

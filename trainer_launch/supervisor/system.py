@@ -22,8 +22,8 @@ from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.model import Exit, Process
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance, tree
+from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
-from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve
 from trainer_launch.supervisor.machine import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor.output import Output

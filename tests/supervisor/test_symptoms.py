@@ -1,0 +1,83 @@
+"""The last lines of programs, as Python, torch, NCCL, gloo, CUDA and ROCm write them, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.model import Exit
+from trainer_launch.supervisor.clues import AgentFailure, Evidence
+from trainer_launch.supervisor.failure import classify
+from trainer_launch.supervisor.symptoms import SYMPTOMS, error_name, final_error, headline
+
+# Each: `=== exits N` or `=== signal N`, `-> REASON EXIT-CODE`, and the last lines of the program.
+_HEAD = re.compile(r"^=== (exits|signal) (\d+) -> (\w+) (\d+)\n", re.MULTILINE)
+_PARTS = _HEAD.split(Path(__file__).with_name("last_lines.txt").read_text())[1:]
+ROWS = [
+    (text, how, int(number), reason, int(code))
+    for how, number, reason, code, text in zip(*(_PARTS[n::5] for n in range(5)), strict=True)
+]
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /x/NCCLUtils.cpp:94, unhandled cuda error"
+TERMINATE = "terminate called after throwing an instance of 'c10::DistBackendError'"
+WATCHDOG = "  what():  [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 600020 ms"
+
+
+def death(how, number):
+    return Exit(
+        process="main", code=number if how == "exits" else None, signal=number if how == "signal" else None, at_s=1
+    )
+
+
+@pytest.mark.parametrize(("text", "how", "number", "reason", "code"), ROWS, ids=range(len(ROWS)))
+def test_the_last_error_tells_the_cause(text, how, number, reason, code):
+    failure = classify(death(how, number), Evidence(last_lines=tuple(text.splitlines())))
+    assert (failure.reason, failure.exit_code) == (reason, code), failure
+    assert failure.hint
+
+
+@pytest.mark.parametrize(("text", "how", "number", "reason", "code"), ROWS, ids=range(len(ROWS)))
+def test_the_agents_word_tells_the_same(text, how, number, reason, code):
+    """torch's error file has the exception and its text."""
+    message = "\n".join(final_error(text.splitlines()))
+    dead = {"exit_code": number} if how == "exits" else {"signal": number, "exit_code": 128 + number}
+    agent = AgentFailure(rank=3, message=message, **dead)
+    failure = classify(death("exits", 1), Evidence(agent=agent))
+    assert (failure.reason, failure.exit_code) == (reason, code), failure
+
+
+def test_there_are_enough_rows_and_every_symptom_has_one():
+    assert len(ROWS) > 60
+    assert {symptom.reason for symptom in SYMPTOMS} <= {reason for *_, reason, _ in ROWS}
+
+
+def test_the_evidence_is_the_line_that_shows_it():
+    lines = (NCCL, "Last error:", "Cuda failure 2 'out of memory'")
+    failure = classify(death("exits", 1), Evidence(last_lines=lines))
+    assert failure.evidence == ("Cuda failure 2 'out of memory'",)
+    assert failure.again is False
+
+
+def test_what_cpp_says_is_told_together_with_its_end():
+    frames = tuple(f"frame #{n}: c10::Error::Error() + 0x96" for n in range(20))
+    failure = classify(death("signal", 6), Evidence(last_lines=(TERMINATE, WATCHDOG, *frames)))
+    assert failure.message.startswith(
+        "main ended with signal SIGABRT, because a collective did not complete in time: terminate called"
+    )
+    assert "Rank 5" in failure.message
+    assert headline(("x",), only_named=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("ImportError: no", "ImportError"),
+        ("[rank1]: torch.OutOfMemoryError: CUDA", "OutOfMemoryError"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("all is well", None),
+        ("", None),
+    ],
+)
+def test_the_name_of_an_error(text, name):
+    assert error_name(text) == name
