@@ -6,6 +6,7 @@ Needs root and iproute2. Everything is made here and taken down here; no packet 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.conftest import require
 
 SUBNET = "10.77.0"
 _NETNS = Path("/etc/netns")
+_numbers = itertools.count()  # several sets of hosts may exist at once
 
 
 class Host:
@@ -53,15 +55,29 @@ class Host:
             text=True,
         )
 
+    def process_1(self, started: subprocess.Popen[str]) -> psutil.Process:
+        """The program that was started: the child of `unshare`."""
+        return psutil.Process(started.pid).children()[0]
+
+    def kill(self, started: subprocess.Popen[str]) -> None:
+        """Kill process 1; the kernel kills the others with it."""
+        self.process_1(started).kill()
+
+
+def missing() -> str | None:
+    """What these hosts need and this machine does not give."""
+    if os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"):
+        return None
+    return "needs root, iproute2, util-linux"
+
 
 @contextlib.contextmanager
 def hosts(*names: str) -> Iterator[list[Host]]:
     """Make one host for each name, all knowing each other; end what runs there and remove them afterwards."""
-    require(
-        os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"), "needs root, iproute2, util-linux"
-    )
-    switch = f"tl{os.getpid()}-switch"
-    made = [Host(f"tl{os.getpid()}-{n}", name, f"{SUBNET}.{n + 2}") for n, name in enumerate(names)]
+    require(missing() is None, str(missing()))
+    mark = f"tl{os.getpid()}-{next(_numbers)}"
+    switch = f"{mark}-switch"
+    made = [Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}") for n, name in enumerate(names)]
     with contextlib.ExitStack() as undo:
         _namespace(switch, undo)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")

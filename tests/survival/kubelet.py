@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,43 +12,66 @@ from pathlib import Path
 import psutil
 
 from tests.cli.launching import LAUNCHER
-from tests.hosts.network import Host, hosts
+from tests.conftest import require
+from tests.hosts import network
+from tests.hosts.loopback import LoopbackHost
+from tests.hosts.network import Host
+from trainer_launch.host.net import free_port
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
+AnyHost = Host | LoopbackHost
 
 
 class Pod:
-    """One pod: how often it was started, how each start ended, and all that it said."""
+    """One pod: how often it was started, how each start ended, and all that it said. Its files are in `folder`."""
 
-    def __init__(self, host: Host, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: AnyHost, argv: Sequence[str], env: Mapping[str, str], folder: Path, restart_s: float
+    ) -> None:
         self.host = host
         self.codes: list[int] = []
-        self.starts = 0
+        self.last_words: list[str] = []  # for each end
+        self.started_s: list[float] = []
         self.lines: list[str] = []
         self.before_restart: Callable[[], None] = lambda: None
-        self._argv, self._env = argv, env
+        self._folder, self._restart_s = folder, restart_s
+        self._last_words = folder / f"last-words-{host.name}"
+        self._argv, self._env = argv, {"TRAINER_LAUNCH_TERMINATION_LOG": str(self._last_words), **env}
         self._ending = threading.Event()
         self._process = self._start()
         self._thread = threading.Thread(target=self._look_after, daemon=True)
         self._thread.start()
 
     @property
+    def starts(self) -> int:
+        """How often it was started; 1 is untouched."""
+        return len(self.started_s)
+
+    @property
     def succeeded(self) -> bool:
         """Whether it has ended with 0."""
         return bool(self.codes) and self.codes[-1] == 0
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was taken away for good."""
+        return self._ending.is_set()
+
     def workers(self) -> list[psutil.Process]:
-        """Its training processes by rank."""
+        """Its training processes by local rank: those that `train.py` has named by their number in the pod."""
         found = []
-        for process in self._below():
-            with contextlib.suppress(psutil.Error):
-                if "train.py" in " ".join(process.cmdline()) and "RANK" in process.environ():
-                    found.append(process)
-        return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+        for path in sorted(self._folder.glob(f"worker-{self.host.name}-*[0-9]")):
+            number = path.read_text()
+            found += [process for process in self._below() if _number_inside(process) == number]
+        return found
 
     def launcher(self) -> psutil.Process:
         """Its process 1."""
-        return next(p for p in self._below() if "trainer_launch" in p.cmdline())
+        return self.host.process_1(self._process)
+
+    def kill(self) -> None:
+        """End it as a node does that loses its power; the kubelet starts it again."""
+        self.host.kill(self._process)
 
     def end(self) -> None:
         """Take the pod away for good."""
@@ -63,8 +87,11 @@ class Pod:
             return psutil.Process(self._process.pid).children(recursive=True)
         return []
 
-    def _start(self):
-        self.starts += 1
+    def _start(self) -> subprocess.Popen[str]:
+        self._last_words.unlink(missing_ok=True)
+        for path in self._folder.glob(f"worker-{self.host.name}-*"):
+            path.unlink()
+        self.started_s.append(time.monotonic())
         return self.host.start(self._argv, self._env)
 
     def _look_after(self) -> None:
@@ -72,48 +99,81 @@ class Pod:
             assert self._process.stdout is not None
             for line in self._process.stdout:
                 self.lines.append(line)
-            self.codes.append(self._process.wait())
+            code = self._process.wait()
             self._process.stdout.close()
-            if self.succeeded or self._ending.wait(RESTART_S):
+            self.last_words.append(self._last_words.read_text() if self._last_words.exists() else "")
+            self.codes.append(code if code >= 0 else 128 - code)  # as a container's runtime says it
+            if self.succeeded or self._ending.wait(self._restart_s):
                 return
             self.before_restart()
             self._process = self._start()
 
 
 class Job:
-    """A job of one pod per host."""
+    """A job of one pod per host. All that it writes is in `folder`."""
 
     def __init__(
-        self, machines: Sequence[Host], argv: Sequence[str], env_of: Callable[[int], Mapping[str, str]]
+        self,
+        machines: Sequence[AnyHost],
+        argv: Sequence[str],
+        env_of: Callable[[int], Mapping[str, str]],
+        folder: Path,
+        restart_s: float,
     ) -> None:
         self.machines = machines
         self.pods: list[Pod] = []
-        self._argv, self._env_of = argv, env_of
+        self.folder = folder
+        self._argv, self._env_of, self._restart_s = argv, env_of, restart_s
 
     def start_next(self) -> Pod:
         """Start the pod of the next host."""
         number = len(self.pods)
-        self.pods.append(Pod(self.machines[number], self._argv, self._env_of(number)))
+        env = self._env_of(number)
+        self.pods.append(Pod(self.machines[number], self._argv, env, self.folder, self._restart_s))
         return self.pods[-1]
 
     def move(self, number: int, address: str) -> None:
         """Give a host another address, and tell all hosts."""
-        self.machines[number].moves_to(address)
-        names = {machine.name: machine.address for machine in self.machines}
-        for machine in self.machines:
+        machines = [machine for machine in self.machines if isinstance(machine, Host)]
+        machines[number].moves_to(address)
+        names = {machine.name: machine.address for machine in machines}
+        for machine in machines:
             machine.knows(names)
 
 
 @contextlib.contextmanager
 def job(
-    names: Sequence[str], script: str, env_of: Callable[[int], Mapping[str, str]], *options: str, at_first: int = 99
+    names: Sequence[str],
+    script: str,
+    env_of: Callable[[int], Mapping[str, str]],
+    *options: str,
+    at_first: int = 99,
+    restart_s: float = RESTART_S,
 ) -> Iterator[Job]:
-    """Start the first `at_first` pods of a job; all pods are gone afterwards."""
+    """Start the first `at_first` pods of a job of ours; all pods are gone afterwards."""
     argv = (*LAUNCHER, "run", "--prefix", "--grace", "5", *options, "--", script)
-    with hosts(*names) as machines:
-        made = Job(machines, argv, env_of)
+    with pods_of(names, argv, env_of, Path(script).parent, at_first=at_first, restart_s=restart_s) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def pods_of(
+    names: Sequence[str],
+    argv: Sequence[str],
+    env_of: Callable[[int], Mapping[str, str]],
+    folder: Path,
+    *,
+    at_first: int = 99,
+    restart_s: float = RESTART_S,
+) -> Iterator[Job]:
+    """Start the first `at_first` pods that run `argv`; all pods are gone afterwards."""
+    with contextlib.ExitStack() as undo:
+        if network.missing() is None:
+            made = Job(undo.enter_context(network.hosts(*names)), argv, env_of, folder, restart_s)
+        else:
+            made = _on_loopback(names, argv, env_of, folder, restart_s)
         try:
-            for _ in machines[:at_first]:
+            for _ in made.machines[:at_first]:
                 made.start_next()
             yield made
         finally:
@@ -137,3 +197,27 @@ def step_of(folder: Path) -> int:
         return int((folder / "checkpoint").read_text())
     except (OSError, ValueError):
         return 0
+
+
+def _on_loopback(
+    names: Sequence[str],
+    argv: Sequence[str],
+    env_of: Callable[[int], Mapping[str, str]],
+    folder: Path,
+    restart_s: float,
+) -> Job:
+    """Without root: node 0 goes by its address, which stands for the name that nothing resolves."""
+    is_fixed = "PET_MASTER_ADDR" in env_of(0)
+    require(is_fixed, f"{network.missing()}: an elastic job's pods find node 0 by its name")
+    machines = [LoopbackHost(number, name) for number, name in enumerate(names)]
+    there = {"PET_MASTER_ADDR": machines[0].address, "PET_MASTER_PORT": str(free_port())}
+    return Job(machines, argv, lambda number: {**env_of(number), **there}, folder, restart_s)
+
+
+def _number_inside(process: psutil.Process) -> str | None:
+    """A process's number in its own namespace."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return line.split()[-1]
+    return None

@@ -1,0 +1,14 @@
+"""What all survival tests need."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.conftest import require
+
+
+@pytest.fixture(scope="module", autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")

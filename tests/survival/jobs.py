@@ -1,0 +1,212 @@
+"""What the survival tests and the survival benchmark share: two contracts, faults, and what a job's steps tell."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.hosts.network import SUBNET
+from tests.survival.kubelet import RESTART_S, Job, job, wait_until
+
+Fault = Callable[[Job], None]
+DEADLINE_S = 60.0
+_STEADY = 5  # steps after which a job is running, and not just starting
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A way of telling pods who they are."""
+
+    names: tuple[str, str, str]
+    env_of: Callable[[int], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of what `train.py` writes."""
+
+    at_s: float
+    number: int
+    workers: int
+    start: str  # differs for each start of the workers
+
+
+def trainer_v2(node: int) -> dict[str, str]:
+    return {
+        "PET_NNODES": "3",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "job-node-0-0",
+        "PET_MASTER_PORT": "29500",
+        "JOB_COMPLETION_INDEX": str(node),
+    }
+
+
+def pytorchjob_elastic(_node: int) -> dict[str, str]:
+    return {
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": "1:3",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MAX_RESTARTS": "3",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+FIXED = Contract(("job-node-0-0", "job-node-0-1", "job-node-0-2"), trainer_v2)
+ELASTIC = Contract(("job-worker-0", "job-worker-1", "job-worker-2"), pytorchjob_elastic)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def kill_worker(node: int) -> Fault:
+    return lambda job: job.pods[node].workers()[0].kill()
+
+
+def hang_worker(node: int) -> Fault:
+    return lambda job: job.pods[node].workers()[0].suspend()
+
+
+def kill_agent(node: int) -> Fault:
+    return lambda job: agent_of(job, node).kill()
+
+
+def kill_pod(node: int) -> Fault:
+    return lambda job: job.pods[node].kill()
+
+
+def stop_pod(node: int) -> Fault:
+    return lambda job: job.pods[node].launcher().send_signal(signal.SIGTERM)
+
+
+def move_pod(node: int) -> Fault:
+    """It comes back with another address."""
+
+    def fault(job: Job) -> None:
+        pod = job.pods[node]
+
+        def move() -> None:
+            pod.before_restart = lambda: None
+            last = int(job.machines[node].address.rpartition(".")[2])
+            job.move(node, f"{SUBNET}.{last + 100 if last < 100 else last - 100}")
+
+        pod.before_restart = move
+        pod.kill()
+
+    return fault
+
+
+def lose_pod(node: int) -> Fault:
+    return lambda job: job.pods[node].end()
+
+
+def start_late(job: Job) -> None:
+    job.start_next()
+
+
+def agent_of(job: Job, node: int) -> psutil.Process:
+    return next(p for p in job.pods[node].launcher().children() if "torch_agent" in " ".join(p.cmdline()))
+
+
+# -- what the steps tell --------------------------------------------------------------------------
+
+
+def training(folder: Path) -> str:
+    """Copy the training script into a job's folder; its path."""
+    return str(shutil.copy(Path(__file__).with_name("train.py"), folder))
+
+
+def steps(folder: Path) -> list[Step]:
+    """All steps so far; a last line that is being written is left out."""
+    path = folder / "steps"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    words = [line.split() for line in lines]
+    return [Step(float(at_s), int(number), int(workers), start) for at_s, number, workers, start in words]
+
+
+def is_steady(folder: Path, workers: int, but: Sequence[str] = ()) -> bool:
+    """Whether so many workers train together now, in none of the starts in `but`."""
+    last = steps(folder)[-_STEADY:]
+    return len(last) == _STEADY and all(
+        step.workers == workers and step.start == last[0].start and step.start not in but for step in last
+    )
+
+
+def lost_or_done_twice(folder: Path) -> list[tuple[int, int]]:
+    """Neighbouring steps between which the checkpoint did not hold; the line of one step may be lost."""
+    numbers = [step.number for step in steps(folder)]
+    return [(a, b) for a, b in itertools.pairwise(numbers) if not a < b <= a + 2]
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def begun(job: Job, workers: int = 3) -> None:
+    wait_until(lambda: is_steady(job.folder, workers), f"{workers} workers to train", job.pods, DEADLINE_S)
+
+
+def completed(job: Job) -> None:
+    """Let the job end, and see it end well everywhere."""
+    (job.folder / "enough").touch()
+    left = [pod for pod in job.pods if not pod.is_gone]
+    wait_until(lambda: all(pod.succeeded for pod in left), "the job to complete", job.pods, DEADLINE_S)
+    assert lost_or_done_twice(job.folder) == []
+    assert all(pod.last_words[-1].startswith("reason=Succeeded") for pod in left), [p.last_words for p in left]
+
+
+class Recovery:
+    """What a fault did to a job: `starts` of each pod since then."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._before = [pod.starts for pod in job.pods]
+        self._known = {step.start for step in steps(job.folder)}
+
+    @property
+    def starts(self) -> list[int]:
+        return [pod.starts - before for pod, before in zip(self._job.pods, self._before, strict=True)]
+
+    def wait(self, workers: int = 3) -> None:
+        """Until so many workers, started anew, train together again."""
+        is_back = lambda: is_steady(self._job.folder, workers, tuple(self._known))  # noqa: E731
+        wait_until(is_back, f"{workers} workers to train again", self._job.pods, DEADLINE_S)
+
+
+class Standing:
+    """One job that many faults happen to, one after another; the next after a failed test gets a new one."""
+
+    def __init__(self, contract: Contract, folder: Callable[[], Path], *options: str, restart_s: float = RESTART_S):
+        self._contract, self._folder, self._options, self._restart_s = contract, folder, options, restart_s
+        self._open = contextlib.ExitStack()
+        self._job: Job | None = None
+
+    @contextlib.contextmanager
+    def job(self) -> Iterator[Job]:
+        """The job, training; whatever raises here ends it."""
+        try:
+            if self._job is None:
+                script, contract = training(self._folder()), self._contract
+                made = job(contract.names, script, contract.env_of, *self._options, restart_s=self._restart_s)
+                self._job = self._open.enter_context(made)
+                begun(self._job)
+            yield self._job
+        except BaseException:
+            self._job = None
+            self._open.close()
+            raise
+
+    def end(self) -> None:
+        """After the last fault it completes."""
+        with self._open:
+            if self._job is not None:
+                completed(self._job)
