@@ -62,6 +62,17 @@ class NodeRange:
 
 
 @dataclass(frozen=True, slots=True)
+class PortRange:
+    """Ports from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A host name or address, and a port."""
 
@@ -208,6 +219,9 @@ class Hosting:
     nodes: NodeRange
     max_restarts: int  # of failed workers, for the whole job
     rejoin_timeout_s: float  # how long the others wait for a lost node
+    shrink_after_s: float = 0.0  # how long before they go on without it, where the minimum allows
+    restart_window_s: float | None = None  # in which `max_restarts` failures are too many; None: ever
+    secret_file: str | None = None  # what a node must know to be let in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,22 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     return replace(changed, facts=job.facts + facts)
 
 
+def with_minimum(job: Job, least: int | None) -> Job:
+    """The job with another minimum of nodes.
+
+    Raises:
+        UsageError: it has fewer nodes than that, or nobody says how many.
+    """
+    if least is None:
+        return job
+    if job.nodes is None or least > job.nodes.max:
+        has = "nothing tells how many nodes this job has" if job.nodes is None else f"it has {job.nodes.max} nodes"
+        raise UsageError(f"--min-nodes is {least}, but {has} (contract {job.contract}); see --nodes")
+    fact = Fact(name="--min-nodes", value=str(least), origin=Origin.FLAG, field="min_nodes")
+    changed = replace(job, nodes=NodeRange(least, job.nodes.max), facts=(*job.facts, fact))
+    return replace(changed, world_size=job.world_size if least == job.nodes.max else None)
+
+
 def _sizes(job: Job, given: Mapping[str, str]) -> Job:
     nodes = _parsed(given, "nnodes", grammar.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
     nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")

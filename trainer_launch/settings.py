@@ -44,6 +44,28 @@ class Settings(BaseSettings):
     rendezvous: Literal["trainer-launch", "torch"] = Field(
         "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
     )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="how many nodes the job may go on with, also where the platform fixes them",
+    )
+    shrink_after: float | None = Field(
+        None,
+        ge=0,
+        le=604_800,
+        description="seconds to wait for a lost node before going on with fewer, where the minimum allows; "
+        "0 where the platform gives the minimum, 30 where --min-nodes does",
+    )
+    restart_window: float | None = Field(
+        None, gt=0, le=31_536_000, description="count only the failures of so many seconds against --max-restarts"
+    )
+    port_range: str | None = Field(
+        None, description="LOW-HIGH: open no other ports beside the one the nodes meet at"
+    )
+    secret_file: str | None = Field(
+        None, description="file with the job's secret, the same in all pods; without it a node is not let in"
+    )
     rejoin_timeout: float = Field(
         600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"
     )

@@ -111,6 +111,22 @@ sys.exit(3)
     assert "there" in rest
 
 
+def test_only_ports_of_the_range_are_opened_and_the_secret_stays_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n")
+    train = script(tmp_path, "import os\nprint(os.environ['MASTER_PORT'])\n")
+    options = ["--port-range", "41000-41049", "--secret-file", str(secret)]
+    ended = launch("run", *options, "--", "torchrun", train)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) in range(41000, 41050)
+    explained = launch("explain", *options, "--json", "--", "torchrun", train).stdout
+    assert json.loads(explained)["plan"]["hosting"]["port"] in range(41000, 41050)
+    assert "hunter2" not in explained + ended.stderr
+    secret.write_text("")
+    ended = launch("run", *options, "--", "torchrun", train)
+    assert (ended.returncode, "is empty" in ended.stderr) == (2, True)
+
+
 def test_pet_variables_are_honoured_and_an_empty_standalone_is_no_crash(tmp_path: Path) -> None:
     train = script(tmp_path, "import os\nprint(os.environ['TORCHELASTIC_MAX_RESTARTS'], os.environ['ROLE_NAME'])\n")
     env = {"PET_MAX_RESTARTS": "7", "PET_ROLE": "actor", "PET_STANDALONE": "", "PET_NPROC_PER_NODE": "1"}

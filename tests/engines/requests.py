@@ -45,6 +45,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "rejoin_timeout_s": 600.0,
         "our_rendezvous": False,
         "loopback_port": 4242,
+        "shrink_after_s": 0.0,
         "prefix": False,
         "scratch": "/scratch",
     }

@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
-from trainer_launch.overlay import overlay
+from trainer_launch.overlay import overlay, with_minimum
 
 TOLD = Job(
     contract="trainer-v2-torch",
@@ -63,3 +63,13 @@ def test_standalone_leaves_one_node_that_meets_nobody() -> None:
 def test_each_given_option_is_remembered_with_where_it_came_from() -> None:
     (fact,) = overlay(TOLD, {"nnodes": "3"}, Origin.FLAG).facts
     assert (fact.name, fact.value, fact.origin) == ("--nnodes", "3", Origin.FLAG)
+
+
+def test_a_minimum_lets_a_fixed_job_shrink() -> None:
+    assert with_minimum(TOLD, None) is TOLD
+    job = with_minimum(TOLD, 1)
+    assert (job.nodes, job.world_size, job.facts[-1].name) == (NodeRange(1, 2), None, "--min-nodes")
+    assert with_minimum(TOLD, 2).world_size == 4
+    for least, told in ((3, TOLD), (1, Job(contract="x"))):
+        with pytest.raises(UsageError, match="--min-nodes"):
+            with_minimum(told, least)

@@ -11,7 +11,7 @@ from tests.engines.requests import request
 from trainer_launch import engines
 from trainer_launch.engines import torchrun
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Rendezvous
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, PortRange, Rendezvous
 from trainer_launch.overlay import JOB_OPTIONS
 from trainer_launch.torchrun_options import OPTIONS, Option
 
@@ -102,6 +102,23 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
         max_restarts=3,
         rejoin_timeout_s=600.0,
     )
+
+
+def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() -> None:
+    asked = replace(
+        request("train.py", ELASTIC, our_rendezvous=True),
+        shrink_after_s=5.0,
+        restart_window_s=60.0,
+        secret_file="/s",
+        port_range=PortRange(7, 9),
+    )
+    plan = engines.plan(asked)
+    assert plan.hosting is not None
+    told = plan.hosting
+    assert (told.shrink_after_s, told.restart_window_s, told.secret_file) == (5.0, 60.0, "/s")
+    (agent,) = plan.processes
+    assert "ports=7-9" in shlex.join(agent.argv)
+    assert agent.env["TRAINER_LAUNCH_SECRET_FILE"] == "/s"
 
 
 def test_the_jobs_budget_and_range_are_the_contracts() -> None:

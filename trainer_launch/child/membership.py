@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -18,9 +18,12 @@ from torch.distributed.launcher.api import LaunchConfig
 from trainer_launch.child import logs
 from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity, WorkerDeath
 from trainer_launch.child.stop import Stop
+from trainer_launch.contracts.grammar import parse_port_range
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
-from trainer_launch.model import Endpoint
+from trainer_launch.errors import UsageError
+from trainer_launch.host.secret import read_secret
+from trainer_launch.model import Endpoint, PortRange
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
@@ -77,12 +80,15 @@ def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
     incarnation = uuid.uuid4().hex
     node_rank = int(conf["node_rank"]) if "node_rank" in conf else None
     host = str(conf.get("host", os.uname().nodename))
-    client = Client(endpoint, say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation), say=_log.info)
+    hello = say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation)
+    client = Client(endpoint, hello, _secret(), say=_log.info)
     first_death = _FirstDeath(stop, config.event_log_handler)
     rendezvous = CoordinatedRendezvous(
         client,
         endpoint,
-        me=Identity(run_id=config.run_id, incarnation=incarnation, host=host, address=config.local_addr),
+        me=Identity(
+            run_id=config.run_id, incarnation=incarnation, host=host, address=config.local_addr, ports=_ports(conf)
+        ),
         first_death=first_death,
         patience_s=float(conf.get("patience", 600)),
     )
@@ -92,6 +98,19 @@ def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
         yield Member(rendezvous, first_death, int(conf["max_restarts"]) if "max_restarts" in conf else None)
     finally:
         client.close("asked to stop" if stop.asked else None)
+
+
+def _secret() -> bytes | None:
+    path = os.environ.get("TRAINER_LAUNCH_SECRET_FILE")
+    return read_secret(path) if path else None
+
+
+def _ports(conf: Mapping[str, Any]) -> PortRange | None:
+    text = str(conf.get("ports", ""))
+    ports = parse_port_range(text)
+    if text and ports is None:
+        raise UsageError(f"ports in --rdzv-conf is {text[:60]!r}; expected LOW-HIGH, two ports from 1 to 65535")
+    return ports
 
 
 def _leave_when_asked(client: Client, stop: Stop) -> None:

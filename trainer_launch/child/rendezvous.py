@@ -7,17 +7,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from torch.distributed import DistStoreError, PrefixStore, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, PortRange
 
 BACKEND = "trainer-launch"
-_STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 _GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
@@ -44,6 +43,7 @@ class Identity:
     incarnation: str  # this process
     host: str  # the node's own name
     address: str | None  # where the others reach it, None: find out
+    ports: PortRange | None  # what its stores may use, None: any
 
 
 class GaveUpError(Exception):
@@ -58,32 +58,6 @@ class GaveUpError(Exception):
 
 class NotNeededError(Exception):
     """The job ended well without this spare node."""
-
-
-class _GenerationStore(PrefixStore):
-    """The agents' view of a generation's store, which nobody waits at once the generation is over.
-
-    torch's agents wait up to 300 s at the end for each other, also for one that will never come.
-    """
-
-    def __init__(self, prefix: str, store: TCPStore, is_over: Callable[[], int]) -> None:
-        super().__init__(prefix, store)
-        self._is_over = is_over
-
-    def wait(self, keys: list[str], timeout: timedelta = _STORE_TIMEOUT) -> None:
-        """Wait for keys, but no longer than the generation lives."""
-        end_s = time.monotonic() + timeout.total_seconds()
-        while not self._is_over() and not self._came(keys, is_last_look=time.monotonic() > end_s):
-            pass
-
-    def _came(self, keys: list[str], *, is_last_look: bool) -> bool:
-        try:
-            super().wait(keys, timedelta(seconds=_LOOK_S))
-        except DistStoreError:
-            if is_last_look:
-                raise
-            return False
-        return True
 
 
 class CoordinatedRendezvous(RendezvousHandler):
@@ -255,7 +229,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         """Remember who is in; the store's host opens it on a port that nobody has used."""
         self._formed, self._seen = formed, formed.generation
         if formed.is_store_host:
-            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+            self._store = open_store(self._me.ports)
             self._client.send(say.Store(formed.generation, self._own_address(), self._store.port))
 
     def _meet(self, go: say.Go) -> RendezvousInfo | None:
@@ -263,14 +237,12 @@ class CoordinatedRendezvous(RendezvousHandler):
         if formed is None or go.generation != formed.generation:
             return None  # of a generation that has ended meanwhile
         if self._store is None:
-            self._store = TCPStore(
-                go.host, go.port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
-            )
+            self._store = reach_store(go.host, go.port)
         _log.info(
             "generation %d: this is node %d of %d, store at %s:%d, %d failures so far",
             *(formed.generation, formed.group_rank, formed.size, go.host, go.port, formed.restarts),
         )
-        store = _GenerationStore(f"generation/{formed.generation}", self._store, is_over=self.num_nodes_waiting)
+        store = GenerationStore(f"generation/{formed.generation}", self._store, is_over=self.num_nodes_waiting)
         meeting_point = RendezvousStoreInfo(go.host, go.port)
         return RendezvousInfo(store, formed.group_rank, formed.size, meeting_point)
 

@@ -30,6 +30,7 @@ from trainer_launch import exits, log
 from trainer_launch.child import logs, membership
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.stop import Stop
+from trainer_launch.errors import LaunchError
 
 # What has to be in order before workers start, the first time and each time again; given their environments.
 BEFORE_EACH_START: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = ()
@@ -50,6 +51,16 @@ def main(argv: list[str]) -> int:
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
+    try:
+        return _as_member(config, stop, command, command_args)
+    except LaunchError as problem:  # a secret or a range of ports that does not do
+        reason = "Misconfigured" if problem.exit_code == exits.MISCONFIGURED else "PeerLost"
+        _write({"reason": reason, "message": str(problem), "exit_code": problem.exit_code})
+        log.warn(str(problem))
+        return problem.exit_code
+
+
+def _as_member(config: LaunchConfig, stop: Stop, command: Any, command_args: list[str]) -> int:
     with membership.member(config, stop) as node:
         config.logs_specs = logs.BeforeEachStart((*BEFORE_EACH_START, node.prepare), config.logs_specs)
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)

@@ -111,6 +111,7 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
         "stop_order": plan.stop_order.value,
+        "hosting": None if plan.hosting is None else asdict(plan.hosting),
         "processes": [
             {
                 "name": process.name,

@@ -11,15 +11,17 @@ from pathlib import Path
 from trainer_launch import host
 from trainer_launch.command import Command, parse_command
 from trainer_launch.commands import programs
-from trainer_launch.contracts import read_job
+from trainer_launch.contracts import grammar, read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
+from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import Host, Job, Origin, StopOrder, Topology
-from trainer_launch.overlay import overlay
+from trainer_launch.model import Host, Job, Origin, PortRange, StopOrder, Topology
+from trainer_launch.overlay import overlay, with_minimum
 from trainer_launch.settings import Settings, job_options
 
+_PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -63,7 +65,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    return overlay(job, job_options(settings), Origin.FLAG)
+    return with_minimum(overlay(job, job_options(settings), Origin.FLAG), settings.min_nodes)
 
 
 def request_of(
@@ -77,6 +79,7 @@ def request_of(
     pod = reading.pod
     command = reading.command or parse_command(pod.command)
     path = pod.env.get("PATH")
+    ports = _ports(settings)
     return Request(
         job=reading.job,
         host=reading.host,
@@ -91,11 +94,30 @@ def request_of(
         wait_s=settings.wait_timeout,
         rejoin_timeout_s=settings.rejoin_timeout,
         our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
-        loopback_port=net.free_port(),
+        loopback_port=net.free_port(ports),
+        shrink_after_s=_patience(settings),
+        restart_window_s=settings.restart_window,
+        port_range=ports,
+        secret_file=settings.secret_file,
         prefix=settings.prefix,
         scratch=scratch,
         replace_launcher=replace_launcher,
     )
+
+
+def _ports(settings: Settings) -> PortRange | None:
+    text = settings.port_range
+    ports = None if text is None else grammar.parse_port_range(text)
+    if text is not None and ports is None:
+        raise UsageError(f"--port-range is {text[:60]!r}; expected LOW-HIGH, two ports from 1 to 65535")
+    return ports
+
+
+def _patience(settings: Settings) -> float:
+    """A platform that allows fewer nodes means it; who lowers a fixed number still wants the lost node back."""
+    if settings.shrink_after is not None:
+        return settings.shrink_after
+    return 0.0 if settings.min_nodes is None else _PATIENCE_S
 
 
 def _namespace() -> str | None:

@@ -47,6 +47,11 @@ _METAVARS = {
     "grace": "SECONDS",
     "wait_timeout": "SECONDS",
     "rejoin_timeout": "SECONDS",
+    "min_nodes": "N",
+    "shrink_after": "SECONDS",
+    "restart_window": "SECONDS",
+    "port_range": "LOW-HIGH",
+    "secret_file": "PATH",
     "termination_log": "PATH",
 }
 

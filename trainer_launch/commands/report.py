@@ -75,11 +75,29 @@ def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     rows.append(("engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"))
     if plan["wait_for"]:
         rows.append(("waits for", ", ".join(plan["wait_for"])))
+    if plan.get("hosting"):
+        rows.append(("coordinator here", _hosting(plan["hosting"])))
     for process in plan["processes"]:
         rows.append((process["name"], shlex.join(process["argv"])))
         rows += [("  " + name, _text(value)) for name, value in process["env_changes"].items()]
     rows.append(("stop", f"SIGTERM to the {plan['stop_order']} first, SIGKILL after {plan['grace_s']:g} s"))
     return rows
+
+
+def _hosting(hosting: Mapping[str, Any]) -> str:
+    nodes = hosting["nodes"]
+    window_s = hosting["restart_window_s"]
+    parts = [
+        f"{hosting['host'] or '*'}:{hosting['port']}",
+        f"{nodes['min']} to {nodes['max']} nodes",
+        f"{hosting['max_restarts']} failures" + ("" if window_s is None else f" within {window_s:g} s"),
+        f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s",
+    ]
+    if nodes["min"] < nodes["max"]:
+        parts.append(f"fewer go on after {hosting['shrink_after_s']:g} s")
+    if hosting["secret_file"] is not None:
+        parts.append(f"secret in {hosting['secret_file']}")
+    return ", ".join(parts)
 
 
 def _text(value: Any) -> str:

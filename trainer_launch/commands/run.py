@@ -18,6 +18,7 @@ from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
 from trainer_launch.supervisor.loop import supervise
@@ -67,13 +68,14 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
         request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
         programs.check(request.command, request.env.get("PATH"))
         plan = engines.plan(request)
+        secret = None if settings.secret_file is None else read_secret(settings.secret_file)
         _tell(request, plan)
         if replace_launcher:
             shutil.rmtree(scratch, ignore_errors=True)  # nobody comes back to do it
             _become(plan)
         system = System(color=use_color(settings))
         log.send_through(system.say)
-        with contextlib.closing(system), _hosted(plan):
+        with contextlib.closing(system), _hosted(plan, secret):
             ended = supervise(plan, system)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -85,14 +87,14 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
 
 
 @contextlib.contextmanager
-def _hosted(plan: Plan) -> Iterator[None]:
+def _hosted(plan: Plan, secret: bytes | None) -> Iterator[None]:
     """Host the coordinator while the plan runs, when this is the node to do so."""
     if plan.hosting is None:
         yield
         return
     from trainer_launch.coordinator.hosting import serve  # only node 0 of a torch job needs it
 
-    with serve(plan.hosting):
+    with serve(plan.hosting, secret):
         yield
 
 

@@ -10,7 +10,7 @@ import re
 from ipaddress import IPv6Address
 
 from trainer_launch.errors import ContractError
-from trainer_launch.model import Endpoint, Json, NodeRange
+from trainer_launch.model import Endpoint, Json, NodeRange, PortRange
 
 MAX_COUNT = 1_000_000
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
@@ -125,6 +125,15 @@ def parse_node_range(value: str) -> NodeRange | None:
     if len(parts) == 2 and parts[0] is not None and parts[1] is not None and parts[0] <= parts[1]:
         return NodeRange(parts[0], parts[1])
     return None
+
+
+def parse_port_range(value: str) -> PortRange | None:
+    """LOW-HIGH, with 0 < LOW <= HIGH."""
+    low, dash, high = value.partition("-")
+    ports = parse_number(low, 1, 65535), parse_number(high, 1, 65535)
+    if not dash or ports[0] is None or ports[1] is None or ports[0] > ports[1]:
+        return None
+    return PortRange(ports[0], ports[1])
 
 
 def parse_nproc(value: str) -> int | str | None:

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def serve(hosting: Hosting) -> Iterator[Server]:
+def serve(hosting: Hosting, secret: bytes | None) -> Iterator[Server]:
     """Serve the job's nodes in a thread of this process.
 
     Raises:
@@ -26,8 +26,10 @@ def serve(hosting: Hosting) -> Iterator[Server]:
         max_nodes=hosting.nodes.max,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
+        window_s=hosting.restart_window_s,
+        shrink_after_s=hosting.shrink_after_s,
     )
-    server = Server(settings, Endpoint(hosting.host, hosting.port), log=_log.info)
+    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, log=_log.info)
     server.start()
     try:
         yield server

@@ -48,6 +48,9 @@ def hosting(request: Request) -> Hosting | None:
         nodes=nodes,
         max_restarts=_budget(request),
         rejoin_timeout_s=request.rejoin_timeout_s,
+        shrink_after_s=request.shrink_after_s,
+        restart_window_s=request.restart_window_s,
+        secret_file=request.secret_file,
     )
 
 
@@ -77,6 +80,8 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         "patience": f"{request.rejoin_timeout_s:g}",
         "max_restarts": str(_budget(request)),
     }
+    if request.port_range is not None:
+        conf["ports"] = str(request.port_range)
     return {
         "nnodes": str(nodes),
         "node_rank": "0",  # torch warns of a PET_NODE_RANK that it ignores; ours is in the configuration

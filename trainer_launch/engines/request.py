@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer_launch.command import Command
-from trainer_launch.model import Host, Job, StopOrder, Topology
+from trainer_launch.model import Host, Job, PortRange, StopOrder, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,10 @@ class Request:
     rejoin_timeout_s: float
     our_rendezvous: bool  # whether torch's nodes meet at our coordinator
     loopback_port: int  # a free one, where a single node's agent meets its launcher
+    shrink_after_s: float  # how long a lost node is waited for where fewer may go on
+    restart_window_s: float | None = None
+    port_range: PortRange | None = None
+    secret_file: str | None = None
     prefix: bool
     scratch: str  # a private folder for this run's files
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

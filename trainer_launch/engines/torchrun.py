@@ -34,6 +34,8 @@ def plan(request: Request, reason: str) -> Plan:
         env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
         env["TRAINER_LAUNCH_RUN_DIR"] = request.scratch
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
+        if request.secret_file is not None:
+            env["TRAINER_LAUNCH_SECRET_FILE"] = request.secret_file
     agent = Process(
         name="agent",
         argv=(request.python, *start, *words),
