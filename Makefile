@@ -5,12 +5,13 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system demo test lint bench clean
+.PHONY: help venv system demo test lint bench bench-survival clean
 
 PYTHON ?=
 TORCH ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 BIN := .venv/bin
 
 # Another environment may be active: it is neither used nor changed.
@@ -18,7 +19,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export PYTHON TORCH PIP_ARGS
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1 # /p' Makefile | column -t -s '#' 2>/dev/null || grep -E '^[a-z]+:.*##' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 # /p' Makefile | column -t -s '#' 2>/dev/null || grep -E '^[a-z-]+:.*##' Makefile
 
 venv: .venv/.ready ## create .venv with everything for development
 
@@ -43,6 +44,9 @@ lint: venv ## check style and types
 bench: venv ## print the figures: start-up, idle, output
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/output.py
+
+bench-survival: venv ## as root, for an hour: what each fault costs, beside torchrun
+	$(BIN)/python benchmarks/survival.py $(BENCH_ARGS)
 
 clean: ## remove .venv and what tools left behind
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
