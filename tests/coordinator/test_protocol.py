@@ -18,6 +18,7 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Store(3, "10.0.0.1", 4000),
     msg.Failed(3, 1, None, 9, "killed\nhere \ud800"),
     msg.Leave("preempted"),
+    msg.Quit("has no restarts left"),
     msg.Done(3),
     msg.Challenge(""),
     msg.Welcome(3.0),

@@ -8,16 +8,14 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer_launch.child import logs
+from trainer_launch.child import handlers, logs
 from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity, WorkerDeath
-from trainer_launch.child.stop import Stop
 from trainer_launch.contracts.grammar import parse_port_range
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -27,6 +25,17 @@ from trainer_launch.model import Endpoint, PortRange
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
+
+
+HowItDied = tuple[int | None, int | None] | None  # (code, None), (None, signal), or nobody knows
+
+
+class Stop(Protocol):
+    """What is known of requests to stop and of workers that died."""
+
+    asked: bool
+    deaths: dict[int, HowItDied]  # by pid, in their order
+    tell: int | None  # a descriptor that gets a byte at the first request to stop
 
 
 class Alone:
@@ -47,7 +56,7 @@ class Alone:
 class Member(Alone):
     """A node of a job that meets at the coordinator."""
 
-    def __init__(self, rendezvous: CoordinatedRendezvous, first_death: _FirstDeath, budget: int | None) -> None:
+    def __init__(self, rendezvous: CoordinatedRendezvous, first_death: FirstDeath, budget: int | None) -> None:
         self._rendezvous = rendezvous
         self._first_death = first_death
         self._budget = budget
@@ -70,8 +79,8 @@ class Member(Alone):
 
 
 @contextlib.contextmanager
-def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
-    """Make this node a member of its job while torch runs, if its backend is ours."""
+def member(config: LaunchConfig, stop: Stop, watch: Callable[[int], None] = lambda pid: None) -> Iterator[Alone]:
+    """Make this node a member of its job while torch runs, if its backend is ours; `watch` is told pids."""
     if config.rdzv_backend != BACKEND:
         yield Alone()
         return
@@ -82,7 +91,7 @@ def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
     host = str(conf.get("host", os.uname().nodename))
     hello = say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation)
     client = Client(endpoint, hello, _secret(), say=_log.info)
-    first_death = _FirstDeath(stop, config.event_log_handler)
+    first_death = FirstDeath(stop.deaths, config.event_log_handler, watch)
     rendezvous = CoordinatedRendezvous(
         client,
         endpoint,
@@ -92,12 +101,17 @@ def member(config: LaunchConfig, stop: Stop) -> Iterator[Alone]:
         first_death=first_death,
         patience_s=float(conf.get("patience", 600)),
     )
-    rendezvous_handler_registry.register(BACKEND, lambda _params: rendezvous)
+    handlers.use(rendezvous)
     _leave_when_asked(client, stop)
     try:
         yield Member(rendezvous, first_death, int(conf["max_restarts"]) if "max_restarts" in conf else None)
     finally:
+        handlers.use(None)
+        first_death.close()
         client.close("asked to stop" if stop.asked else None)
+        tell, stop.tell = stop.tell, None
+        if tell is not None:
+            os.close(tell)
 
 
 def _secret() -> bytes | None:
@@ -118,22 +132,32 @@ def _leave_when_asked(client: Client, stop: Stop) -> None:
     read_end, stop.tell = os.pipe()
 
     def wait_and_tell() -> None:
-        os.read(read_end, 1)
-        client.send(say.Leave("asked to stop"))
+        if os.read(read_end, 1):
+            client.send(say.Leave("asked to stop"))
+        os.close(read_end)
 
     threading.Thread(target=wait_and_tell, name="leave", daemon=True).start()
 
 
-class _FirstDeath(logging.Handler):
+class FirstDeath(logging.Handler):
     """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
 
-    def __init__(self, stop: Stop, destination: str) -> None:
+    def __init__(
+        self, deaths: Mapping[int, HowItDied], destination: str, watch: Callable[[int], None] = lambda pid: None
+    ) -> None:
         super().__init__()
-        self._stop = stop
+        self._deaths = deaths
+        self._watch = watch
         self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
         self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
         self._seen = 0  # deaths that were told
-        logging.getLogger(f"torchelastic-events-{destination}").addHandler(self)
+        self._events = logging.getLogger(f"torchelastic-events-{destination}")
+        self._events.addHandler(self)
+
+    def close(self) -> None:
+        """Listen to torch no more."""
+        self._events.removeHandler(self)
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Learn a worker's rank when torch has started it."""
@@ -141,10 +165,12 @@ class _FirstDeath(logging.Handler):
         about = event.get("metadata", {})
         if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
             local_rank = json.loads(about["metadata"])["local_rank"][0]
-            self._ranks[int(about["worker_id"])] = int(about["global_rank"]), int(local_rank)
+            pid = int(about["worker_id"])
+            self._ranks[pid] = int(about["global_rank"]), int(local_rank)
+            self._watch(pid)
 
     def __call__(self) -> WorkerDeath | None:
-        deaths = list(self._stop.deaths.items())[self._seen :]
+        deaths = list(self._deaths.items())[self._seen :]
         self._seen += len(deaths)
         for pid, how in deaths:
             code, number = how or (None, None)

@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDeath:
-    """How the first worker of this node failed."""
+    """How the first worker of this node failed, as far as it is known."""
 
-    rank: int | None  # in the job
-    local_rank: int | None
-    exit_code: int | None
-    signal: int | None
+    rank: int | None = None  # in the job
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
     message: str | None = None  # what it said itself, by torch's @record
     lines: tuple[str, ...] = ()  # its traceback, likewise
 
@@ -247,11 +247,11 @@ class CoordinatedRendezvous(RendezvousHandler):
         return RendezvousInfo(store, formed.group_rank, formed.size, meeting_point)
 
     def _tell_failure(self) -> None:
-        """torch comes here by itself only when a worker of ours has failed."""
-        if not self._going or self._formed is None:
-            return
+        """torch comes here by itself only when a worker of ours has failed, or because we were out of touch."""
         death = self._first_death()
-        if death is not None:
+        if death is None and not self._is_away(_BLIP_S):
+            death = WorkerDeath()  # nobody saw which it was
+        if self._going and self._formed is not None and death is not None:
             self._told = death
             how = death.rank, death.exit_code, death.signal, death.message or ""
             self._client.send(say.Failed(self._formed.generation, *how))

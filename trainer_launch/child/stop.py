@@ -55,7 +55,7 @@ class Stop:
                 states = _leaders()
                 for pid, alive in states.items():
                     if not alive and pid not in self.deaths:
-                        self.deaths[pid] = _how(pid)
+                        self.deaths[pid] = how_it_died(pid)
         finally:
             self._looking = False
         # torch would restart workers that ended on request, or wait minutes for other agents: leave instead.
@@ -90,7 +90,7 @@ def _leaders() -> dict[int, bool]:
     return found
 
 
-def _how(pid: int) -> tuple[int | None, int | None] | None:
+def how_it_died(pid: int) -> tuple[int | None, int | None] | None:
     """How a child died, left for torch to collect."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.ending import Step, die, end, fail, give_up, peers_of, settle, stumble
+from trainer_launch.coordinator.ending import Step, die, end, fail, give_up, peers_of, quit_job, settle, stumble
 from trainer_launch.coordinator.state import (
     Close,
     Connected,
@@ -165,6 +165,8 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return _note_done(state, node)
         case msg.Leave(reason):
             return _leave(state, node, f"leaves: {_printable(reason)}", now_s)
+        case msg.Quit(reason):
+            return quit_job(state, node, _printable(reason))
     return state, ()  # about a generation that is over
 
 

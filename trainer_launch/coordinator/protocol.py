@@ -95,6 +95,13 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Quit:
+    """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """All workers of this node have succeeded."""
 
@@ -181,7 +188,7 @@ class Finished:
     """All nodes are done."""
 
 
-FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Done
+FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Quit | Done
 FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished
 Message: TypeAlias = FromNode | FromServer
 
@@ -236,6 +243,7 @@ _CHECKS: dict[type, dict[str, Check]] = {
     Store: {"generation": _GENERATION, "host": name, "port": _PORT},
     Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text},
     Leave: {"reason": text},
+    Quit: {"reason": text},
     Done: {"generation": _GENERATION},
     Challenge: {"nonce": text},
     Welcome: {"lease_s": seconds},

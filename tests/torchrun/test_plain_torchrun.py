@@ -1,0 +1,83 @@
+"""`torchrun --rdzv-backend trainer-launch`: no launcher anywhere, torch's own program and its own agent."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import script
+from tests.conftest import require
+from tests.torchrun.plugin import torchruns
+from trainer_launch.host.net import free_port
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"sum {int(total)} rank {os.environ['RANK']} restarts {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+dist.barrier()
+"""
+END = "os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here\n"
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+def options(port: int, *words: str, nodes: int = 2) -> list[str]:
+    where = ["--rdzv-endpoint", f"localhost:{port}"] if nodes > 1 else []
+    return ["--nnodes", str(nodes), "--rdzv-backend", "trainer-launch", *where, *words]
+
+
+def test_one_node_needs_no_endpoint(tmp_path: Path) -> None:
+    with torchruns(tmp_path, script(tmp_path, REDUCE + END), options(0, "--nproc-per-node=2", nodes=1)) as (only,):
+        code, output = only.end()
+    assert code == 0, output
+    assert "sum 2 rank 1" in output
+
+
+def test_a_worker_killed_on_the_other_node_is_started_again_with_all_others(tmp_path: Path) -> None:
+    mark = tmp_path / "killed"
+    kill = f"""
+import os, signal
+if os.environ["RANK"] == "1" and not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "x").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    port = free_port()
+    each = [options(port, "--max-restarts=2", f"--rdzv-conf=node_rank={rank}") for rank in (1, 0)]
+    with torchruns(tmp_path, script(tmp_path, kill + REDUCE + END), *each) as (other, host):
+        (other_code, other_output), (host_code, host_output) = other.end(), host.end()
+    assert (host_code, other_code) == (0, 0), host_output + other_output
+    assert "sum 2 rank 0" in host_output
+    assert "sum 2 rank 1" in other_output
+    assert "rank 1 failed on node 1" in host_output
+
+
+def test_a_node_without_restarts_left_ends_the_job_for_all(tmp_path: Path) -> None:
+    fail = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(9)\ntime.sleep(60)\n"
+    port = free_port()
+    each = [options(port, f"--rdzv-conf=node_rank={rank},patience=60") for rank in (0, 1)]
+    with torchruns(tmp_path, script(tmp_path, fail), *each) as (host, other):
+        (host_code, host_output), (other_code, other_output) = host.end(), other.end()
+    assert other_code == 1, other_output  # torch's own code
+    assert host_code == 138, host_output
+    assert "the job has failed: node 1" in host_output
+    assert "has no restarts left" in host_output
+    assert "Traceback" not in host_output
+
+
+def test_what_does_not_fit_is_one_sentence_and_2(tmp_path: Path) -> None:
+    wrong = [options(free_port(), "--rdzv-conf=node_rnk=1"), ["--nnodes=2", "--rdzv-backend=trainer-launch"]]
+    with torchruns(tmp_path, script(tmp_path, ""), *wrong) as (misspelled, nowhere):
+        ends = [misspelled.end(), nowhere.end()]
+    assert [code for code, _ in ends] == [2, 2], ends
+    assert "did you mean node_rank?" in ends[0][1]
+    assert "--rdzv-endpoint is missing" in ends[1][1]
+    assert not any("Traceback" in output for _, output in ends)

@@ -1,0 +1,109 @@
+"""What a plain torchrun was told about our rendezvous: its options, `--rdzv-conf`, and PET_NODE_RANK. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainer_launch.contracts import grammar
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Endpoint, NodeRange
+
+T = TypeVar("T")
+PORT = 29400  # torch's own for an endpoint without a port
+ANY_PORT = Endpoint("127.0.0.1", 0)  # one node meets nobody else, whatever the endpoint says
+OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file")
+# torch adds some of these itself, and users keep them from another backend.
+TORCHS = (
+    "timeout",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "keep_alive_interval",
+    "heartbeat_timeout",
+)
+_TORCHS_TOO = ("keep_alive_max_attempt", "read_timeout", "store_type", "local_addr", "rank")
+_BOOLEANS = {"1": True, "true": True, "t": True, "yes": True, "0": False, "false": False, "f": False, "no": False}
+_MOST_S = 10**8
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conf:
+    """Where this node meets the others, and what it is among them."""
+
+    endpoint: Endpoint
+    nodes: NodeRange
+    run_id: str
+    node_rank: int | None  # None: nodes are ordered by host name
+    is_host: bool | None  # whether it hosts the coordinator; None: whoever the endpoint names
+    patience_s: float  # how long a lost node or the coordinator is waited for
+    max_restarts: int | None  # failures of the whole job; None: torch's own count of each node is all there is
+    secret_file: str | None
+
+
+def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], env: Mapping[str, str]) -> Conf:
+    """Read it all.
+
+    Raises:
+        UsageError: a value does not fit, or a name is unknown.
+    """
+    for name in conf:
+        if name not in (*OURS, *TORCHS, *_TORCHS_TOO):
+            near = difflib.get_close_matches(name, OURS, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(OURS)}"
+            raise UsageError(f"--rdzv-conf has {name!r}, which the backend trainer-launch does not know; {advice}")
+    alone = nodes.max == 1
+    told = dict(conf)
+    if "node_rank" not in told and env.get("PET_NODE_RANK", "").strip():
+        told["node_rank"] = env["PET_NODE_RANK"]
+    rank = _value(told, "node_rank", lambda v: grammar.parse_number(v, 0, grammar.MAX_COUNT), "a number from 0")
+    if rank is not None and nodes.fixed is not None and rank >= nodes.max:
+        raise UsageError(f"node_rank is {rank} but --nnodes is {nodes}; expected a rank from 0 to {nodes.max - 1}")
+    patience = _value(told, "patience", lambda v: grammar.parse_number(v, 0, _MOST_S), "whole seconds")
+    return Conf(
+        endpoint=ANY_PORT if alone else _endpoint(endpoint),
+        nodes=nodes,
+        run_id=run_id,
+        node_rank=0 if alone else rank,
+        is_host=True if alone else _value(told, "is_host", lambda v: _BOOLEANS.get(v.lower()), "true or false"),
+        patience_s=_PATIENCE_S if patience is None else patience,
+        max_restarts=_value(
+            told, "max_restarts", lambda v: grammar.parse_number(v, 0, grammar.MAX_COUNT), "a number from 0"
+        ),
+        secret_file=_value(told, "secret_file", grammar.parse_path, "the absolute path of a file"),
+    )
+
+
+def is_host(conf: Conf, own_names: frozenset[str], is_here: Callable[[str], bool]) -> bool:
+    """Whether this node hosts the coordinator; `is_here` tells whether all addresses of a name are this machine's.
+
+    torch's own guess takes any address in common for proof, and so is wrong behind a name of many pods.
+    """
+    if conf.is_host is not None:
+        return conf.is_host
+    if conf.node_rank is not None:
+        return conf.node_rank == 0
+    host = conf.endpoint.host
+    return conf.endpoint.is_loopback or host in own_names or host.partition(".")[0] in own_names or is_here(host)
+
+
+def _endpoint(text: str) -> Endpoint:
+    if not text.strip():
+        raise UsageError("--rdzv-endpoint is missing; expected HOST:PORT of the node that hosts the coordinator")
+    parsed = grammar.parse_endpoint(text, PORT, least_port=1)
+    if parsed is None:
+        raise UsageError(f"--rdzv-endpoint is {grammar.shown(text)}; expected HOST:PORT, the same on every node")
+    return parsed
+
+
+def _value(told: Mapping[str, Any], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
+    if name not in told:
+        return None
+    text = str(told[name])
+    parsed = parse(text)
+    if parsed is None:
+        raise UsageError(f"{name} of --rdzv-conf is {grammar.shown(text)}; expected {expected}")
+    return parsed

@@ -1,0 +1,185 @@
+"""Our rendezvous under a plain torchrun, without a launcher in the pod: one torchrun hosts the coordinator.
+
+torch's agent drives it and keeps its own count of restarts. There are no signal handlers of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
+
+from trainer_launch import exits, log
+from trainer_launch.child import plain_conf
+from trainer_launch.child.deaths import Deaths
+from trainer_launch.child.membership import FirstDeath
+from trainer_launch.child.plain_conf import Conf
+from trainer_launch.child.rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Client
+from trainer_launch.coordinator.server import Server
+from trainer_launch.coordinator.state import Settings
+from trainer_launch.errors import LaunchError, NodeError, UsageError
+from trainer_launch.model import Endpoint, NodeRange
+
+_UNLIMITED = 1_000_000  # torch's own agents count
+_QUIT = "has no restarts left"
+_log = logging.getLogger(__name__)
+
+
+def handler(params: RendezvousParameters) -> PlainTorchrun:
+    """The handler for one torchrun; what does not fit ends it with one sentence and 2 or 138."""
+    if not logging.getLogger(log.NAME).handlers:
+        log.set_up("info", "torchrun")
+    try:
+        nodes = NodeRange(params.min_nodes, params.max_nodes)
+        conf = plain_conf.read(params.endpoint, nodes, params.run_id, params.config, os.environ)
+        secret = _secret(conf.secret_file)
+        server, endpoint = _host(conf, secret)
+        return PlainTorchrun(conf, endpoint, server, secret, params.local_addr)
+    except LaunchError as problem:
+        _end(str(problem), problem.exit_code)
+
+
+class PlainTorchrun(CoordinatedRendezvous):
+    """One node of a job that its own torchrun joins."""
+
+    def __init__(
+        self, conf: Conf, endpoint: Endpoint, server: Server | None, secret: bytes | None, address: str | None
+    ) -> None:
+        self._server = server
+        self._over = False
+        self._deaths = Deaths()
+        name, address = _names(conf, endpoint, address)
+        me = Identity(run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address)
+        hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
+        self._link = Client(endpoint, hello, secret, say=_log.info)
+        self._first = FirstDeath(self._deaths.seen, "null", self._deaths.watch)
+        super().__init__(self._link, endpoint, me=me, first_death=self._first, patience_s=conf.patience_s)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join and meet the others; the end of the job is the end of this torchrun."""
+        with self._ending():
+            return super().next_rendezvous()
+
+    def shutdown(self) -> bool:
+        """torchrun ends: wait until all nodes are done, or end the job when this one has failed for good."""
+        failure = sys.exc_info()[1]
+        if self._over:
+            return True
+        if failure is None:
+            with self._ending():
+                is_done = self.finish()
+            self._close(None)
+            if not is_done:
+                _end("other workers failed after this node's had ended; start it again", exits.INFRASTRUCTURE)
+        elif isinstance(failure, ChildFailedError):
+            self._tell_last_failure(failure)
+            self._close(f"{self._me.host} {_QUIT}")
+        else:
+            self._close(None)
+        return True
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        except NotNeededError:
+            self._close(None)
+            raise SystemExit(exits.SUCCEEDED) from None
+        except GaveUpError as ended:
+            self._close(str(ended))
+            own = ended.own
+            code = exits.INFRASTRUCTURE
+            if own is not None:
+                code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
+            _end(f"the job has failed: {ended}", code)
+
+    def _tell_last_failure(self, failure: ChildFailedError) -> None:
+        if self._formed is not None:
+            rank, first = failure.get_first_failure()
+            code, number = (None, -first.exitcode) if first.exitcode < 0 else (first.exitcode, None)
+            self._link.send(say.Failed(self._formed.generation, rank, code, number))
+            self._link.send(say.Quit(_QUIT))
+
+    def _close(self, reason: str | None) -> None:
+        """Hang up; the host's coordinator goes last, with a reason if the job has failed."""
+        self._over = True
+        self._first.close()
+        self._link.close()
+        if self._server is not None:
+            self._server.stop(reason)
+        self._deaths.close()
+
+
+def _host(conf: Conf, secret: bytes | None) -> tuple[Server | None, Endpoint]:
+    """The coordinator, if this is the node to host it, and where it is."""
+    own = frozenset({"localhost", socket.gethostname(), socket.getfqdn()})
+    if not plain_conf.is_host(conf, own, _is_here):
+        return None, conf.endpoint
+    settings = Settings(
+        job=conf.run_id,
+        min_nodes=conf.nodes.min,
+        max_nodes=conf.nodes.max,
+        rejoin_timeout_s=conf.patience_s,
+        max_restarts=_UNLIMITED if conf.max_restarts is None else conf.max_restarts,
+    )
+    alone = conf.nodes.max == 1
+    server = Server(settings, conf.endpoint if alone else Endpoint("", conf.endpoint.port), secret, log=_log.info)
+    try:
+        port = server.start()
+    except NodeError:
+        if conf.is_host is None and conf.node_rank is None:
+            _log.info("port %d is taken here: another torchrun of this machine hosts", conf.endpoint.port)
+            return None, conf.endpoint
+        raise
+    return server, Endpoint(conf.endpoint.host, port)
+
+
+def _names(conf: Conf, endpoint: Endpoint, address: str | None) -> tuple[str, str | None]:
+    """What this node is called, and its address where that need not be found out."""
+    if not endpoint.is_loopback:
+        return os.uname().nodename, address
+    # All nodes are on this machine, and must differ.
+    name = os.uname().nodename
+    return name if conf.node_rank is not None else f"{name}-{os.getpid()}", endpoint.host
+
+
+def _is_here(host: str) -> bool:
+    """Whether all addresses of a name are this machine's own: only those can be bound."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind(address)
+        return True
+    return False
+
+
+def _secret(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes().strip()
+    except OSError as problem:
+        raise UsageError(f"secret_file {path} cannot be read: {problem.strerror}; mount it on every node") from None
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    """End torchrun: an exception would end it with a traceback, and always with 1."""
+    log.warn(sentence)
+    raise SystemExit(code)
