@@ -134,6 +134,26 @@ def test_a_node_that_leaves_says_why(cluster):
     assert "leaves: preempted" in await_(clients[0], msg.Restart).reason
 
 
+def test_what_is_said_between_a_flush_and_hanging_up_arrives(cluster, monkeypatch):
+    cluster.serve(1)
+    node = cluster.node(0)
+    cluster.join(node, 0)
+    number = await_(node, msg.Formed).generation
+    flush = Client._flush
+    more = [msg.Failed(number, 0, 1, None)]
+
+    def flush_then_say_and_close(self, sock):
+        flushed = flush(self, sock)
+        if more:
+            self.send(more.pop())
+            self._closing.set()
+        return flushed
+
+    monkeypatch.setattr(Client, "_flush", flush_then_say_and_close)
+    node.send(msg.Renew())
+    wait_until(lambda: any("rank 0 failed" in text for text in cluster.said), "the failure")
+
+
 def test_a_silent_node_is_lost_with_its_lease(cluster):
     cluster.serve(2, lease_s=0.6)
     zero = cluster.node(0)

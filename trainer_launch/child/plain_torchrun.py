@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from trainer_launch.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model import Endpoint, NodeRange
 
 _UNLIMITED = 1_000_000  # torch's own agents count
+_HEARD_S = 2.0
 _QUIT = "has no restarts left"
 _log = logging.getLogger(__name__)
 
@@ -110,6 +112,9 @@ class PlainTorchrun(CoordinatedRendezvous):
             code, number = (None, -first.exitcode) if first.exitcode < 0 else (first.exitcode, None)
             self._link.send(say.Failed(self._formed.generation, rank, code, number))
             self._link.send(say.Quit(_QUIT))
+            end_s = time.monotonic() + _HEARD_S
+            while self._ended is None and time.monotonic() < end_s:
+                self._note(self._link.receive(_HEARD_S))  # so that it has been heard before the connection ends
 
     def _close(self, reason: str | None) -> None:
         """Hang up; the host's coordinator goes last, with a reason if the job has failed."""

@@ -196,6 +196,7 @@ class Client:
             if self._flush(sock):
                 renew_s = time.monotonic() + every_s
             if self._closing.is_set():
+                self._flush(sock)  # what was said since
                 return
             for message in lines.ready():
                 self._take(message)
