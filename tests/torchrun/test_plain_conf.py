@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.child.plain_conf import ANY_PORT, Conf, is_host, read
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange
 
 TWO = NodeRange(2, 2)
 
@@ -16,7 +16,9 @@ def conf(endpoint="pod-0:29500", nodes=TWO, env=None, **told) -> Conf:
 
 
 def test_everything_that_may_be_told() -> None:
-    assert conf(node_rank="1", is_host="false", patience=30, max_restarts="0", secret_file="/s") == Conf(
+    assert conf(
+        node_rank="1", is_host="false", patience=30, max_restarts="0", secret_file="/s", ports="5-6"
+    ) == Conf(
         endpoint=Endpoint("pod-0", 29500),
         nodes=TWO,
         run_id="none",
@@ -25,6 +27,7 @@ def test_everything_that_may_be_told() -> None:
         patience_s=30,
         max_restarts=0,
         secret_file="/s",
+        ports=PortRange(5, 6),
     )
 
 
@@ -53,6 +56,7 @@ def test_torchs_own_options_are_no_error_and_torchs_port_is_the_default() -> Non
         ({"max_restart": 1}, "did you mean max_restarts?"),
         ({"colour": 1}, "expected one of node_rank"),
         ({"secret_file": "s"}, "absolute path"),
+        ({"ports": "5"}, "expected LOW-HIGH"),
         ({"endpoint": ""}, "--rdzv-endpoint is missing"),
         ({"endpoint": "a:b"}, "--rdzv-endpoint is 'a:b'"),
         ({"endpoint": "a:0"}, "--rdzv-endpoint is 'a:0'"),

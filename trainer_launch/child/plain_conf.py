@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from trainer_launch.contracts import grammar
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange
 
 T = TypeVar("T")
 PORT = 29400  # torch's own for an endpoint without a port
 ANY_PORT = Endpoint("127.0.0.1", 0)  # one node meets nobody else, whatever the endpoint says
-OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file")
+OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file", "ports")
 # torch adds some of these itself, and users keep them from another backend.
 TORCHS = (
     "timeout",
@@ -42,6 +42,7 @@ class Conf:
     patience_s: float  # how long a lost node or the coordinator is waited for
     max_restarts: int | None  # failures of the whole job; None: torch's own count of each node is all there is
     secret_file: str | None
+    ports: PortRange | None  # what the nodes' stores may use, None: any
 
 
 def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], env: Mapping[str, str]) -> Conf:
@@ -74,6 +75,7 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
             told, "max_restarts", lambda v: grammar.parse_number(v, 0, grammar.MAX_COUNT), "a number from 0"
         ),
         secret_file=_value(told, "secret_file", grammar.parse_path, "the absolute path of a file"),
+        ports=_value(told, "ports", grammar.parse_port_range, "LOW-HIGH, two ports from 1 to 65535"),
     )
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -29,7 +28,8 @@ from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
-from trainer_launch.errors import LaunchError, NodeError, UsageError
+from trainer_launch.errors import LaunchError, NodeError
+from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, NodeRange
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -45,7 +45,7 @@ def handler(params: RendezvousParameters) -> PlainTorchrun:
     try:
         nodes = NodeRange(params.min_nodes, params.max_nodes)
         conf = plain_conf.read(params.endpoint, nodes, params.run_id, params.config, os.environ)
-        secret = _secret(conf.secret_file)
+        secret = None if conf.secret_file is None else read_secret(conf.secret_file)
         server, endpoint = _host(conf, secret)
         return PlainTorchrun(conf, endpoint, server, secret, params.local_addr)
     except LaunchError as problem:
@@ -62,7 +62,9 @@ class PlainTorchrun(CoordinatedRendezvous):
         self._over = False
         self._deaths = Deaths()
         name, address = _names(conf, endpoint, address)
-        me = Identity(run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address)
+        me = Identity(
+            run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address, ports=conf.ports
+        )
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
         self._link = Client(endpoint, hello, secret, say=_log.info)
         self._first = FirstDeath(self._deaths.seen, "null", self._deaths.watch)
@@ -173,15 +175,6 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
         probe.bind(address)
         return True
     return False
-
-
-def _secret(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes().strip()
-    except OSError as problem:
-        raise UsageError(f"secret_file {path} cannot be read: {problem.strerror}; mount it on every node") from None
 
 
 def _end(sentence: str, code: int) -> NoReturn:
