@@ -165,6 +165,9 @@ class Host:
     gpus: Gpus
     memory_limit_bytes: int | None  # None: the cgroup sets no limit
     shm_bytes: int | None  # size of /dev/shm, None: not there
+    shm_free_bytes: int | None = None
+    may_enlarge_shm: bool = False  # this container can mount
+    memory_used_bytes: int | None = None  # of the limit, without what the kernel can drop at once
 
 
 # -- what will run ----------------------------------------------------------------------------
@@ -232,9 +235,7 @@ class Plan:
     processes: tuple[Process, ...]
     grace_s: float  # from the request to stop until SIGKILL
     stop_order: StopOrder = StopOrder.LEADER
-    restarts: int = (
-        0  # how often all is started again after a process of ours died of a signal that we did not send
-    )
+    restarts: int = 0  # how often all starts again after one of ours died of a signal that we did not send
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them

@@ -79,6 +79,10 @@ class Settings(BaseSettings):
     wait_timeout: float = Field(
         600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"
     )
+    shm_size: str = Field(
+        "auto",
+        description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers if allowed; keep: never",
+    )
     prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
     color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
     termination_log: str = Field(

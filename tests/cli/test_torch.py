@@ -266,3 +266,43 @@ def test_ctrl_c_ends_a_rehearsal_with_all_its_pods_and_workers(tmp_path: Path) -
         code, output = launcher.end()
     assert code == 130, output
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+LEAVES = """
+import pathlib, subprocess
+from multiprocessing import resource_tracker, shared_memory
+folder = pathlib.Path({folder!r})
+segment = folder / "segment"
+if rank == 0:
+    sys.exit(0)
+if not segment.exists():
+    leaked = shared_memory.SharedMemory(create=True, size=1 << 20)
+    leaked.buf[:] = bytes(1 << 20)
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # who would tidy up
+    for number in range(3):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if number > 0:
+                os.setsid()
+            if number > 1 and os.fork() > 0:
+                os._exit(0)
+            (folder / f"pid-{{os.getpid()}}").touch()
+            time.sleep(60)
+    while len(list(folder.glob("pid-*"))) < 3:
+        time.sleep(0.01)
+    segment.write_text(leaked.name)
+    os.kill(os.getpid(), signal.SIGKILL)
+pids = [path.name.partition("-")[2] for path in folder.glob("pid-*")]
+alive = [pid for pid in pids if pathlib.Path(f"/proc/{{pid}}/cmdline").exists()]
+print("before:", len(pids), "alive:", len(alive), "shared:", os.path.exists("/dev/shm/" + segment.read_text()))
+"""
+
+
+def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
+    """Children that left their session, daemons, deaf to SIGTERM, and shared memory of a worker that was killed."""
+    train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
+    ended = launch("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
+    assert ended.returncode == 0, ended.stderr
+    assert "before: 3 alive: 0 shared: False" in ended.stdout
+    assert "ended 3 processes that dead workers had left running" in ended.stderr
+    assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr

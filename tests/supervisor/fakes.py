@@ -69,6 +69,9 @@ class FakeSystem:
         self._note("look")
         return self._evidence
 
+    def clean(self):
+        self._note("clean")
+
     def read_text(self, path):
         return self._files.get(path)
 

@@ -59,6 +59,7 @@ def test_what_somebody_killed_is_started_again_on_clean_ground():
         (0, "spawn", "a"),
         (1, "look"),
         (1, "all", TERM),
+        (2, "clean"),
         (2, "spawn", "a"),
         (5, "all", TERM),
         (5, "drain"),

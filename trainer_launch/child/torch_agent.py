@@ -29,6 +29,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from trainer_launch import exits, log
 from trainer_launch.child import logs, membership
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
+from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop
 from trainer_launch.errors import LaunchError
 
@@ -61,8 +62,9 @@ def main(argv: list[str]) -> int:
 
 
 def _as_member(config: LaunchConfig, stop: Stop, command: Any, command_args: list[str]) -> int:
+    slate = Slate(os.environ.get("TRAINER_LAUNCH_RUN_DIR", ""))
     with membership.member(config, stop) as node:
-        config.logs_specs = logs.BeforeEachStart((*BEFORE_EACH_START, node.prepare), config.logs_specs)
+        config.logs_specs = logs.BeforeEachStart((slate, *BEFORE_EACH_START, node.prepare), config.logs_specs)
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code
 

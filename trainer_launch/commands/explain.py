@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer_launch import engines, snapshot
-from trainer_launch.commands import report
+from trainer_launch.commands import ground, report
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.flat import flat
@@ -20,6 +20,7 @@ from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
 from trainer_launch.model import Fact, Host, Json, Plan, Topology
 from trainer_launch.redact import redact, redact_command
+from trainer_launch.shared_memory import Decision
 from trainer_launch.topology import place, usable_threads
 
 HELP = "show what was read, what it became, and the plan that would run"
@@ -51,13 +52,21 @@ def main(parsed: Parsed) -> int:
     path = parsed.flags["save_pod"]
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, problem = _plan(reading, parsed)
+    plan, memory, problem = _plan(reading, parsed)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
         "plan": plan,
-        "facts": {"read": [_fact_json(fact) for fact in job.facts], "machine": asdict(reading.host)},
-        "warnings": [*job.warnings, *([] if problem is None else [f"no plan: {problem}"])],
+        "facts": {
+            "read": [_fact_json(fact) for fact in job.facts],
+            "machine": asdict(reading.host),
+            "shared_memory": asdict(memory),
+        },
+        "warnings": [
+            *job.warnings,
+            *([memory.warning] if memory.warning else []),
+            *([] if problem is None else [f"no plan: {problem}"]),
+        ],
     }
     if parsed.flags["json"]:
         sys.stdout.write(json.dumps(explained, indent=2) + "\n")
@@ -77,17 +86,20 @@ def _pod(parsed: Parsed) -> Pod:
     return replace(pod, command=parsed.argv) if parsed.argv else pod
 
 
-def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, LaunchError | None]:
+def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
     """This node's place and the plan, or why there is none; without a command only the place."""
+    memory = Decision()
     try:
         topology = place(reading.job, reading.host)
+        memory = ground.decided(reading, topology, parsed.settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
         if reading.command is None:
-            return {**placed, "engine": None, "reasons": [], "processes": []}, None
+            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
         request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
-        return {**placed, **_plan_json(request, engines.plan(request))}, None
+        request = replace(request, shm_is_short=memory.is_short)
+        return {**placed, **_plan_json(request, engines.plan(request))}, memory, None
     except LaunchError as problem:
-        return None, problem
+        return None, memory, problem
 
 
 def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> dict[str, Json]:

@@ -78,6 +78,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         "STOP_ORDER": settings.stop_order,
         "ENGINE": settings.engine,
         "RENDEZVOUS": settings.rendezvous,
+        "SHM_SIZE": "keep",  # this machine's, which all pods of the rehearsal share
         "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
         "NODE_LABEL": pod.env["PET_NODE_RANK"],

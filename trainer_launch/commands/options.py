@@ -53,6 +53,7 @@ _METAVARS = {
     "port_range": "LOW-HIGH",
     "secret_file": "PATH",
     "termination_log": "PATH",
+    "shm_size": "SIZE|auto|keep",
 }
 
 

@@ -23,7 +23,7 @@ def table(explained: Mapping[str, Any]) -> str:
     parts = [f"Contract: {explained['contract']}\n" if known else _NO_PLATFORM]
     parts += _section("Job", _pairs(explained["job"], hide=("contract",)))
     parts += _section("Read", _read(explained["facts"]["read"]))
-    parts += _section("Machine", _machine(explained["facts"]["machine"]))
+    parts += _section("Machine", _machine(**explained["facts"]))
     parts += _section("Plan", _plan(explained["plan"]))
     parts += _section("Warnings", [("-", text) for text in explained["warnings"]])
     return "\n".join(parts)
@@ -54,7 +54,7 @@ def _read(facts: list[Mapping[str, str]]) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _machine(*, machine: Mapping[str, Any], shared_memory: Mapping[str, Any], **_: Any) -> list[tuple[str, str]]:
     cpus = cast("Mapping[str, Any]", machine["cpus"])
     quota = "no cgroup quota" if cpus["quota"] is None else f"cgroup quota {cpus['quota']:g}"
     return [
@@ -62,8 +62,14 @@ def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("CPUs", f"{cpus['affinity']} in the affinity mask, {quota}"),
         ("GPUs", f"{machine['gpus']['count']} ({machine['gpus']['reason']})"),
         ("memory limit", _mib(machine["memory_limit_bytes"])),
-        ("/dev/shm", _mib(machine["shm_bytes"])),
+        ("/dev/shm", _shm(machine, shared_memory["text"])),
     ]
+
+
+def _shm(machine: Mapping[str, Any], text: str) -> str:
+    if machine["shm_bytes"] is None:
+        return "none"
+    return f"{_mib(machine['shm_bytes'])}, {_mib(machine['shm_free_bytes'])} free" + (f": {text}" if text else "")
 
 
 def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:

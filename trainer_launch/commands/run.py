@@ -10,10 +10,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from trainer_launch import engines, log, outcome
-from trainer_launch.commands import programs
+from trainer_launch.commands import ground, programs
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
@@ -61,22 +63,20 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
 
 
 def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
+    secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     scratch = _scratch()
     try:
-        reading = read(live_pod(argv), settings)
-        topology = place(reading.job, reading.host)
-        request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
-        programs.check(request.command, request.env.get("PATH"))
-        plan = engines.plan(request)
-        secret = None if settings.secret_file is None else read_secret(settings.secret_file)
-        _tell(request, plan)
         if replace_launcher:
+            _, plan = _planned(settings, argv, replace_launcher=True, scratch=scratch)
             shutil.rmtree(scratch, ignore_errors=True)  # nobody comes back to do it
             _become(plan)
-        system = System(color=use_color(settings))
-        log.send_through(system.say)
-        with contextlib.closing(system), _hosted(plan, secret):
-            ended = supervise(plan, system)
+        with ground.kept_clean(scratch) as sweep:
+            request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
+            system = System(color=use_color(settings), clean=sweep)
+            log.send_through(system.say)
+            with contextlib.closing(system), _hosted(plan, secret):
+                ended = supervise(plan, system)
+                sweep()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
@@ -84,6 +84,21 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
     _log.info("%s", outcome.summary(ended))
     _write_last_words(outcome.last_words(ended), settings.termination_log)
     return code
+
+
+def _planned(
+    settings: Settings, argv: Sequence[str], *, replace_launcher: bool, scratch: str
+) -> tuple[Request, Plan]:
+    """Read, place and plan; the machine is made ready for it."""
+    reading = read(live_pod(argv), settings)
+    topology = place(reading.job, reading.host)
+    memory = ground.enlarged(reading, topology, settings)
+    request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
+    request = replace(request, shm_is_short=memory.is_short)
+    programs.check(request.command, request.env.get("PATH"))
+    plan = engines.plan(request)
+    _tell(request, plan)
+    return request, plan
 
 
 @contextlib.contextmanager
@@ -130,7 +145,7 @@ def _tell(request: Request, plan: Plan) -> None:
     )
 
 
-def _become(plan: Plan) -> None:
+def _become(plan: Plan) -> NoReturn:
     """Replace this process; nothing of ours stays in the pod."""
     process = plan.processes[0]
     sys.stdout.flush()

@@ -9,6 +9,9 @@ from trainer_launch.model import Job, Topology
 from trainer_launch.topology import usable_threads
 from trainer_launch.torchrun_options import OPTIONS, check_value
 
+_MPI = ("mpirun", "sshd")
+_OPEN_MPI = "OMPI_MCA_btl_"
+
 
 def agent(request: Request) -> dict[str, str]:
     """The environment of torch elastic's agent, which its workers inherit."""
@@ -18,11 +21,33 @@ def agent(request: Request) -> dict[str, str]:
         env["OMP_NUM_THREADS"] = threads
     # With the agents' store shared, torch 2.13 breaks restarts: the new group reads its dead predecessor's keys.
     env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return sparing(request, env)
+
+
+def plain(request: Request) -> dict[str, str]:
+    """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
+    return sparing(request, _plain(request.env, request.job, request.topology))
+
+
+def sparing(request: Request, env: dict[str, str]) -> dict[str, str]:
+    """Where /dev/shm is too small, what makes NCCL, Open MPI and UCX leave it alone; the user's own words stand.
+
+    NCCL goes through sockets or InfiniBand instead where GPUs cannot reach each other directly (its user guide,
+    NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere (vader's in 3.1 to 4.x,
+    open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
+    """
+    if not request.shm_is_short:
+        return env
+    if request.host.gpus.count:
+        env.setdefault("NCCL_SHM_DISABLE", "1")
+    if request.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
+        env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}
+    if request.job.engine in _MPI:
+        env.setdefault("UCX_POSIX_DIR", "/tmp")
     return env
 
 
-def plain(env: Mapping[str, str], job: Job, topology: Topology) -> dict[str, str]:
-    """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
+def _plain(env: Mapping[str, str], job: Job, topology: Topology) -> dict[str, str]:
     if job.engine != "torchrun":
         return dict(env)
     fixed = repaired(env)

@@ -20,7 +20,7 @@ def plan(request: Request, reason: str) -> Plan:
     process = Process(
         name="program",
         argv=argv,
-        env=child_env.plain(request.env, request.job, request.topology),
+        env=child_env.plain(request),
         label=("?" if rank is None else str(rank)) if request.prefix else None,
     )
     return Plan(

@@ -33,4 +33,5 @@ class Request:
     secret_file: str | None = None
     prefix: bool
     scratch: str  # a private folder for this run's files
+    shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

@@ -7,19 +7,23 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer_launch.host import cgroup, gpu
+from trainer_launch.host import cgroup, gpu, shm
 from trainer_launch.model import Cpus, Host
 
 
 def probe(env: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Look at this machine; `env` holds the variables that hide devices, `root` stands for `/` in tests."""
     groups = cgroup.own_groups(root)
+    room = shm.room(str(root / "dev/shm"))
     return Host(
         hostname=socket.gethostname(),
         cpus=Cpus(affinity=_affinity(), quota=cgroup.cpu_quota(groups)),
         gpus=gpu.count(env, root),
         memory_limit_bytes=cgroup.memory_limit_bytes(groups),
-        shm_bytes=_size_bytes(root / "dev/shm"),
+        memory_used_bytes=cgroup.memory_used_bytes(groups),
+        shm_bytes=None if room is None else room.size_bytes,
+        shm_free_bytes=None if room is None else room.free_bytes,
+        may_enlarge_shm=shm.may_enlarge(root),
     )
 
 
@@ -29,11 +33,3 @@ def _affinity() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
-
-
-def _size_bytes(path: Path) -> int | None:
-    try:
-        size = os.statvfs(path)
-    except OSError:
-        return None
-    return size.f_frsize * size.f_blocks

@@ -13,6 +13,7 @@ from pathlib import Path
 
 # v1 reports "no limit" as the largest number of whole pages.
 _V1_NO_LIMIT = 1 << 60
+_V1_USAGE = ("memory.usage_in_bytes", "total_inactive_file ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,17 @@ def memory_peak_bytes(groups: Groups) -> int | None:
     """The most memory that the own group has had; None when the kernel does not say (v2 before 5.19)."""
     name = "memory.peak" if groups.version == 2 else "memory.max_usage_in_bytes"
     return _number(_text(groups.memory[0] / name)) if groups.memory else None
+
+
+def memory_used_bytes(groups: Groups) -> int | None:
+    """What the own group uses now, without file pages that the kernel drops before it kills."""
+    if not groups.memory:
+        return None
+    usage, idle = ("memory.current", "inactive_file ") if groups.version == 2 else _V1_USAGE
+    used = _number(_text(groups.memory[0] / usage))
+    stats = (_text(groups.memory[0] / "memory.stat") or "").splitlines()
+    idle_bytes = next((_number(line.removeprefix(idle)) for line in stats if line.startswith(idle)), 0)
+    return None if used is None else max(0, used - (idle_bytes or 0))
 
 
 def oom_kills(groups: Groups) -> int | None:

@@ -33,6 +33,7 @@ class Evidence:
     memory_peak_bytes: int | None = None
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
+    shm_largest: tuple[str, ...] = ()  # what fills it, and who has that
     agent: AgentFailure | None = None
     last_lines: tuple[str, ...] = ()  # what it wrote last
     stopped: bool = False  # we were asked to stop first

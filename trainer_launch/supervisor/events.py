@@ -130,4 +130,9 @@ class NameHanging:
     """Log what SIGKILL did not end."""
 
 
-Action = OpenGate | CloseGate | Say | Spawn | SignalLeader | SignalGroup | SignalAll | Look | NameHanging
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Remove what the dead have left in shared memory: all is gone, and starts again."""
+
+
+Action = OpenGate | CloseGate | Say | Spawn | SignalLeader | SignalGroup | SignalAll | Look | NameHanging | Clean

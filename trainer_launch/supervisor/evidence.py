@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 
-from trainer_launch.host import cgroup
+from trainer_launch.host import cgroup, shm
+from trainer_launch.host.leftovers import in_units
 from trainer_launch.supervisor.clues import Evidence
+
+_LARGEST = 3
 
 
 class Witness:
@@ -18,19 +21,29 @@ class Witness:
 
     def look(self) -> Evidence:
         """Return what can be seen now."""
-        free_bytes, size_bytes = self._room()
-        return Evidence(
+        room = shm.room(self._shm)
+        seen = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
             memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
             memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
-            shm_free_bytes=free_bytes,
-            shm_size_bytes=size_bytes,
+            shm_free_bytes=None if room is None else room.free_bytes,
+            shm_size_bytes=None if room is None else room.size_bytes,
         )
+        return replace(seen, shm_largest=_largest(self._shm)) if seen.shm_full else seen
 
-    def _room(self) -> tuple[int | None, int | None]:
-        try:
-            stat = os.statvfs(self._shm)
-        except OSError:
-            return None, None
-        return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+def _largest(folder: str) -> tuple[str, ...]:
+    """The three largest segments, and who has them."""
+    found = shm.segments(folder)[:_LARGEST]
+    users = shm.holders(found)
+    return tuple(
+        f"{segment.name} ({in_units(segment.size_bytes)}, of {_named(users.get(segment.key, ()))})"
+        for segment in found
+    )
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    if not pids:
+        return "nobody that we can see"
+    return ("pid " if len(pids) == 1 else "pids ") + " ".join(map(str, pids[:_LARGEST]))

@@ -61,7 +61,10 @@ def _memory(evidence: Evidence) -> tuple[str, ...]:
 
 def _shm(evidence: Evidence) -> tuple[str, ...]:
     free, size = evidence.shm_free_bytes, evidence.shm_size_bytes
-    return () if free is None or size is None else (f"/dev/shm has {_mib(free)} free of {_mib(size)}",)
+    if free is None or size is None:
+        return ()
+    largest = (f"its largest: {', '.join(evidence.shm_largest)}",) if evidence.shm_largest else ()
+    return (f"/dev/shm has {_mib(free)} free of {_mib(size)}", *largest)
 
 
 def _no_oom(evidence: Evidence) -> tuple[str, ...]:

@@ -254,7 +254,7 @@ def _childless(state: State, _: ev.Childless) -> Step:
     text = f"{cause.process} was killed (signal {cause.signal}): started again, {number} of {state.plan.restarts}"
     fresh = replace(_done(state), cause=None, text="", restarts=number, again_every_s=KILL_AGAIN_S)
     state, spawns = _spawn_all(fresh)
-    return state, (ev.Say(text), *spawns)
+    return state, (ev.Say(text), ev.Clean(), *spawns)
 
 
 def _done(state: State) -> State:

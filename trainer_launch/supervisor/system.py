@@ -38,7 +38,9 @@ _SWEEPS = 100  # rounds of one sweep; each round finds only what was forked duri
 class System:
     """Processes below us, our signals, our clock."""
 
-    def __init__(self, *, color: bool = False, resolver: Resolve = resolve) -> None:
+    def __init__(
+        self, *, color: bool = False, resolver: Resolve = resolve, clean: Callable[[], None] = lambda: None
+    ) -> None:
         inheritance.fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -49,6 +51,7 @@ class System:
         self._witness = Witness()
         self._output = Output(color=color)
         self._resolver = resolver
+        self.clean = clean  # removes what the dead have left in shared memory
         self._gate: Gate | None = None
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started

@@ -1,0 +1,135 @@
+"""Shared memory as a budget: need, room, memory limit in; what to do out."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Cpus, Gpus, Host
+from trainer_launch.shared_memory import LOADERS_BYTES, MIB, NCCL_SEGMENT_BYTES, Decision, Need, decide, parse_size
+
+GIB = 1 << 30
+
+
+def machine(shm: int | None = 64 * MIB, **changes: Any) -> Host:
+    fields: dict[str, Any] = {
+        "hostname": "here",
+        "cpus": Cpus(affinity=2, quota=None),
+        "gpus": Gpus(count=0, reason="none"),
+        "memory_limit_bytes": None,
+        "shm_bytes": shm,
+        "shm_free_bytes": shm,
+    }
+    return Host(**(fields | changes))
+
+
+def test_dockers_default_is_too_small_for_two_workers_and_the_fix_is_told() -> None:
+    decision = decide(machine(), Need(workers=2), "auto")
+    assert decision.enlarge_to is None
+    assert not decision.is_short  # gloo needs none: only the loaders do
+    assert decision.warning == (
+        "/dev/shm has 64 MiB free of 64 MiB, 2 workers may need 512 MiB (data loaders, a rule of thumb). To "
+        "enlarge it: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}] in the pod, "
+        "volumeMounts: [{name: shm, mountPath: /dev/shm}] in the container"
+    )
+
+
+def test_one_worker_is_not_bothered() -> None:
+    for need in (Need(), Need(on_gpus=True), Need(is_mpi=True)):
+        decision = decide(machine(may_enlarge_shm=True), need, "auto")
+        assert (decision.enlarge_to, decision.is_short, decision.warning) == (None, False, "")
+
+
+def test_it_is_enlarged_by_what_is_missing_where_the_container_may() -> None:
+    decision = decide(machine(shm_free_bytes=MIB, may_enlarge_shm=True), Need(workers=2), "auto")
+    assert decision.enlarge_to == 64 * MIB + 2 * LOADERS_BYTES - MIB
+    assert decision.warning == ""
+
+
+def test_four_gpus_fill_what_docker_gives_and_nccl_is_told() -> None:
+    assert decide(machine(), Need(workers=4, on_gpus=True), "auto").is_short
+    assert not decide(machine(), Need(workers=2, on_gpus=True), "auto").is_short
+    assert 2 * 4 * NCCL_SEGMENT_BYTES > 64 * MIB > 2 * 2 * NCCL_SEGMENT_BYTES
+
+
+def test_the_memory_limit_bounds_it_and_what_is_used_counts() -> None:
+    tight = machine(may_enlarge_shm=True, memory_limit_bytes=GIB, memory_used_bytes=100 * MIB)
+    decision = decide(tight, Need(workers=8), "auto")
+    assert decision.enlarge_to == GIB // 2
+    assert "it counts against the memory limit of 1024 MiB, of which 100 MiB are in use" in decision.warning
+    fuller = machine(may_enlarge_shm=True, memory_limit_bytes=GIB, memory_used_bytes=900 * MIB)
+    assert decide(fuller, Need(workers=8), "auto").enlarge_to == 124 * MIB
+
+
+def test_a_size_that_is_asked_for_is_made() -> None:
+    assert decide(machine(may_enlarge_shm=True), Need(), "8Gi").enlarge_to == 8 * GIB
+    assert decide(machine(), Need(), "8Gi").warning.endswith(
+        "volumeMounts: [{name: shm, mountPath: /dev/shm}] in the container"
+    )
+    assert "sizeLimit: 8Gi" in decide(machine(), Need(), "8Gi").warning
+    assert decide(machine(), Need(), "32Mi").enlarge_to is None  # never made smaller
+
+
+def test_hands_off() -> None:
+    assert decide(machine(may_enlarge_shm=True), Need(workers=8, on_gpus=True), "keep") == Decision(
+        text="left as it is"
+    )
+    assert decide(machine(None), Need(workers=8), "auto") == Decision(text="not there")
+
+
+sizes = st.integers(0, 1 << 42)
+
+
+@given(
+    host=st.builds(
+        lambda size, share, limit, used, may: machine(
+            size,
+            shm_free_bytes=int(size * share),
+            memory_limit_bytes=limit,
+            memory_used_bytes=used,
+            may_enlarge_shm=may,
+        ),
+        *(sizes, st.floats(0, 1), st.none() | sizes, st.none() | sizes, st.booleans()),
+    ),
+    need=st.builds(Need, workers=st.integers(1, 512), on_gpus=st.booleans(), is_mpi=st.booleans()),
+    asked=st.sampled_from(["auto", "keep", "1Gi", "64Mi", "1Ti"]),
+)
+def test_whatever_there_is(host: Host, need: Need, asked: str) -> None:
+    decision = decide(host, need, asked)
+    if decision.enlarge_to is not None:
+        assert host.may_enlarge_shm
+        assert decision.enlarge_to > (host.shm_bytes or 0)
+        assert decision.enlarge_to <= (host.memory_limit_bytes or 1 << 62)
+        assert (
+            asked != "auto"
+            or decision.enlarge_to <= (host.memory_limit_bytes or 1 << 62) / 2
+            or (host.memory_limit_bytes is None)
+        )
+    if asked == "auto" and (host.shm_free_bytes or 0) >= need.size_bytes:
+        assert (decision.enlarge_to, decision.is_short, decision.warning) == (None, False, "")
+    if asked == "auto" and decision.is_short:
+        assert decision.warning
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8Gi", 8 * GIB), ("1.5Gi", 3 * GIB // 2), ("64M", 64_000_000), ("1024", 1024), ("2k", 2000)]
+)
+def test_sizes_are_kubernetes_quantities(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@given(st.text(max_size=20))
+def test_no_text_surprises_the_parser(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert parse_size(text) > 0
+
+
+@pytest.mark.parametrize("text", ["", "0Gi", "-1Gi", "8gb", "8G i", "1e3", "٣Gi"])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--shm-size is"):
+        parse_size(text)

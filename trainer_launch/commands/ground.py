@@ -1,0 +1,85 @@
+"""What `run` does about shared memory: enough of it before the start, none of it left over after each end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from trainer_launch import shared_memory
+from trainer_launch.commands.gather import Reading
+from trainer_launch.errors import NodeError
+from trainer_launch.host import shm
+from trainer_launch.host.leftovers import Ground
+from trainer_launch.model import Topology
+from trainer_launch.settings import Settings
+from trainer_launch.shared_memory import Decision, Need, decide
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
+    """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
+    ground = Ground(os.uname().nodename)
+
+    def sweep() -> None:
+        removed = ground.sweep()
+        if removed.count:
+            _log.info("%s", removed)
+
+    if ground.removed.count:
+        _log.info("%s of this container's previous run", ground.removed)
+    # For torch's agent, which starts workers again by itself; without it, it removes nothing.
+    with (
+        contextlib.suppress(OSError),
+        open(os.path.join(scratch, "shm-before.json"), "w", encoding="utf-8") as file,
+    ):
+        json.dump(sorted(ground.before), file)
+    try:
+        yield sweep
+    finally:
+        sweep()
+        ground.close()
+
+
+def decided(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+    """What to do about the size of /dev/shm; nothing is done yet.
+
+    Raises:
+        UsageError: --shm-size is no size.
+    """
+    return decide(reading.host, _need(reading, topology), settings.shm_size)
+
+
+def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+    """Do it, or say what would help.
+
+    Raises:
+        UsageError: --shm-size is no size.
+    """
+    decision = decided(reading, topology, settings)
+    if decision.enlarge_to is not None:
+        try:
+            room = shm.enlarge(decision.enlarge_to)
+            _log.info("/dev/shm is now %.0f MiB large", room.size_bytes / shared_memory.MIB)
+        except NodeError:  # a user namespace's CAP_SYS_ADMIN is not enough
+            reading = replace(reading, host=replace(reading.host, may_enlarge_shm=False))
+            decision = decided(reading, topology, settings)
+    if decision.warning:
+        _log.warning("%s", decision.warning)
+    return decision
+
+
+def _need(reading: Reading, topology: Topology) -> Need:
+    job = reading.job
+    if job.role == "rank":
+        return Need()  # one of several processes in a pod that somebody else owns
+    return Need(
+        workers=topology.local_world_size or 1,
+        on_gpus=reading.host.gpus.count > 0,
+        is_mpi=job.engine in ("mpirun", "sshd"),
+    )
