@@ -82,6 +82,53 @@ def test_a_failure_restarts_the_others_once_and_costs_one():
     assert world.number == 2
 
 
+@pytest.mark.parametrize("loss", ["gone", "leaves", "silent", "came back"])
+def test_a_failure_that_overtakes_the_news_of_a_lost_peer_costs_nothing_and_blames_nobody(loss):
+    world, (zero, one, two) = running(max_restarts=0)
+    world.pass_time(2, silent={one} if loss == "silent" else ())
+    world.fail(zero)
+    assert world.count(two, msg.Restart) == 1, "the others stop at once"
+    world.join(zero, two)
+    back = one
+    if loss == "gone":
+        world.play(Gone(one))
+    elif loss == "leaves":
+        world.say(one, msg.Leave("x"))
+    elif loss == "silent":
+        world.pass_time(3, silent={one})
+    if loss != "leaves":
+        back = world.call(1)
+    world.join(back)
+    assert world.last(zero, msg.Formed) == msg.Formed(2, 0, 3, ("pod-0", "pod-1", "pod-2"), 0, True)
+    assert world.state.failure is None
+    assert any("because node 1 (pod-1) was lost, which costs no restart" in text for text in world.said)
+
+
+def test_a_failure_is_charged_when_all_are_back_or_every_lease_would_have_told():
+    world, (zero, one, two) = running(max_restarts=0)
+    world.fail(one)
+    world.join(one, zero)
+    world.pass_time(2.9)
+    assert not world.is_over
+    world.pass_time(0.2)
+    assert world.last(zero, msg.GiveUp).node == "node 1 (pod-1)"
+    world, (zero, one, two) = running(max_restarts=0)
+    world.fail(one)
+    world.join(one, zero, two)
+    assert world.last(zero, msg.GiveUp).node == "node 1 (pod-1)", "at once"
+    world, (one,) = running(1, ranks=(0,), max_restarts=0)
+    world.fail(one)
+    assert world.last(one, msg.GiveUp).node == "node 0 (pod-0)", "a single node has no peers to lose"
+
+
+def test_the_loss_of_the_failing_node_itself_excuses_nothing():
+    world, (zero, one, two) = running(max_restarts=0)
+    world.fail(one)
+    world.play(Gone(one))
+    world.join(zero, two, world.call(1))
+    assert world.is_over
+
+
 def test_a_lost_peer_is_told_at_once_and_costs_nothing():
     world, (zero, one, two) = running()
     world.play(Gone(one))
@@ -183,6 +230,7 @@ def test_the_budget_is_the_jobs():
         world.join(*peers)
         world.open_store()
     world.fail(peers[2], rank=5, code=42)
+    world.join(*peers)
     ends = [world.last(peer, msg.GiveUp) for peer in peers]
     assert {(e.node, e.rank, e.exit_code, e.message) for e in ends} == {("node 2 (pod-2)", 5, 42, "boom")}
     assert "all 2 restarts are used up" in ends[0].reason
@@ -201,6 +249,7 @@ def test_old_failures_fall_out_of_the_window():
     assert world.last(peers[0], msg.Formed).restarts == 5
     world.open_store()
     world.fail(peers[0])
+    world.join(*peers)
     assert "within 100 s" in world.last(peers[0], msg.GiveUp).reason
 
 
@@ -211,6 +260,7 @@ def test_a_job_that_fails_at_every_start_is_not_started_for_ever():
         world.join(*peers)
         world.open_store()
     world.fail(peers[0])
+    world.join(*peers)
     assert "3 times in a row" in world.last(peers[1], msg.GiveUp).reason
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.forming import form_when_due, reckon
-from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, runs
+from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
 
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
@@ -29,33 +29,55 @@ def die(state: State, reason: str, now_s: float, but: Key | None = None) -> Step
 
 
 def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
-    """Only this costs the budget, once for each generation."""
+    """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     rank = "a worker" if failed.rank is None else f"rank {failed.rank}"
-    return charge(replace(state, failure=first), f"{rank} failed on {node.name}", now_s, but=node.key)
+    return suspect(replace(state, failure=first), f"{rank} failed on {node.name}", now_s, but=node.key)
 
 
-def charge(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
-    settings = state.settings
-    window_s = settings.window_s
+def suspect(state: State, reason: str, now_s: float, but: Key) -> Step:
+    """End the generation at once, and charge it when its members are back or in a moment."""
+    state, told = die(replace(state, suspicion=Suspicion(key=but, reason=reason, at_s=now_s)), reason, now_s, but)
+    if state.run is not None and state.run.members == (but,):  # who could have been lost?
+        state, more = charge(state)
+        told += more
+    return state, told
+
+
+def forgive(state: State, lost: Node) -> Step:
+    """Another member is lost: it was that what made the worker fail."""
+    suspicion, run = state.suspicion, state.run
+    if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
+        return state, ()
+    say = Say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
+    return replace(state, suspicion=None, failure=None), (say,)
+
+
+def charge(state: State) -> Step:
+    """The suspicion has turned out to be true."""
+    suspicion, settings = state.suspicion, state.settings
+    if suspicion is None:
+        return state, ()
+    reason, now_s, window_s = suspicion.reason, suspicion.at_s, settings.window_s
+    state = replace(state, suspicion=None)
     recent = () if window_s is None else tuple(at_s for at_s in state.failures_s if at_s > now_s - window_s)
     used = state.restarts if window_s is None else len(recent)
     state = replace(state, failures_s=(*recent, now_s))
     if used >= settings.max_restarts:
         within = "" if window_s is None else f" within {window_s:g} s"
         return give_up(state, f"{reason}, and all {settings.max_restarts} restarts{within} are used up")
-    return stumble(replace(state, restarts=state.restarts + 1), reason, now_s, but)
+    return stumble(replace(state, restarts=state.restarts + 1), reason, now_s)
 
 
-def stumble(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
-    """End a generation that did not get far, but not for ever."""
+def stumble(state: State, reason: str, now_s: float) -> Step:
+    """Count a generation that did not get far, but not for ever."""
     settings, run = state.settings, state.run
     early = run is not None and (run.go_s is None or now_s - run.go_s < settings.crash_loop_s)
     state = replace(state, crashes=state.crashes + 1 if early else 0)
     if state.crashes >= settings.crash_loop:
         within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
         return give_up(state, f"{reason}, and generations have failed {within}")
-    return die(state, reason, now_s, but)
+    return state, ()
 
 
 def give_up(state: State, reason: str) -> Step:
@@ -80,7 +102,13 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
     """After any change of who is there: what is due now, and when to look again."""
     if state.phase is Phase.OVER:
         return state, replies
-    state, formed = form_when_due(reckon(state), now_s)
+    state = reckon(state)
+    if state.form_at_s is not None and now_s >= state.form_at_s:
+        state, told = charge(state)
+        replies += told
+        if state.phase is Phase.OVER:
+            return state, replies
+    state, formed = form_when_due(state, now_s)
     if state.say_at_s is None:
         state = replace(state, say_at_s=now_s + SAY_S)
     return state, (*replies, *formed)

@@ -77,6 +77,15 @@ class Run:
     done: frozenset[Key] = frozenset()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A failure that is not charged yet: the news of a peer's loss may be slower than what it does to workers."""
+
+    key: Key  # whose worker failed
+    reason: str
+    at_s: float
+
+
 class Phase(Enum):
     """Where the job is; see the drawing in machine.py."""
 
@@ -100,6 +109,7 @@ class State:
     restarts: int = 0  # failures, likewise
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
     crashes: int = 0  # generations in a row that failed early
+    suspicion: Suspicion | None = None
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
     end: msg.GiveUp | msg.Finished | None = None
     gather_from_s: float | None = None  # when the wait for a generation began
@@ -185,6 +195,7 @@ Reply: TypeAlias = Send | Disconnect | Say
 def deadline_s(state: State) -> float | None:
     """When `step` wants a Tick, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
+    times.append(charge_at_s(state))
     return min((time for time in times if time is not None), default=None)
 
 
@@ -195,6 +206,11 @@ def give_up_at_s(state: State) -> float | None:
     if state.phase is Phase.GATHERING and state.gather_from_s is not None:
         return state.gather_from_s + state.settings.rejoin_timeout_s
     return None
+
+
+def charge_at_s(state: State) -> float | None:
+    """When a suspicion is one no longer: by then every lease that had ended at the failure was noticed."""
+    return None if state.suspicion is None else state.suspicion.at_s + state.settings.lease_s
 
 
 def runs(state: State) -> bool:
