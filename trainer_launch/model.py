@@ -1,7 +1,6 @@
 """The central values: what travels from the environment to the exit code.
 
-All are frozen; a value that exists is consistent, because its reader raised otherwise.
-Only the standard library is imported here.
+All are frozen; a value that exists is consistent, because its reader raised otherwise. No room is imported here.
 """
 
 from __future__ import annotations
@@ -9,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from signal import SIGTERM
 from types import MappingProxyType
 from typing import TypeAlias
+
+from trainer_launch.signals import SignalAction, StopOrder
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
 
@@ -193,13 +195,6 @@ class Topology:
         return None if fixed is None or self.local_world_size is None else fixed * self.local_world_size
 
 
-class StopOrder(str, Enum):
-    """Whom a polite stop reaches first."""
-
-    LEADER = "leader"  # the process we started; its group only when most of the grace is used up
-    GROUP = "group"  # the whole process group at once, as torchrun does
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One process to start, completely described."""
@@ -235,6 +230,8 @@ class Plan:
     processes: tuple[Process, ...]
     grace_s: float  # from the request to stop until SIGKILL
     stop_order: StopOrder = StopOrder.LEADER
+    stop_signal: int = SIGTERM  # what asks a leader to stop
+    signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
     restarts: int = 0  # how often all starts again after one of ours died of a signal that we did not send
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts

@@ -17,7 +17,9 @@ from trainer_launch.errors import UsageError
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset({"RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "NODE_LABEL"})
+INTERNAL = frozenset(
+    {"RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"}
+)
 # A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_[0-9]+_(TCP|UDP).*)")
 
@@ -75,6 +77,9 @@ class Settings(BaseSettings):
     )
     stop_order: Literal["leader", "group"] = Field(
         "leader", description="whom SIGTERM reaches first: each worker alone, or its whole process group"
+    )
+    signals: str | None = Field(
+        None, description="what a signal is for: forward, checkpoint, drain or terminate; as in USR1=checkpoint"
     )
     wait_timeout: float = Field(
         600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"

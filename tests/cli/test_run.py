@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -112,6 +113,17 @@ def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path
     ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path)
     assert ended.returncode == 138
     assert "nobody.invalid" in ended.stderr
+
+
+def test_a_stop_while_the_launcher_itself_imports_ends_at_once_with_143() -> None:
+    with start("run", "--", "sleep", "60") as launcher:
+        status = Path(f"/proc/{launcher.pid}/status")
+        heard = 0
+        while not heard & 1 << (signal.SIGTERM - 1):  # its first deed
+            heard = int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end(10)
+    assert code == 143, output
 
 
 def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -> None:

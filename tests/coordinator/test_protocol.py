@@ -17,6 +17,7 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Renew(),
     msg.Store(3, "10.0.0.1", 4000),
     msg.Failed(3, 1, None, 9, "killed\nhere \ud800"),
+    msg.Failed(3, 1, 1, None, "ImportError: x", "ImportError"),
     msg.Leave("preempted"),
     msg.Quit("has no restarts left"),
     msg.Done(3),

@@ -457,3 +457,88 @@ def test_names_of_pods_that_never_return_do_not_pile_up():
         world.join(steady)
         world.pass_time(1)
     assert len(world.state.nodes) <= 2
+
+
+def fails(world, peer, **how):
+    world.say(peer, msg.Failed(world.number, **{"rank": 0, "exit_code": 1, "signal": None, **how}))
+
+
+def again(world, peers):
+    world.join(*peers)
+    world.open_store()
+
+
+@pytest.mark.parametrize("error", ["SyntaxError", "IndentationError", "TabError"])
+def test_what_cannot_be_parsed_is_not_started_again(error):
+    world, (zero, one, _) = running()
+    fails(world, one, rank=1, message=f"{error}: invalid syntax", error=error)
+    assert world.is_over
+    given_up = world.last(zero, msg.GiveUp)
+    assert given_up.reason == (
+        f"rank 1 failed on node 1 (pod-1) with exit code 1; not restarted, because a {error} is the same each time"
+    )
+    assert (given_up.rank, given_up.message) == (1, f"{error}: invalid syntax")
+
+
+def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_time():
+    world, peers = running()
+    missing = {"message": "ModuleNotFoundError: No module named 'x'", "error": "ModuleNotFoundError"}
+    fails(world, peers[1], rank=1, **missing)
+    assert not world.is_over
+    again(world, peers)
+    fails(world, peers[2], rank=2, **missing)
+    assert world.is_over, "whichever rank was the first to tell"
+    assert "two starts in a row" in world.last(peers[0], msg.GiveUp).reason
+
+
+@pytest.mark.parametrize("code", [2, 126, 127])
+def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(code):
+    world, peers = running()
+    fails(world, peers[0], exit_code=code)
+    again(world, peers)
+    fails(world, peers[0], exit_code=code)
+    assert f"(exit code {code}), two starts in a row" in world.last(peers[1], msg.GiveUp).reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            {"message": "ImportError: a", "error": "ImportError"},
+            {"message": "ImportError: b", "error": "ImportError"},
+        ),
+        (
+            {"message": "ImportError: a", "error": "ImportError"},
+            {"message": "ValueError: a", "error": "ValueError"},
+        ),
+        ({"message": "ValueError: a", "error": "ValueError"}, {"message": "ValueError: a", "error": "ValueError"}),
+        ({"exit_code": 2}, {"exit_code": 1}),
+        ({"exit_code": 2}, {"exit_code": 127}),
+        ({"exit_code": 2, "error": "SystemExit"}, {"exit_code": 2, "error": "SystemExit"}),
+        ({"exit_code": 1}, {"exit_code": 1}),
+        ({"exit_code": None, "signal": 9}, {"exit_code": None, "signal": 9}),
+    ],
+)
+def test_other_failures_have_the_whole_budget(first, second):
+    world, peers = running()
+    fails(world, peers[0], **first)
+    again(world, peers)
+    fails(world, peers[0], **second)
+    assert not world.is_over
+
+
+def test_what_failed_late_or_not_in_a_row_has_the_whole_budget():
+    missing = {"message": "ImportError: a", "error": "ImportError"}
+    late, peers = running()
+    late.pass_time(31)
+    fails(late, peers[0], **missing)
+    again(late, peers)
+    fails(late, peers[0], **missing)
+    assert not late.is_over, "the first one was not at the start"
+    between, (zero, one, two) = running()
+    fails(between, zero, **missing)
+    again(between, (zero, one, two))
+    between.play(Gone(two))
+    again(between, (zero, one, between.call(2)))
+    fails(between, zero, **missing)
+    assert not between.is_over, "a generation in between ended otherwise"

@@ -9,8 +9,9 @@ from typing import Any
 
 from trainer_launch.command import parse_command
 from trainer_launch.engines.request import Request
-from trainer_launch.model import Cpus, Gpus, Host, Job, Origin, StopOrder
+from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.overlay import overlay
+from trainer_launch.signals import StopOrder
 from trainer_launch.topology import place
 
 MACHINE = Host(
@@ -41,6 +42,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "engine": "auto",
         "grace_s": 25.0,
         "stop_order": StopOrder.LEADER,
+        "signals": {},
         "wait_s": 600.0,
         "rejoin_timeout_s": 600.0,
         "our_rendezvous": False,

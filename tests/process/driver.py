@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 
-from trainer_launch import outcome
-from trainer_launch.model import Plan, Process, StopOrder
+from trainer_launch import outcome, signals
+from trainer_launch.model import Plan, Process
+from trainer_launch.signals import StopOrder
 from trainer_launch.supervisor.gate import resolve
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
@@ -29,6 +30,7 @@ def failing(name):
 def plan_of(spec):
     processes = tuple(Process(**{"name": "main", "env": dict(os.environ), **p}) for p in spec.pop("processes"))
     order = StopOrder(spec.pop("stop_order", "leader"))
+    spec["signals"] = signals.parse(spec.get("signals", ""))
     return Plan(engine="test", processes=processes, stop_order=order, **{"grace_s": 5.0, **spec})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.world import PID1, ROOT, Launcher, end_all, eventually, require_namespaces, survivors, worker
-from trainer_launch.supervisor.machine import RELAYED, STOP_SIGNALS
+from trainer_launch.signals import RELAYED, STOP_SIGNALS
 
 pytestmark = pytest.mark.process
 MANY = Path(__file__).with_name("many.py")
@@ -220,3 +220,68 @@ def test_last_words_into_a_bind_mount(tmp_path):
         assert launcher.wait() == 3
     assert behind.read_text().startswith("reason=Failed exit=3")
     assert "old" not in behind.read_text()
+
+
+def test_a_checkpoint_signal_reaches_the_worker_and_ends_nothing(tmp_path):
+    with Launcher(tmp_path, worker("catch", "note:ready", "rest"), signals="USR1=checkpoint,TERM=forward") as it:
+        it.await_note("ready")
+        it.send(signal.SIGUSR1)
+        it.await_note(f"got {int(signal.SIGUSR1)}")
+        it.await_log("SIGUSR1: the workers are told to save and go on")
+        it.send(signal.SIGTERM)
+        it.await_note(f"got {int(signal.SIGTERM)}")
+        it.send(signal.SIGINT)  # still a request to stop
+        it.await_note(f"got {int(signal.SIGTERM)}", count=2)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_drain_lets_the_worker_end_in_its_own_time_and_is_a_stop(tmp_path, wrap, code):
+    with Launcher(
+        tmp_path, worker(f"save:0.3:{code}", "note:ready", "rest"), wrap=wrap, signals="TERM=drain"
+    ) as it:
+        it.await_note("ready")
+        it.send(signal.SIGTERM)
+        assert it.wait() == 143
+        assert it.notes() == ["ready", "term", "saved"]
+        assert "nothing is started again" in it.log()
+        assert survivors(it.token) == []
+
+
+def test_who_dies_of_a_signal_that_we_handed_on_is_told_so(tmp_path):
+    words = tmp_path / "words"
+    words.touch()
+    with Launcher(tmp_path, worker("note:ready", "rest"), last_words=str(words)) as launcher:
+        launcher.await_note("ready")
+        launcher.send(signal.SIGUSR1)
+        assert launcher.wait() == 128 + signal.SIGUSR1
+    assert "this launcher handed the signal on as it got it" in words.read_text()
+
+
+def test_a_stop_in_the_instant_of_the_start(tmp_path, wrap):
+    with Launcher(tmp_path, worker("rest"), wrap=wrap) as launcher:
+        launcher.await_log("started main")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 143
+        assert survivors(launcher.token) == []
+
+
+def test_a_stop_while_a_failure_stops_the_others_does_not_change_the_cause(tmp_path):
+    saving = {"name": "two", "argv": worker("save:0.5:0", "note:ready", "rest")}
+    waits = {"name": "one", "argv": ["sh", "-c", 'until grep -q ready "$NOTES"; do sleep 0.01; done; exit 9']}
+    with Launcher(tmp_path, waits, saving) as launcher:
+        launcher.await_note("term")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 9
+        assert "saved" in launcher.notes()
+        assert survivors(launcher.token) == []
+
+
+def test_a_stop_while_leftovers_are_cleared_does_not_spoil_what_is_done(tmp_path, wrap):
+    orphan = "fork:ignore+note:orphan+rest"
+    program = worker(orphan, "catch", "note:ready")
+    with Launcher(tmp_path, ["sh", "-c", f"{' '.join(map(str, program))}; exit 0"], wrap=wrap) as launcher:
+        launcher.await_note("orphan")
+        launcher.await_log("ended with exit code 0")
+        launcher.send(signal.SIGTERM)
+        assert launcher.wait() == 0
+        assert survivors(launcher.token) == []

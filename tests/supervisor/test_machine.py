@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trainer_launch.errors import InternalError
-from trainer_launch.model import Exit, Plan, Process, StopOrder, Verdict
+from trainer_launch.model import Exit, Plan, Process, Verdict
+from trainer_launch.signals import STOP_SIGNALS, SignalAction, StopOrder
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import machine
 from trainer_launch.supervisor.state import Phase
@@ -18,8 +19,13 @@ TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 A, B = (Process(name=name, argv=(name,), env={}) for name in "ab")
 
 
+USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
+FORWARD, CHECKPOINT, DRAIN, TERMINATE = SignalAction
+
+
 def plan(**fields):
-    return Plan(**{"engine": "test", "processes": (A, B), "grace_s": 10.0, **fields})
+    signals = {USR2: DRAIN}
+    return Plan(**{"engine": "test", "processes": (A, B), "grace_s": 10.0, "signals": signals, **fields})
 
 
 def ended(name, code=0, at_s=1.0):
@@ -49,7 +55,8 @@ EVENTS = {
     "ended": ended("a", at_s=2.0),
     "not spawned": ev.SpawnFailed(2.0, "a", 127, "no a"),
     "stop": ev.Signalled(2.0, TERM),
-    "other": ev.Signalled(2.0, signal.SIGUSR1),
+    "drain": ev.Signalled(2.0, USR2),
+    "other": ev.Signalled(2.0, USR1),
     "deadline": ev.Deadline(100.0),
     "childless": ev.Childless(2.0),
 }
@@ -60,20 +67,21 @@ DRAWING: dict[Phase, dict[str, Any]] = {
         "opened": Phase.RUNNING,
         "unresolved": Phase.WAITING,
         "stop": Phase.DONE,
+        "drain": Phase.DONE,
         "deadline": Phase.DONE,
     }
     | {"other": Phase.WAITING}
     | dict.fromkeys((*ENDED, "childless"), ILLEGAL),
     Phase.RUNNING: {"unresolved": Phase.RUNNING, "ended": Phase.RUNNING, "not spawned": Phase.STOPPING}
-    | {"stop": Phase.STOPPING, "other": Phase.RUNNING}
+    | {"stop": Phase.STOPPING, "drain": Phase.RUNNING, "other": Phase.RUNNING}
     | dict.fromkeys(("opened", "deadline", "childless"), ILLEGAL),
-    Phase.STOPPING: dict.fromkeys(("unresolved", *ENDED, "stop", "other"), Phase.STOPPING)
+    Phase.STOPPING: dict.fromkeys(("unresolved", *ENDED, "stop", "drain", "other"), Phase.STOPPING)
     | {"deadline": Phase.KILLING}
     | dict.fromkeys(("opened", "childless"), ILLEGAL),
-    Phase.CLEARING: dict.fromkeys(("unresolved", "stop", "other"), Phase.CLEARING)
+    Phase.CLEARING: dict.fromkeys(("unresolved", "stop", "drain", "other"), Phase.CLEARING)
     | {"deadline": Phase.KILLING, "childless": Phase.DONE}
     | dict.fromkeys(("opened", *ENDED), ILLEGAL),
-    Phase.KILLING: dict.fromkeys(("unresolved", *ENDED, "stop", "other"), Phase.KILLING)
+    Phase.KILLING: dict.fromkeys(("unresolved", *ENDED, "stop", "drain", "other"), Phase.KILLING)
     | {"deadline": Phase.DONE, "childless": Phase.DONE, "opened": ILLEGAL},
     Phase.DONE: dict.fromkeys(EVENTS, Phase.DONE),
 }
@@ -92,7 +100,9 @@ def test_each_cell_leads_where_the_drawing_says(phase, name):
         assert machine.step(state, EVENTS[name])[0].phase is wanted
 
 
-@pytest.mark.parametrize("name", ["unresolved", "ended", "stop", "other", "deadline", "childless", "opened"])
+@pytest.mark.parametrize(
+    "name", ["unresolved", "ended", "stop", "drain", "other", "deadline", "childless", "opened"]
+)
 def test_done_changes_nothing_any_more(name):
     state, _ = play(*AT[Phase.DONE])
     assert machine.step(state, EVENTS[name]) == (state, ())
@@ -130,7 +140,7 @@ def test_a_stop_before_anything_is_spawned_is_a_stop():
     assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.CloseGate(),))
 
 
-@pytest.mark.parametrize("number", sorted(machine.STOP_SIGNALS))
+@pytest.mark.parametrize("number", sorted(STOP_SIGNALS))
 def test_each_stop_signal_asks_leaders_with_term(number):
     state, actions = play(plan(), ev.Signalled(1.0, number))
     assert actions == (ev.SignalLeader("a", TERM), ev.SignalLeader("b", TERM))
@@ -213,3 +223,61 @@ def test_asked_to_stop_is_the_verdict_even_when_all_leave_with_0():
 
 def test_a_request_after_the_work_is_done_does_not_spoil_it():
     assert play(*AT[Phase.CLEARING], ASK, ev.Childless(2.0))[0].verdict is Verdict.SUCCEEDED
+
+
+def to_leaders(number):
+    return ev.SignalLeader("a", number), ev.SignalLeader("b", number)
+
+
+def test_a_stop_signal_that_is_forwarded_asks_nobody_to_stop():
+    state, actions = play(plan(signals={TERM: FORWARD}), ASK)
+    assert (state.phase, state.stopped, actions) == (Phase.RUNNING, False, to_leaders(TERM))
+    assert state.handed_on == {TERM}
+
+
+def test_a_checkpoint_is_handed_on_with_a_word_in_the_log():
+    state, actions = play(plan(signals={USR1: CHECKPOINT}), EVENTS["other"])
+    assert (state.phase, actions[:-1]) == (Phase.RUNNING, to_leaders(USR1))
+    assert "SIGUSR1: the workers are told to save and go on" in actions[-1].text
+
+
+def test_a_drain_waits_for_the_workers_and_ends_as_a_stop():
+    state, actions = play(plan(), EVENTS["drain"])
+    assert (state.phase, actions[:-1], state.deadline_s) == (Phase.RUNNING, to_leaders(USR2), None)
+    state, actions = play(plan(), EVENTS["drain"], ended("a", 3))
+    assert (state.phase, actions) == (Phase.RUNNING, (ev.SignalGroup("a", TERM),)), "no failure stops the others"
+    state, _ = play(plan(), EVENTS["drain"], ended("a", 3), ended("b"), ev.Childless(9.0))
+    assert (state.phase, state.verdict) == (Phase.DONE, Verdict.STOPPED)
+
+
+def test_nothing_is_started_again_after_a_drain():
+    killed = ev.Exited(3.0, Exit(process="a", code=None, signal=KILL, at_s=3.0))
+    one = plan(processes=(A,), restarts=3)
+    assert play(one, EVENTS["drain"], killed, ev.Childless(4.0))[0].phase is Phase.DONE
+    assert play(one, killed, EVENTS["drain"], ev.Childless(4.0))[0].verdict is Verdict.FAILED
+    assert play(one, killed, ev.Childless(4.0))[0].phase is Phase.RUNNING
+
+
+def test_a_drain_after_the_work_is_done_does_not_spoil_it():
+    assert play(*AT[Phase.CLEARING], EVENTS["drain"], ev.Childless(2.0))[0].verdict is Verdict.SUCCEEDED
+
+
+def test_a_request_to_stop_puts_a_bound_to_a_drain():
+    state, actions = play(plan(), EVENTS["drain"], ev.Signalled(5.0, TERM))
+    assert (state.phase, state.kill_at_s, state.stop_signal) == (Phase.STOPPING, 15.0, TERM)
+    assert actions == to_leaders(TERM)
+
+
+def test_any_signal_can_be_a_request_to_stop_and_leaders_hear_term():
+    state, actions = play(plan(signals={USR1: TERMINATE}), EVENTS["other"])
+    assert (state.phase, actions) == (Phase.STOPPING, to_leaders(TERM))
+
+
+def test_leaders_are_asked_by_the_signal_that_the_plan_says():
+    assert play(plan(stop_signal=2, signals={TERM: DRAIN}), ev.Signalled(1.0, 2))[1] == to_leaders(2)
+
+
+@pytest.mark.parametrize("action", SignalAction)
+def test_while_names_are_awaited_there_is_nobody_to_hand_a_stop_signal_to(action):
+    state, _ = play(plan(wait_for=("x",), wait_s=5.0, signals={TERM: action}), ASK)
+    assert (state.phase, state.verdict) == (Phase.DONE, Verdict.STOPPED)

@@ -15,7 +15,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainer_launch.child import handlers, logs
-from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity, WorkerDeath
+from trainer_launch.child.death import WorkerDeath
+from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity
 from trainer_launch.contracts.grammar import parse_port_range
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client

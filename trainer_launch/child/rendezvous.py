@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from trainer_launch.child.death import WorkerDeath
 from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
@@ -21,18 +22,6 @@ _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped 
 _GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDeath:
-    """How the first worker of this node failed, as far as it is known."""
-
-    rank: int | None = None  # in the job
-    local_rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    message: str | None = None  # what it said itself, by torch's @record
-    lines: tuple[str, ...] = ()  # its traceback, likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +242,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             death = WorkerDeath()  # nobody saw which it was
         if self._going and self._formed is not None and death is not None:
             self._told = death
-            how = death.rank, death.exit_code, death.signal, death.message or ""
-            self._client.send(say.Failed(self._formed.generation, *how))
+            self._client.send(death.failed(self._formed.generation))
 
     def _own_address(self) -> str:
         """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""

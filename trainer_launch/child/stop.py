@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-_RELAYED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGHUP, signal.SIGQUIT)
+from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of
+
+_PARKED = signal.SIGRTMAX  # torch has its own handler for it, see torch_agent
 
 
 class Stop:
@@ -21,6 +23,7 @@ class Stop:
 
     def __init__(self, order: str) -> None:
         self.asked = False  # whether we were asked to stop
+        self._draining = False  # whether we stop when the workers have ended by themselves
         # Workers' pids in the order they died, and how: (code, None) or (None, signal); None: torch was faster.
         self.deaths: dict[int, tuple[int | None, int | None] | None] = {}
         self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
@@ -28,21 +31,34 @@ class Stop:
         self._looking = False
         self._look_again = False
 
-    def install(self, stopping: Iterable[signal.Signals]) -> None:
-        """Take `stopping` as requests to stop, and hand other signals on to the workers."""
-        stopping = set(stopping)
+    def install(self, stopping: Iterable[signal.Signals], given: Mapping[int, SignalAction]) -> None:
+        """Take `stopping` as requests to stop, unless they were given another meaning; hand all others on."""
+        stopping = {number for number in stopping if action_of(number, given) is SignalAction.TERMINATE}
         for number in stopping:
             signal.signal(number, self._on_stop)
-        for number in set(_RELAYED) - stopping:
-            signal.signal(number, _on_relayed)
+        for other in (STOP_SIGNALS | RELAYED) - stopping - {_PARKED}:
+            drains = action_of(other, given) is SignalAction.DRAIN
+            signal.signal(other, self._on_drain if drains else _on_relayed)
         signal.signal(signal.SIGCHLD, self._on_child)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         again, self.asked = self.asked, True
         if self.tell is not None and not again:
             os.write(self.tell, b"!")
-        if again or self._order == "group" or not _send_to_leaders(number):
+        if again or self._order == "group" or not _send_to_leaders(signal.SIGTERM):
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
+
+    def _on_drain(self, number: int, _frame: FrameType | None) -> None:
+        self._draining = True
+        if not _send_to_leaders(number):
+            self._leave("no worker is left to wait for")
+
+    def _leave(self, why: str) -> None:
+        """End torch's loop, which would start the workers again, or wait minutes for other agents."""
+        if self.tell is not None and not self.asked:
+            os.write(self.tell, b"!")
+        self.asked = True
+        raise SignalException(why, sigval=signal.SIGTERM)
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
         self._look_again = True
@@ -58,9 +74,8 @@ class Stop:
                         self.deaths[pid] = how_it_died(pid)
         finally:
             self._looking = False
-        # torch would restart workers that ended on request, or wait minutes for other agents: leave instead.
-        if self.asked and not any(states.values()):
-            raise SignalException("all workers ended on request", sigval=signal.SIGTERM)
+        if (self.asked or self._draining) and not any(states.values()):
+            self._leave("all workers ended on request")
 
 
 def _on_relayed(number: int, _frame: FrameType | None) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from trainer_launch import exits, log
+from trainer_launch import exits, log, signals
 from trainer_launch.child import logs, membership
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.slate import Slate
@@ -110,7 +110,8 @@ def _launch_once(launch: Callable[[], object], node: membership.Alone, stop: Sto
 
 def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
     names = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",")
-    stop.install({signal.Signals[name.strip()] for name in names})
+    given = signals.parse(os.environ.pop("TRAINER_LAUNCH_SIGNALS_OF_WORKERS", ""))
+    stop.install({signal.Signals[name.strip()] for name in names}, given)
     if hasattr(config, "signals_to_handle"):
         config.signals_to_handle = _PARKED_SIGNAL
 
@@ -142,11 +143,12 @@ def _report_given_up(gave_up: GaveUpError) -> int:
     """The coordinator has ended the job: the guilty node has its worker's own code, the others lost a peer."""
     own = gave_up.own
     if own is None:
-        return _report_lost(str(gave_up))
+        said = gave_up.given_up.message  # of the guilty worker, on another node
+        return _report_lost(f"{gave_up}; it said: {said}" if said else str(gave_up))
     code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
     how = {"exit_code": code, "signal": own.signal, "message": own.message, "lines": own.lines}
-    _write({"reason": None, **how, **place})
+    _write({"reason": None, "why_not_again": str(gave_up), **how, **place})
     return code
 
 

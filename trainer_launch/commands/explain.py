@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer_launch import engines, snapshot
+from trainer_launch import engines, signals, snapshot
 from trainer_launch.commands import ground, report
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
@@ -124,6 +124,10 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "grace_s": plan.grace_s,
         "stop_order": plan.stop_order.value,
         "hosting": None if plan.hosting is None else asdict(plan.hosting),
+        "signals": {
+            signals.name_of(number): signals.action_of(number, plan.signals).value
+            for number in sorted(signals.STOP_SIGNALS | plan.signals.keys())
+        },
         "processes": [
             {
                 "name": process.name,

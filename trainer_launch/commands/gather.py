@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch import host
+from trainer_launch import host, signals
 from trainer_launch.command import Command, parse_command
 from trainer_launch.commands import programs
 from trainer_launch.contracts import grammar, read_job
@@ -17,9 +17,10 @@ from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import Host, Job, Origin, PortRange, StopOrder, Topology
+from trainer_launch.model import Host, Job, Origin, PortRange, Topology
 from trainer_launch.overlay import overlay, with_minimum
 from trainer_launch.settings import Settings, job_options
+from trainer_launch.signals import StopOrder
 
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -91,6 +92,7 @@ def request_of(
         engine=settings.engine,
         grace_s=settings.grace,
         stop_order=StopOrder(settings.stop_order),
+        signals=signals.parse(settings.signals or ""),
         wait_s=settings.wait_timeout,
         rejoin_timeout_s=settings.rejoin_timeout,
         our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,

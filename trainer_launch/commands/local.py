@@ -19,9 +19,10 @@ from trainer_launch.commands.run import use_color
 from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
-from trainer_launch.model import Outcome, Plan, Process, StopOrder
+from trainer_launch.model import Outcome, Plan, Process
 from trainer_launch.rehearsal import RehearsedPod, pods
 from trainer_launch.settings import Settings
+from trainer_launch.signals import StopOrder
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -83,6 +84,8 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
         "NODE_LABEL": pod.env["PET_NODE_RANK"],
     }
+    if settings.signals is not None:
+        flags["SIGNALS"] = settings.signals
     if settings.max_restarts is not None:
         flags["MAX_RESTARTS"] = settings.max_restarts
     return Process(

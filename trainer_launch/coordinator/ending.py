@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator import vain
 from trainer_launch.coordinator.forming import form_when_due, reckon
 from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
 
@@ -32,7 +33,22 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     rank = "a worker" if failed.rank is None else f"rank {failed.rank}"
-    return suspect(replace(state, failure=first), f"{rank} failed on {node.name}", now_s, but=node.key)
+    reason = f"{rank} failed on {node.name} {_how(failed)}"
+    is_early = _lasted_s(state, now_s) < state.settings.start_s
+    in_vain = vain.why(failed, state.early_failure if is_early else None)
+    state = replace(state, failure=first, early_failure=failed if is_early else None)
+    if in_vain is not None:
+        return give_up(state, f"{reason}; not restarted, because {in_vain}")
+    return suspect(state, reason, now_s, but=node.key)
+
+
+def _how(failed: msg.Failed) -> str:
+    return f"with exit code {failed.exit_code}" if failed.signal is None else f"by signal {failed.signal}"
+
+
+def _lasted_s(state: State, now_s: float) -> float:
+    """How long the workers of the present generation have been there."""
+    return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
 
 
 def suspect(state: State, reason: str, now_s: float, but: Key) -> Step:
@@ -50,7 +66,7 @@ def forgive(state: State, lost: Node) -> Step:
     if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
         return state, ()
     say = Say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
-    return replace(state, suspicion=None, failure=None), (say,)
+    return replace(state, suspicion=None, failure=None, early_failure=None), (say,)
 
 
 def charge(state: State) -> Step:
@@ -71,8 +87,8 @@ def charge(state: State) -> Step:
 
 def stumble(state: State, reason: str, now_s: float) -> Step:
     """Count a generation that did not get far, but not for ever."""
-    settings, run = state.settings, state.run
-    early = run is not None and (run.go_s is None or now_s - run.go_s < settings.crash_loop_s)
+    settings = state.settings
+    early = state.run is not None and _lasted_s(state, now_s) < settings.crash_loop_s
     state = replace(state, crashes=state.crashes + 1 if early else 0)
     if state.crashes >= settings.crash_loop:
         within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"

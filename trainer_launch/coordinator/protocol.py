@@ -85,6 +85,7 @@ class Failed:
     exit_code: int | None
     signal: int | None
     message: str = ""
+    error: str | None = None  # the type of the exception that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,8 @@ _CHECKS: dict[type, dict[str, Check]] = {
     Join: {"incarnation": name, "generation": _GENERATION},
     Renew: {},
     Store: {"generation": _GENERATION, "host": name, "port": _PORT},
-    Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text},
+    Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text}
+    | {"error": optional(text)},
     Leave: {"reason": text},
     Quit: {"reason": text},
     Done: {"generation": _GENERATION},

@@ -36,6 +36,7 @@ class Settings:
     store_timeout_s: float = 60.0  # from Formed to Store
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
     crash_loop_s: float = 10.0
+    start_s: float = 30.0  # from Go; what fails within it fails at its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,7 @@ class State:
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
+    early_failure: msg.Failed | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
     gather_from_s: float | None = None  # when the wait for a generation began
     joined_s: float = 0.0  # the latest join

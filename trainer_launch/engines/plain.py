@@ -28,5 +28,6 @@ def plan(request: Request, reason: str) -> Plan:
         processes=(process,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
+        signals=request.signals,
         reasons=(reason,),
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer_launch.command import Command
-from trainer_launch.model import Host, Job, PortRange, StopOrder, Topology
+from trainer_launch.model import Host, Job, PortRange, Topology
+from trainer_launch.signals import SignalAction, StopOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Request:
     engine: str
     grace_s: float
     stop_order: StopOrder
+    signals: Mapping[int, SignalAction]  # where they are not what they are by default
     wait_s: float
     rejoin_timeout_s: float
     our_rendezvous: bool  # whether torch's nodes meet at our coordinator

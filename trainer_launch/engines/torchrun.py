@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch import torchrun_options
+from trainer_launch import signals, torchrun_options
 from trainer_launch.command import Kind
 from trainer_launch.engines import child_env, meeting
 from trainer_launch.engines.request import Request
@@ -36,6 +36,7 @@ def plan(request: Request, reason: str) -> Plan:
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
         if request.secret_file is not None:
             env["TRAINER_LAUNCH_SECRET_FILE"] = request.secret_file
+        env["TRAINER_LAUNCH_SIGNALS_OF_WORKERS"] = signals.render(request.signals)
     agent = Process(
         name="agent",
         argv=(request.python, *start, *words),
@@ -48,6 +49,8 @@ def plan(request: Request, reason: str) -> Plan:
         processes=(agent,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
+        stop_signal=signals.stop_signal(request.signals),
+        signals=request.signals,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
         restarts=_AGENT_RESTARTS,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
+from trainer_launch.signals import SignalAction
 from trainer_launch.supervisor import clues, failure, machine
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.clues import Evidence
@@ -124,13 +125,19 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
             log.info("%s ended with %s", end.process, _how(end))
         case ev.SpawnFailed(text=text):
             log.error("%s", text)
-        case ev.Signalled(number=number) if number in machine.STOP_SIGNALS and before is not Phase.DONE:
+        case ev.Signalled(number=number) if _is_request(number, before, state):
             grace_s = state.plan.grace_s
             log.info("asked to stop by %s (request %d, grace %g s)", _name(number), state.asked, grace_s)
         case ev.Signalled(number=number):
             log.debug("%s", _name(number))
         case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
             log.warning("the time to end politely is over")
+
+
+def _is_request(number: int, before: Phase, state: State) -> bool:
+    """Whether a signal asked to stop, at the time."""
+    purpose = machine.purpose(replace(state, phase=before), number)
+    return purpose is SignalAction.TERMINATE and before is not Phase.DONE
 
 
 def _outcome(state: State, system: AnySystem, evidence: Evidence, attempt: int) -> Outcome:
@@ -159,6 +166,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
         cause.process
     )
     seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
+    seen = replace(seen, handed_on=state.handed_on)
     return failure.classify(cause, seen)
 
 

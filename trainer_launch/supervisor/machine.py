@@ -1,21 +1,22 @@
 r"""What the supervisor does, as a pure state machine: `step(state, event) -> (state, actions)`.
 
-state \ event | opened  | unresolv. | ended, not spawned | stop signal     | other  | deadline           | childless
---------------|---------|-----------|--------------------|-----------------|--------|--------------------|----------
-WAITING       | RUNNING | say it    | x                  | DONE            | ignore | DONE, gate failed  | x
-RUNNING       | x       | ignore    | last: CLEARING     | STOPPING        | relay  | kill what an ended | x
-              |         |           | failed: STOPPING   |                 |        | one left; none: x  |
-STOPPING      | x       | ignore    | last: CLEARING     | next rung       | relay  | 80 %: all are told | x
-              |         |           |                    |                 |        | 100 %: KILLING     |
-CLEARING      | x       | ignore    | x                  | second: KILLING | ignore | KILLING            | DONE or
-              |         |           |                    |                 |        |                    | RUNNING
-KILLING       | x       | ignore    | note it            | ignore          | ignore | kill again, name   | DONE or
-              |         |           |                    |                 |        | bound: DONE        | RUNNING
-DONE          | ignore  | ignore    | ignore             | ignore          | ignore | ignore             | ignore
+state    | opened  | unres. | ended, not spawned | terminate       | drain  | forward | deadline           | empty
+---------|---------|--------|--------------------|-----------------|--------|---------|--------------------|---------
+WAITING  | RUNNING | say it | x                  | DONE            | DONE   | ignore  | DONE, gate failed  | x
+RUNNING  | x       | ignore | last: CLEARING     | STOPPING        | relay, | relay   | kill what an ended | x
+         |         |        | failed: STOPPING   |                 | note   |         | one left; none: x  |
+STOPPING | x       | ignore | last: CLEARING     | next rung       | relay  | relay   | 80 %: all are told | x
+         |         |        |                    |                 |        |         | 100 %: KILLING     |
+CLEARING | x       | ignore | x                  | second: KILLING | note   | ignore  | KILLING            | DONE,
+KILLING  | x       | ignore | note it            | ignore          | ignore | ignore  | kill again, name   | or
+         |         |        |                    |                 |        |         | bound: DONE        | RUNNING
+DONE     | ignore  | ignore | ignore             | ignore          | ignore | ignore  | ignore             | ignore
 
 x raises InternalError and changes nothing. WAITING: names must resolve first. STOPPING: leaders are asked politely.
 CLEARING: every leader has ended, what they left behind has SIGTERM. KILLING: all that is left has SIGKILL.
 RUNNING again: what we started was killed by somebody else, nobody asked us to stop, and the plan has restarts left.
+terminate, drain, forward: what a signal is for, by the plan; checkpoint is forward with a word in the log. Once a
+drain is noted nothing is started again, no failure stops the others, and the run ends as one that was stopped.
 The rungs of a stop: leaders, everyone, SIGKILL. A stop that begins with the group begins on the second rung.
 """
 
@@ -27,20 +28,14 @@ from dataclasses import replace
 from typing import Any
 
 from trainer_launch.errors import InternalError
-from trainer_launch.model import Exit, Plan, StopOrder
+from trainer_launch.model import Exit, Plan
+from trainer_launch.signals import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
-RELAYED = frozenset(
-    {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM, signal.SIGVTALRM}
-    | {signal.SIGPROF, signal.SIGURG, signal.SIGIO, signal.SIGPWR}
-    | set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-)  # to the leaders, unchanged; the rest are faults, job control and SIGCHLD
 LEADER_SHARE = 0.8  # of the grace belongs to the leaders alone; the rest to whoever they did not end
 CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader left behind
 GIVE_UP_S = 3.0  # after the first SIGKILL; PID 1 must end before kubelet's own SIGKILL
-
 
 Step = tuple[State, tuple[ev.Action, ...]]
 
@@ -58,15 +53,22 @@ def begin(plan: Plan, at_s: float) -> Step:
 
 def step(state: State, event: ev.Event) -> Step:
     """Decide what an event changes and what has to be done."""
-    return _TABLE[state.phase][_column(event)](state, event)
+    return _TABLE[state.phase][_column(state, event)](state, event)
 
 
-def _column(event: ev.Event) -> int:
+def _column(state: State, event: ev.Event) -> int:
     if isinstance(event, ev.Signalled):
-        return 3 if event.number in STOP_SIGNALS else 4
-    return {ev.GateOpened: 0, ev.Unresolved: 1, ev.Exited: 2, ev.SpawnFailed: 2, ev.Deadline: 5, ev.Childless: 6}[
+        return {SignalAction.TERMINATE: 3, SignalAction.DRAIN: 4}.get(purpose(state, event.number), 5)
+    return {ev.GateOpened: 0, ev.Unresolved: 1, ev.Exited: 2, ev.SpawnFailed: 2, ev.Deadline: 6, ev.Childless: 7}[
         type(event)
     ]
+
+
+def purpose(state: State, number: int) -> SignalAction:
+    """What a signal is for now: as long as there is nobody to hand it to, a request to stop is one."""
+    if state.phase is Phase.WAITING and number in STOP_SIGNALS:
+        return SignalAction.TERMINATE
+    return action_of(number, state.plan.signals)
 
 
 # -- waiting ----------------------------------------------------------------------------------
@@ -85,8 +87,7 @@ def _say_it(state: State, event: ev.Unresolved) -> Step:
 
 
 def _open(state: State, event: ev.GateOpened) -> Step:
-    ready = replace(state, text="", wait_until_s=None)
-    state, spawns = _spawn_all(ready)
+    state, spawns = _spawn_all(replace(state, text="", wait_until_s=None))
     return state, (ev.CloseGate(), *spawns)
 
 
@@ -96,7 +97,7 @@ def _spawn_all(state: State) -> Step:
     return replace(state, phase=Phase.RUNNING, alive=alive), tuple(ev.Spawn(p) for p in processes)
 
 
-def _stop_waiting(state: State, event: ev.Signalled) -> Step:
+def _unstarted(state: State, event: ev.Signalled) -> Step:
     return replace(_done(state), stop_signal=event.number, asked=1), (ev.CloseGate(),)
 
 
@@ -135,7 +136,7 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     bound = event.at_s + _clear_s(state, event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
-    if state.phase is Phase.RUNNING and end.exit_code != 0 and state.plan.stop_all_on_failure:
+    if state.phase is Phase.RUNNING and end.exit_code and state.plan.stop_all_on_failure and not state.stopped:
         state, stop = _stop(state, event.at_s)
         actions += stop
     return state, actions
@@ -163,7 +164,25 @@ def _tick_running(state: State, event: ev.Deadline) -> Step:
 
 
 def _relay(state: State, event: ev.Signalled) -> Step:
-    return state, tuple(ev.SignalLeader(name, event.number) for name in state.alive)
+    state = replace(state, handed_on=state.handed_on | {event.number})
+    relayed = tuple(ev.SignalLeader(name, event.number) for name in state.alive)
+    saves = purpose(state, event.number) is SignalAction.CHECKPOINT
+    says = (ev.Say(f"SIG{name_of(event.number)}: the workers are told to save and go on"),) if saves else ()
+    return state, (*relayed, *says)
+
+
+def _drain(state: State, event: ev.Signalled) -> Step:
+    state, relayed = _relay(_no_more(state, event)[0], event)
+    return state, (
+        *relayed,
+        ev.Say(f"SIG{name_of(event.number)}: nothing is started again, we end with the workers"),
+    )
+
+
+def _no_more(state: State, event: ev.Signalled) -> Step:
+    """Nothing is started again; what has failed before stays the cause, and what has succeeded stays so."""
+    spoils = state.phase is Phase.RUNNING and state.cause is None and not state.stopped
+    return replace(state, draining=True, stop_signal=event.number if spoils else state.stop_signal), ()
 
 
 # -- stopping ---------------------------------------------------------------------------------
@@ -183,7 +202,7 @@ def _stop(state: State, at_s: float) -> Step:
         tell_all_at_s=at_s + LEADER_SHARE * grace_s,
         kill_at_s=at_s + grace_s,
     )
-    return stopping, tuple(signal_one(name, signal.SIGTERM) for name in state.alive)
+    return stopping, tuple(signal_one(name, state.plan.stop_signal) for name in state.alive)
 
 
 def _ask_stopping(state: State, event: ev.Signalled) -> Step:
@@ -248,7 +267,8 @@ def _tick_killing(state: State, event: ev.Deadline) -> Step:
 def _childless(state: State, _: ev.Childless) -> Step:
     """Nothing is left: the end, or a new start on clean ground after a process of ours was killed."""
     cause = state.cause
-    if cause is None or cause.signal is None or state.asked or state.restarts >= state.plan.restarts:
+    may_again = not state.asked and not state.draining and state.restarts < state.plan.restarts
+    if cause is None or cause.signal is None or not may_again:
         return _done(state), ()
     number = state.restarts + 1
     text = f"{cause.process} was killed (signal {cause.signal}): started again, {number} of {state.plan.restarts}"
@@ -269,12 +289,12 @@ def _early(due_s: float | None, event: ev.Deadline) -> bool:
 _Cell = Callable[[State, Any], Step]
 # fmt: off
 _TABLE: dict[Phase, tuple[_Cell, ...]] = {
-    #                gate opened, unresolved, ended,  stop signal,   other,   deadline,       childless
-    Phase.WAITING:  (_open,       _say_it,    _illegal, _stop_waiting, _ignore, _lose_gate,     _illegal),
-    Phase.RUNNING:  (_illegal,    _ignore,    _end,     _ask_running,  _relay,  _tick_running,  _illegal),
-    Phase.STOPPING: (_illegal,    _ignore,    _end,     _ask_stopping, _relay,  _tick_stopping, _illegal),
-    Phase.CLEARING: (_illegal,    _ignore,    _illegal, _ask_clearing, _ignore, _tick_clearing, _childless),
-    Phase.KILLING:  (_illegal,    _ignore,    _note,    _ignore,       _ignore, _tick_killing,  _childless),
-    Phase.DONE:     (_ignore,     _ignore,    _ignore,  _ignore,       _ignore, _ignore,        _ignore),
+    #                opened,   unres.,  ended,    terminate,     drain,      forward, deadline,       childless
+    Phase.WAITING:  (_open,    _say_it, _illegal, _unstarted,    _unstarted, _ignore, _lose_gate,     _illegal),
+    Phase.RUNNING:  (_illegal, _ignore, _end,     _ask_running,  _drain,     _relay,  _tick_running,  _illegal),
+    Phase.STOPPING: (_illegal, _ignore, _end,     _ask_stopping, _relay,     _relay,  _tick_stopping, _illegal),
+    Phase.CLEARING: (_illegal, _ignore, _illegal, _ask_clearing, _no_more,   _ignore, _tick_clearing, _childless),
+    Phase.KILLING:  (_illegal, _ignore, _note,    _ignore,       _ignore,    _ignore, _tick_killing,  _childless),
+    Phase.DONE:     (_ignore,  _ignore, _ignore,  _ignore,       _ignore,    _ignore, _ignore,        _ignore),
 }
 # fmt: on

@@ -40,6 +40,8 @@ class State:
     restarts: int = 0  # done so far
     gave_up: bool = False  # something survived SIGKILL
     asked: int = 0  # requests to stop
+    draining: bool = False  # nothing is started again
+    handed_on: frozenset[int] = frozenset()  # signals that the leaders were given unchanged
     everyone_told: bool = False  # the second rung
     wait_until_s: float | None = None
     tell_all_at_s: float | None = None

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from trainer_launch import exits
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.model import Exit, Process
+from trainer_launch.signals import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance, tree
 from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve
-from trainer_launch.supervisor.machine import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor.output import Output
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,58 @@
+"""--signals in a torch job: through the agent to each worker, exactly once."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script, start
+from tests.conftest import require
+
+TRAIN = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+left = []
+signal.signal(signal.SIGUSR1, lambda *_: print("saved", rank, flush=True))
+signal.signal(signal.SIGTERM, lambda *_: (print("last", rank, flush=True), left.append(1)))
+print("ready", rank, flush=True)
+while not left:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("leaves", rank, flush=True)
+sys.exit(int(rank))  # rank 1 does not even succeed
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.process
+def test_a_checkpoint_and_then_a_drain_reach_each_worker_once(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    options = ("--nproc-per-node", "2", "--prefix", "--signals", "USR1=checkpoint,TERM=drain", "--grace", "1")
+    with start("run", *options, "--", script(tmp_path, TRAIN)) as launcher:
+        launcher.read_until("ready", times=2)
+        launcher.signal(signal.SIGUSR1)
+        launcher.read_until("saved", times=2)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    for word in ("saved", "last", "leaves"):
+        assert sorted(line.split("] ")[1] for line in output.splitlines() if f"] {word} " in line) == [
+            f"{word} 0",
+            f"{word} 1",
+        ], output
+    assert output.count("ready") == 2, "nothing was started again"
+
+
+def test_explain_shows_what_each_signal_is_for() -> None:
+    shown = launch("explain", "--signals", "USR1=checkpoint,TERM=drain", "--", "sleep", "1").stdout
+    assert "HUP terminate, INT terminate, QUIT terminate, USR1 checkpoint, TERM drain, all others forward" in shown
+
+
+def test_a_signal_that_cannot_be_caught_is_refused_in_one_sentence() -> None:
+    ended = launch("run", "--signals", "KILL=forward", "--", "true")
+    assert ended.returncode == 2
+    assert "SIGKILL and SIGSTOP never arrive" in ended.stderr
+    assert "Traceback" not in ended.stderr

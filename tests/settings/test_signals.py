@@ -1,0 +1,65 @@
+"""What each signal is for, as a user says it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from trainer_launch import settings, signals
+from trainer_launch.errors import UsageError
+from trainer_launch.signals import SignalAction
+
+TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
+
+
+def test_names_are_read_with_and_without_sig_in_any_case():
+    assert signals.parse("USR1=checkpoint, sigterm=Drain,RTMIN=terminate") == {
+        USR1: SignalAction.CHECKPOINT,
+        TERM: SignalAction.DRAIN,
+        int(signal.SIGRTMIN): SignalAction.TERMINATE,
+    }
+    assert signals.parse("") == {}
+
+
+def test_what_is_written_is_read_again():
+    given = signals.parse("USR1=checkpoint,TERM=drain,HUP=forward")
+    assert signals.parse(signals.render(given)) == given
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("USR1", "one of forward, checkpoint, drain, terminate"),
+        ("USR1=save", "one of forward, checkpoint, drain, terminate"),
+        ("USR9=forward", "'USR9', which is no signal"),
+        ("=drain", "'', which is no signal"),
+        ("KILL=forward", "SIGKILL, which the launcher cannot receive"),
+        ("STOP=drain", "SIGSTOP, which"),
+        ("CHLD=drain", "SIGCHLD, which"),
+        ("SEGV=drain", "SIGSEGV, which"),
+        ("USR1=drain,SIGUSR1=forward", "twice"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(text, said):
+    with pytest.raises(UsageError, match=said):
+        signals.parse(text)
+
+
+def test_by_default_requests_to_stop_stop_and_all_else_is_forwarded():
+    for number in signals.STOP_SIGNALS:
+        assert signals.action_of(number, {}) is SignalAction.TERMINATE
+    for other in signals.RELAYED:
+        assert signals.action_of(other, {}) is SignalAction.FORWARD
+
+
+def test_torchs_agent_is_asked_to_stop_by_a_signal_that_it_does_not_hand_on():
+    assert signals.stop_signal({}) == TERM
+    assert signals.stop_signal(signals.parse("TERM=drain")) == signal.SIGINT
+    assert signals.stop_signal(signals.parse("TERM=drain,INT=forward")) == signal.SIGQUIT
+    with pytest.raises(UsageError, match="leaves no signal to stop by"):
+        signals.stop_signal(signals.parse("TERM=drain,INT=drain,QUIT=drain,HUP=forward"))
+
+
+def test_it_is_a_setting():
+    assert settings.load({"signals": "USR1=drain"}).signals == "USR1=drain"
