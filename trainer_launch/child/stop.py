@@ -33,7 +33,8 @@ class Stop:
 
     def install(self, stopping: Iterable[signal.Signals], given: Mapping[int, SignalAction]) -> None:
         """Take `stopping` as requests to stop, unless they were given another meaning; hand all others on."""
-        stopping = {number for number in stopping if action_of(number, given) is SignalAction.TERMINATE}
+        stop = SignalAction.TERMINATE
+        stopping = {number for number in {*stopping, *STOP_SIGNALS} if given.get(number, stop) is stop}
         for number in stopping:
             signal.signal(number, self._on_stop)
         for other in (STOP_SIGNALS | RELAYED) - stopping - {_PARKED}:
