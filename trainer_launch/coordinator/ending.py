@@ -33,7 +33,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     rank = "a worker" if failed.rank is None else f"rank {failed.rank}"
-    reason = f"{rank} failed on {node.name} {_how(failed)}"
+    reason = f"{rank} failed on {node.name}{_how(failed)}"
     is_early = _lasted_s(state, now_s) < state.settings.start_s
     in_vain = vain.why(failed, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=failed if is_early else None)
@@ -43,7 +43,9 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
 
 
 def _how(failed: msg.Failed) -> str:
-    return f"with exit code {failed.exit_code}" if failed.signal is None else f"by signal {failed.signal}"
+    if failed.signal is not None:
+        return f" by signal {failed.signal}"
+    return "" if failed.exit_code is None else f" with exit code {failed.exit_code}"
 
 
 def _lasted_s(state: State, now_s: float) -> float:
