@@ -339,7 +339,9 @@ def test_a_message_nobody_would_take_is_the_callers_error(cluster):
 def test_a_port_in_use_is_named(cluster):
     cluster.serve(1)
     again = Server(Settings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port))
-    with pytest.raises(NodeError, match=f":{cluster.port}: Address already in use; free that port"):
+    with pytest.raises(
+        NodeError, match=rf":{cluster.port}: Address already in use by pid \d+ \(.*\); free that port"
+    ):
         again.start()
 
 

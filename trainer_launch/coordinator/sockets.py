@@ -8,6 +8,7 @@ import os
 import socket
 
 from trainer_launch.errors import NodeError
+from trainer_launch.host import net
 from trainer_launch.model import Endpoint
 
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
@@ -21,6 +22,8 @@ def listen(endpoint: Endpoint) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as problem:
         number = getattr(problem, "errno", None)  # the resolver has numbers of its own
         why = os.strerror(int(number)) if number and number in errno.errorcode else str(problem)
+        holder = net.listener(endpoint.port) if number == errno.EADDRINUSE else ""
+        why += f" by {holder}" if holder else ""
         raise NodeError(
             f"the coordinator cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"
             " (see `ss -ltnp`) or choose another one for the job"

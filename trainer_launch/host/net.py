@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
+from pathlib import Path
 
 from trainer_launch.errors import NodeError
 from trainer_launch.model import PortRange
@@ -30,3 +32,23 @@ def _bound(port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
         probe.bind(("", port))
         return int(probe.getsockname()[1])
+
+
+def listener(port: int) -> str:
+    """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
+    sockets = {f"socket:[{inode}]" for family in ("tcp", "tcp6") for inode in _listening(family, port)}
+    for folder in Path("/proc").glob("[0-9]*") if sockets else ():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for number in os.listdir(folder / "fd"):
+                if os.readlink(folder / "fd" / number) in sockets:
+                    return f"pid {folder.name} ({(folder / 'comm').read_text(errors='replace').strip()})"
+    return ""
+
+
+def _listening(family: str, port: int) -> list[str]:
+    """Inodes of listening sockets; a line is `slot: address:port remote state`, five more, `inode`."""
+    try:
+        rows = [line.split() for line in Path(f"/proc/net/{family}").read_text(encoding="ascii").splitlines()[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
