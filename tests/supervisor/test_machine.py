@@ -281,3 +281,23 @@ def test_leaders_are_asked_by_the_signal_that_the_plan_says():
 def test_while_names_are_awaited_there_is_nobody_to_hand_a_stop_signal_to(action):
     state, _ = play(plan(wait_for=("x",), wait_s=5.0, signals={TERM: action}), ASK)
     assert (state.phase, state.verdict) == (Phase.DONE, Verdict.STOPPED)
+
+
+def test_after_a_victim_the_guilty_one_has_a_moment_to_end_and_is_the_cause():
+    state, actions = play(plan(), ended("a", 138))
+    assert state.phase is Phase.RUNNING
+    assert not [action for action in actions if isinstance(action, ev.SignalLeader)], "b may end by itself"
+    state, _ = machine.step(state, ended("b", 33, at_s=2.0))
+    assert state.cause is not None
+    assert (state.cause.process, state.cause.exit_code) == ("b", 33)
+
+
+def test_a_victim_stays_the_cause_when_nobody_else_ends():
+    state, _ = play(plan(), ended("a", 138))
+    assert state.deadline_s is not None
+    while state.phase is Phase.RUNNING:
+        state, _ = machine.step(state, ev.Deadline(state.deadline_s))
+    assert state.phase is Phase.STOPPING
+    state, _ = machine.step(state, ended("b", 143, at_s=9.0))
+    assert state.cause is not None
+    assert state.cause.process == "a", "b ended because we asked it to"

@@ -28,8 +28,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainer_launch.errors import InternalError
-from trainer_launch.model import Exit, Plan
+from trainer_launch.model import Plan
 from trainer_launch.signals import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
+from trainer_launch.supervisor import blame
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
@@ -112,18 +113,9 @@ def _lose_gate(state: State, event: ev.Deadline) -> Step:
 
 
 def _note(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
-    """Write an end down; the first failure before any request to stop is the cause."""
-    if isinstance(event, ev.SpawnFailed):
-        end, text = Exit(process=event.process, code=event.code, signal=None, at_s=event.at_s), event.text
-    else:
-        end, text = event.exit, ""
-    if end.process not in state.alive:
+    if blame.end_of(event).process not in state.alive:
         _illegal(state, event)
-    alive = tuple(name for name in state.alive if name != end.process)
-    state = replace(state, alive=alive, exits=(*state.exits, end))
-    if end.exit_code == 0 or state.cause is not None or state.stopped:
-        return state, ()
-    return replace(state, cause=end, text=text), (ev.Look(),)
+    return blame.note(state, event)
 
 
 def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
@@ -136,15 +128,19 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     bound = event.at_s + _clear_s(state, event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
-    if state.phase is Phase.RUNNING and end.exit_code and state.plan.stop_all_on_failure and not state.stopped:
-        state, stop = _stop(state, event.at_s)
-        actions += stop
-    return state, actions
+    if state.phase is not Phase.RUNNING or not end.exit_code or not state.plan.stop_all_on_failure or state.stopped:
+        return state, actions
+    if blame.is_innocent(end) and state.stop_at_s is None:
+        return replace(state, stop_at_s=event.at_s + blame.PATIENCE_S), actions
+    state, stop = _stop(state, event.at_s)
+    return state, actions + stop
 
 
 def _clear(state: State, at_s: float) -> Step:
     kill_at_s = at_s + _clear_s(state, at_s)
-    cleared = replace(state, phase=Phase.CLEARING, kill_at_s=kill_at_s, tell_all_at_s=None, leftovers=())
+    cleared = replace(
+        state, phase=Phase.CLEARING, kill_at_s=kill_at_s, tell_all_at_s=None, stop_at_s=None, leftovers=()
+    )
     return cleared, (ev.SignalAll(signal.SIGTERM),)
 
 
@@ -160,6 +156,8 @@ def _kill_leftovers(state: State, at_s: float) -> Step:
 
 
 def _tick_running(state: State, event: ev.Deadline) -> Step:
+    if not _early(state.stop_at_s, event):
+        return _stop(state, event.at_s)
     return _kill_leftovers(state, event.at_s) if state.leftovers else _illegal(state, event)
 
 
@@ -199,6 +197,7 @@ def _stop(state: State, at_s: float) -> Step:
         state,
         phase=Phase.STOPPING,
         everyone_told=group,
+        stop_at_s=None,
         tell_all_at_s=at_s + LEADER_SHARE * grace_s,
         kill_at_s=at_s + grace_s,
     )
@@ -278,7 +277,7 @@ def _childless(state: State, _: ev.Childless) -> Step:
 
 
 def _done(state: State) -> State:
-    times: dict[str, Any] = dict.fromkeys(("wait_until_s", "tell_all_at_s", "kill_at_s", "again_at_s"))
+    times: dict[str, Any] = dict.fromkeys(("wait_until_s", "stop_at_s", "tell_all_at_s", "kill_at_s", "again_at_s"))
     return replace(state, phase=Phase.DONE, leftovers=(), **times)
 
 

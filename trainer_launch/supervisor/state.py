@@ -44,6 +44,7 @@ class State:
     handed_on: frozenset[int] = frozenset()  # signals that the leaders were given unchanged
     everyone_told: bool = False  # the second rung
     wait_until_s: float | None = None
+    stop_at_s: float | None = None  # the others are stopped, if none of them has ended as the guilty one
     tell_all_at_s: float | None = None
     kill_at_s: float | None = None
     again_at_s: float | None = None
@@ -59,7 +60,7 @@ class State:
     @property
     def deadline_s(self) -> float | None:
         """When `step` wants a `Deadline`, None: never."""
-        single = (self.wait_until_s, self.tell_all_at_s, self.kill_at_s, self.again_at_s)
+        single = (self.wait_until_s, self.stop_at_s, self.tell_all_at_s, self.kill_at_s, self.again_at_s)
         return min([t for t in single if t is not None] + [t for _, t in self.leftovers], default=None)
 
     @property
