@@ -88,6 +88,16 @@ class Settings(BaseSettings):
         "auto",
         description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers if allowed; keep: never",
     )
+    hang_timeout: str | None = Field(
+        None,
+        description="seconds without any sign of life after which workers hang, or auto: learned; default: off",
+    )
+    hang_dir: str | None = Field(
+        None, description="folder for the stacks of workers that hang; default: the system's temporary one"
+    )
+    progress_file: str | None = Field(
+        None, description="file whose change is a sign of progress, beside output (--prefix) and report()"
+    )
     prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
     color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
     termination_log: str = Field(

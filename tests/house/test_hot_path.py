@@ -27,3 +27,4 @@ def test_a_whole_run_loads_nothing_heavy(engine: str) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in lines}
     assert "trainer_launch.cli" in loaded
     assert HEAVY.isdisjoint(loaded)
+    assert "trainer_launch.supervisor.watch" not in loaded, "who did not ask for a hang watch does not pay for it"

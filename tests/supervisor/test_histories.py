@@ -136,3 +136,50 @@ def test_pods_of_a_rehearsal_do_not_stop_each_other():
     ended_, calls = run(plan("a", "b", stop_all_on_failure=False), ended(2, "b", 7), ended(50, "a"))
     assert (outcome.exit_code(ended_), ended_.seconds) == (7, 50)
     assert "leader" not in [call[1] for call in calls]
+
+
+def test_what_hangs_is_ended_politely_and_the_hang_is_the_cause_however_it_ends():
+    for code, number in ((0, None), (1, None), (None, KILL)):
+        ended_, calls = run(plan(), ev.Hung(1, "asleep", ("state S",)), ended(3, code=code, number=number))
+        assert calls[1] == (1, "leader", "a", TERM)
+        assert (ended_.failure.reason, ended_.failure.message) == ("Hung", "asleep")
+        assert ended_.failure.last_lines == ("state S",)
+        assert outcome.exit_code(ended_) == 138
+
+
+def test_what_hangs_in_the_kernel_and_cannot_be_ended_is_named():
+    ended_, _ = run(plan(), ev.Hung(1, "asleep"), immortal=["pid 7 (a, stuck)"])
+    assert (ended_.failure.reason, ended_.survivors) == ("Hung", ("pid 7 (a, stuck)",))
+
+
+def test_what_hangs_is_started_again_as_often_as_the_plan_says():
+    ended_, calls = run(plan(restarts=1), ev.Hung(1, "asleep"), ended(3), ev.Childless(4), ended(9))
+    assert [call for call in calls if call[1] == "spawn"] == [(0, "spawn", "a"), (4, "spawn", "a")]
+    assert ended_.verdict is Verdict.SUCCEEDED
+
+
+def test_a_hang_that_is_found_while_all_ends_anyway_changes_nothing():
+    ended_, _ = run(plan(), ev.Signalled(1, TERM), ev.Hung(2, "asleep"), ended(3))
+    assert (ended_.verdict, ended_.failure) == (Verdict.STOPPED, None)
+
+
+class Watch:
+    """Is due each second, and finds a hang at the tenth."""
+
+    due_s = 0.0
+
+    def __init__(self):
+        self.looked = []
+
+    def look(self, now_s):
+        self.looked.append(now_s)
+        self.due_s = now_s + 1
+        return ev.Hung(now_s, "asleep") if len(self.looked) == 10 else None
+
+
+def test_the_watch_looks_at_its_own_pace_and_only_at_what_runs():
+    watch = Watch()
+    system = FakeSystem(ended(12))
+    ended_ = supervise(plan(), system, watch)
+    assert watch.looked == list(range(10))
+    assert ended_.verdict is Verdict.FAILED

@@ -18,6 +18,7 @@ class WorkerDeath:
     signal: int | None = None
     message: str | None = None  # what it said itself, in torch's error file
     lines: tuple[str, ...] = ()  # its traceback, likewise
+    reason: str | None = None  # where more is known than how it ended
 
     def failed(self, generation: int) -> say.Failed:
         """Tell it to the coordinator, which decides whether to start again can help."""

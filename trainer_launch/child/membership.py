@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer_launch.child import handlers, logs
+from trainer_launch.child import handlers, hangs, logs
 from trainer_launch.child.death import WorkerDeath
 from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity
 from trainer_launch.contracts.grammar import parse_port_range
@@ -99,7 +99,7 @@ def member(config: LaunchConfig, stop: Stop, watch: Callable[[int], None] = lamb
         me=Identity(
             run_id=config.run_id, incarnation=incarnation, host=host, address=config.local_addr, ports=_ports(conf)
         ),
-        first_death=first_death,
+        first_death=lambda: hangs.named(first_death()),
         patience_s=float(conf.get("patience", 600)),
     )
     handlers.use(rendezvous)

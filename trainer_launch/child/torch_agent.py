@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log, signals
-from trainer_launch.child import logs, membership
+from trainer_launch.child import hangs, logs, membership
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop
@@ -122,18 +122,19 @@ def _report(failed: ChildFailedError, deaths: list[int]) -> int:
     number = -first.exitcode if first.exitcode < 0 else None
     code = first.exitcode if number is None else exits.of_signal(number)
     data = first.error_file_data if isinstance(first.error_file_data, dict) else {}
+    hung = hangs.about(number) if number else None
     _write(
         {
-            "reason": None,
-            "rank": rank,
-            "local_rank": first.local_rank,
+            "reason": hangs.REASON if hung else None,
+            "rank": hung.rank if hung else rank,
+            "local_rank": hung.local_rank if hung else first.local_rank,
             "pid": first.pid,
             "exit_code": code,
             "signal": number,
             "timestamp": first.timestamp,
             "hostname": socket.gethostname(),
-            "message": logs.message_in(data),
-            "lines": logs.traceback_in(data),
+            "message": hung.message if hung else logs.message_in(data),
+            "lines": hung.lines if hung else logs.traceback_in(data),
         }
     )
     return code
@@ -148,7 +149,7 @@ def _report_given_up(gave_up: GaveUpError) -> int:
     code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
     how = {"exit_code": code, "signal": own.signal, "message": own.message, "lines": own.lines}
-    _write({"reason": None, "why_not_again": str(gave_up), **how, **place})
+    _write({"reason": own.reason, "why_not_again": str(gave_up), **how, **place})
     return code
 
 

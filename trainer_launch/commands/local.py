@@ -86,8 +86,10 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
     }
     if settings.signals is not None:
         flags["SIGNALS"] = settings.signals
-    if settings.max_restarts is not None:
-        flags["MAX_RESTARTS"] = settings.max_restarts
+    for name in ("max_restarts", "hang_timeout"):
+        value = getattr(settings, name)
+        if value is not None:
+            flags[name.upper()] = value
     return Process(
         name=pod.name,
         argv=(sys.executable, "-c", _RUN, "run", "--", *parsed.argv),

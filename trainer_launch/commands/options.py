@@ -32,6 +32,7 @@ _LOCAL = (
     "prefix",
     "color",
     "log_level",
+    "hang_timeout",
 )
 # Each command's module and its settings; only the one that is called is imported.
 _COMMANDS = {"run": _RUN, "explain": _EXPLAIN, "local": _LOCAL}
@@ -56,6 +57,9 @@ _METAVARS = {
     "secret_file": "PATH",
     "termination_log": "PATH",
     "shm_size": "SIZE|auto|keep",
+    "hang_timeout": "SECONDS|auto",
+    "hang_dir": "PATH",
+    "progress_file": "PATH",
 }
 
 

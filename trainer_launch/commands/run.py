@@ -23,7 +23,7 @@ from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
-from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
 
@@ -75,7 +75,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             system = System(color=use_color(settings), clean=sweep)
             log.send_through(system.say)
             with contextlib.closing(system), _hosted(plan, secret):
-                ended = supervise(plan, system)
+                ended = supervise(plan, system, _watch(settings, request, plan, system))
                 sweep()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -99,6 +99,15 @@ def _planned(
     plan = engines.plan(request)
     _tell(request, plan)
     return request, plan
+
+
+def _watch(settings: Settings, request: Request, plan: Plan, system: System) -> AnyWatch | None:
+    """Watch the workers for hangs, if anybody asked for it."""
+    if settings.hang_timeout is None:
+        return None
+    from trainer_launch.commands import watching  # only who asked pays for it
+
+    return watching.watch(settings, settings.hang_timeout, request, plan, system)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,16 @@ class Childless:
     at_s: float
 
 
-Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """What runs shows no sign of life and has to end; its stacks are saved."""
+
+    at_s: float
+    text: str
+    lines: tuple[str, ...] = ()  # where its threads are
+
+
+Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung
 
 
 # -- actions: what the loop has to do ---------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from typing import Protocol
 
+from trainer_launch import exits
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
 from trainer_launch.signals import SignalAction
@@ -39,9 +40,17 @@ class AnySystem(Protocol):
     def drain(self, wait_s: float) -> None: ...
 
 
-def supervise(plan: Plan, system: AnySystem, *, attempt: int = 1) -> Outcome:
+class AnyWatch(Protocol):
+    """Who looks, at a pace of its own, whether what runs hangs; `watch.Watch` is it."""
+
+    due_s: float
+
+    def look(self, now_s: float) -> ev.Hung | None: ...
+
+
+def supervise(plan: Plan, system: AnySystem, watch: AnyWatch | None = None, *, attempt: int = 1) -> Outcome:
     """Run `plan` until nothing of it is left, and say how it ended."""
-    run = _Run(plan, system)
+    run = _Run(plan, system, watch)
     run.to_the_end()
     system.drain(DRAIN_S)
     return _outcome(run.state, system, run.evidence, attempt)
@@ -50,19 +59,27 @@ def supervise(plan: Plan, system: AnySystem, *, attempt: int = 1) -> Outcome:
 class _Run:
     """The state, and who carries out what it asks for."""
 
-    def __init__(self, plan: Plan, system: AnySystem) -> None:
+    def __init__(self, plan: Plan, system: AnySystem, watch: AnyWatch | None) -> None:
         self.evidence = Evidence()
         self._system = system
+        self._watch = watch
         self.state, actions = machine.begin(plan, system.now())
         self._apply(actions)
 
     def to_the_end(self) -> None:
         while self.state.phase is not Phase.DONE:
-            for event in self._system.wait(self.state.deadline_s):
+            for event in self._system.wait(_earlier(self.state.deadline_s, self._look_at_s())):
                 self._take(event)
-            due_s = self.state.deadline_s
-            if due_s is not None and self._system.now() >= due_s:
+            if _is_due(self.state.deadline_s, self._system.now()):
                 self._take(ev.Deadline(self._system.now()))
+            if self._watch and _is_due(self._look_at_s(), self._system.now()):
+                hung = self._watch.look(self._system.now())
+                if hung is not None:
+                    self._take(hung)
+
+    def _look_at_s(self) -> float | None:
+        """When the watch is to look: only at what runs, and was not asked to stop."""
+        return self._watch.due_s if self._watch and self.state.phase is Phase.RUNNING else None
 
     def _take(self, event: ev.Event) -> None:
         before = self.state.phase
@@ -113,6 +130,14 @@ class _Run:
                     log.warning("SIGKILL does not end %s", text)
 
 
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return min([at_s for at_s in (one_s, other_s) if at_s is not None], default=None)
+
+
+def _is_due(at_s: float | None, now_s: float) -> bool:
+    return at_s is not None and now_s >= at_s
+
+
 def _count(reached: int, number: int) -> None:
     if reached:
         log.info("sent %s to %d processes", signal.Signals(number).name, reached)
@@ -158,6 +183,8 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
     cause = state.cause
     if state.stopped:  # how it took the request is worth a word when it did not leave with 0
         cause = next((end for end in state.exits if end.exit_code != 0), None)
+    if state.hung:
+        return _hung(state.hung, evidence)
     if cause is None:
         return None
     note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
@@ -168,6 +195,13 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
     seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
     seen = replace(seen, handed_on=state.handed_on)
     return failure.classify(cause, seen)
+
+
+def _hung(hung: ev.Hung, evidence: Evidence) -> Failure:
+    """The cause is the hang, however what hung then ended, if it did."""
+    told = clues.AgentFailure(reason="Hung", message=hung.text, lines=hung.lines)
+    end = Exit(process="", code=exits.INFRASTRUCTURE, signal=None, at_s=hung.at_s)
+    return failure.classify(end, replace(evidence, agent=told))
 
 
 def _how(end: Exit) -> str:

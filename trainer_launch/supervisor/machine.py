@@ -14,7 +14,7 @@ DONE     | ignore  | ignore | ignore             | ignore          | ignore | ig
 
 x raises InternalError and changes nothing. WAITING: names must resolve first. STOPPING: leaders are asked politely.
 CLEARING: every leader has ended, what they left behind has SIGTERM. KILLING: all that is left has SIGKILL.
-RUNNING again: what we started was killed by somebody else, nobody asked us to stop, and the plan has restarts left.
+RUNNING again: what we started was killed by somebody else or hung (which stops it), and `State.again` allows it.
 terminate, drain, forward: what a signal is for, by the plan; checkpoint is forward with a word in the log. Once a
 drain is noted nothing is started again, no failure stops the others, and the run ends as one that was stopped.
 The rungs of a stop: leaders, everyone, SIGKILL. A stop that begins with the group begins on the second rung.
@@ -54,6 +54,8 @@ def begin(plan: Plan, at_s: float) -> Step:
 
 def step(state: State, event: ev.Event) -> Step:
     """Decide what an event changes and what has to be done."""
+    if isinstance(event, ev.Hung):  # politely at first: a part of it may still be able to save
+        return _stop(replace(state, hung=event), event.at_s) if state.phase is Phase.RUNNING else (state, ())
     return _TABLE[state.phase][_column(state, event)](state, event)
 
 
@@ -265,13 +267,11 @@ def _tick_killing(state: State, event: ev.Deadline) -> Step:
 
 def _childless(state: State, _: ev.Childless) -> Step:
     """Nothing is left: the end, or a new start on clean ground after a process of ours was killed."""
-    cause = state.cause
-    may_again = not state.asked and not state.draining and state.restarts < state.plan.restarts
-    if cause is None or cause.signal is None or not may_again:
+    if state.again is None:
         return _done(state), ()
     number = state.restarts + 1
-    text = f"{cause.process} was killed (signal {cause.signal}): started again, {number} of {state.plan.restarts}"
-    fresh = replace(_done(state), cause=None, text="", restarts=number, again_every_s=KILL_AGAIN_S)
+    text = f"{state.again}: started again, {number} of {state.plan.restarts}"
+    fresh = replace(_done(state), cause=None, hung=None, text="", restarts=number, again_every_s=KILL_AGAIN_S)
     state, spawns = _spawn_all(fresh)
     return state, (ev.Say(text), ev.Clean(), *spawns)
 

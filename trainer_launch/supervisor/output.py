@@ -65,6 +65,10 @@ class Output:
         output = self._last_lines_of(process, rank, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
+    def heard(self, process: str, rank: int | None = None) -> int:
+        """How many bytes a process, or one of its ranks, has written so far."""
+        return sum(pipe.bytes for key, pipe in self._pipes.items() if key[:2] == (process, rank))
+
     def say(self, line: bytes) -> None:
         """Write a whole line of the launcher's own to stderr, between the lines of others."""
         self._sinks[_STDERR].put(lambda: self._own.feed(line), PATIENCE_S)
@@ -149,6 +153,7 @@ class _Pipe:
     def __init__(self, fd: int, source: Source, sink: _Sink) -> None:
         self.fd, self.source, self.sink = fd, source, sink
         self.heard_at_s = 0.0
+        self.bytes = 0
 
     def pump(self, now_s: float) -> bool:
         """Move what is there; False at the end of the pipe."""
@@ -157,6 +162,7 @@ class _Pipe:
         except BlockingIOError:
             return True
         self.heard_at_s = now_s
+        self.bytes += len(data)
         self.sink.put(lambda: self.source.feed(data))
         return bool(data)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trainer_launch.model import Exit, Plan, Verdict
+from trainer_launch.supervisor.events import Hung
 
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
 
@@ -34,6 +35,7 @@ class State:
     alive: tuple[str, ...] = ()  # processes that were started and have not ended, in the plan's order
     exits: tuple[Exit, ...] = ()
     cause: Exit | None = None  # the first failure
+    hung: Hung | None = None  # the hang watch found that what runs has to end
     text: str = ""  # what the resolver or exec said
     gate_failed: bool = False
     stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
@@ -64,8 +66,20 @@ class State:
         return min([t for t in single if t is not None] + [t for _, t in self.leftovers], default=None)
 
     @property
+    def again(self) -> str | None:
+        """Why all is started again once nothing is left; None: it is not."""
+        if self.asked or self.draining or self.restarts >= self.plan.restarts:
+            return None
+        if self.hung:
+            return "what ran here hung"
+        was_killed = self.cause is not None and self.cause.signal is not None
+        return (
+            f"{self.cause.process} was killed (signal {self.cause.signal})" if self.cause and was_killed else None
+        )
+
+    @property
     def verdict(self) -> Verdict:
         """How the run ended, for a state that is done."""
         if self.stopped:
             return Verdict.STOPPED
-        return Verdict.FAILED if self.gate_failed or self.cause else Verdict.SUCCEEDED
+        return Verdict.FAILED if self.gate_failed or self.cause or self.hung else Verdict.SUCCEEDED

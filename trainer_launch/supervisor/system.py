@@ -231,6 +231,14 @@ class System:
         """Return what a labelled process or rank wrote last."""
         return self._output.last_lines(name, rank)
 
+    def pids(self) -> dict[str, int]:
+        """The processes that we started and that have not ended, by name."""
+        return {name: pid for pid, (name, _) in self._popens.items()}
+
+    def heard(self, name: str, rank: int | None = None) -> int:
+        """How many bytes of output a labelled process or rank has written so far."""
+        return self._output.heard(name, rank)
+
     def say(self, line: bytes) -> None:
         """Write a line of the launcher's own to stderr, never inside a labelled process's line."""
         self._output.say(line)

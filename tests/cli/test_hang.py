@@ -1,0 +1,148 @@
+"""--hang-timeout on real programs: what hangs is found, its stacks are saved, and only workers start again."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script
+from tests.conftest import require
+
+pytestmark = pytest.mark.process
+
+# Life after life, the next fault: the number of this one, and whoever is rank 0 tells that progress is made.
+LIVES = """
+import faulthandler, json, os, signal, sys, time
+folder, local_rank = os.environ["TRAINER_LAUNCH_RUN_DIR"], os.environ["LOCAL_RANK"]
+faulthandler.register(signal.SIGRTMAX - 1, open(f"{folder}/stacks.{local_rank}", "w"), all_threads=True)
+with open(f"{folder}/worker.{local_rank}", "w") as file:
+    who = {"pid": os.getpid(), "rank": int(os.environ["RANK"]), "local_rank": int(local_rank)}
+    json.dump({**who, "stacks": f"{folder}/stacks.{local_rank}"}, file)
+rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("rank", rank, "life", life, flush=True)
+def progress(for_s):
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        print("step", flush=True)
+        time.sleep(0.1)
+"""
+QUICK = """
+def spin(for_s):
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        pass
+if rank == 1:
+    if life == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    progress(3)
+    if life == 1:
+        spin(60)
+    spin(2)  # a long step that is none too long
+elif life < 2:
+    time.sleep(60)
+print("rank", rank, "is done", flush=True)
+"""
+# Rank 1 never calls the collective; then a data loader's worker never delivers.
+TORCH = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        if life == 1 and rank == 0 and number == 2:
+            self.read_for_ever()
+        return torch.ones(1)
+    def read_for_ever(self):
+        time.sleep(60)
+def train():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    if life > 0 or rank == 0:
+        dist.all_reduce(total)
+    else:
+        compute_for_ever()
+    for batch in DataLoader(Data(), num_workers=int(rank == 0)):
+        dist.all_reduce(batch)
+def compute_for_ever():
+    time.sleep(60)
+train()
+print("rank", rank, "is done", flush=True)
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+
+
+def saved(folder: Path) -> list[str]:
+    """The texts of all saved stacks, oldest first."""
+    paths = sorted(folder.glob("trainer-launch-hang-*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    return [path.read_text() for path in paths]
+
+
+def run(tmp_path: Path, program: str, *options: str) -> tuple[str, str, Sequence[str]]:
+    """Run two workers to their good end; output, messages and saved stacks."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    stacks = tmp_path / "stacks"
+    watched = ("--hang-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
+    ended = launch("run", *watched, "--", script(tmp_path, LIVES + program))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr.count("started agent as pid") == 1, ended.stderr
+    for rank in range(2):
+        assert ended.stdout.count(f"rank {rank} is done") == 1, ended.stdout
+    return ended.stdout, ended.stderr, saved(stacks)
+
+
+@pytest.mark.torch
+def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_step_goes_on(tmp_path: Path) -> None:
+    output, said, stacks = run(tmp_path, QUICK, "--hang-timeout", "1.5")
+    assert output.count("life 2") == 2
+    stopped, busy = stacks
+    assert "rank 1 is stopped (SIGSTOP) for" in stopped
+    assert "state T" in stopped
+    assert "rank 1 is burning CPU without progress for" in busy
+    assert "generation 1 is over: rank 1" in said
+    assert "generation 2 is over: rank 1" in said
+
+
+@pytest.mark.torch
+def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_named(tmp_path: Path) -> None:
+    output, said, stacks = run(tmp_path, TORCH, "--hang-timeout", "3")
+    assert output.count("life 2") == 2
+    reduce, loader = stacks
+    assert "rank 0: waits in all_reduce, called from train.py" in reduce
+    assert "rank 1: in train.py:" in reduce
+    assert "(compute_for_ever)" in reduce
+    assert "generation 1 is over: rank 1" in said, "the guilty one is named, not who waits"
+    assert "rank 0: in __next__, called from train.py" in loader
+    assert "(read_for_ever)" in loader, "the data loader's own worker is named, too"
+    assert "hang: rank 1: waits in all_reduce" in said
+
+
+def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))
+    ended = launch("run", *options, "--termination-log", str(words), "--", "sleep", "60")
+    assert ended.returncode == 138, ended.stderr
+    first, *rest = words.read_text().splitlines()
+    assert first.startswith("reason=Hung ")
+    assert "program is asleep: no output, no progress, next to no CPU time for" in first
+    (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
+    assert str(stacks) in first
+    assert any("nanosleep" in line for line in rest)
+
+
+def test_a_progress_file_that_changes_keeps_a_sleeper_alive(tmp_path: Path) -> None:
+    steps = "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.6; echo $i > progress; done"
+    options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))
+    progress = ("--progress-file", str(tmp_path / "progress"))
+    ended = launch("run", *options, *progress, "--", "sh", "-c", steps, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", "1e9"])
+def test_a_timeout_that_is_none_is_refused(value: str) -> None:
+    ended = launch("run", f"--hang-timeout={value}", "--", "true")
+    assert ended.returncode == 2
+    assert f"--hang-timeout is '{value}'; expected seconds, 1 to 604800, or auto" in ended.stderr

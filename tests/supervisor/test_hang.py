@@ -1,0 +1,234 @@
+"""What is a hang and what is not: histories of samples in, verdicts out."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_launch.supervisor import hang
+from trainer_launch.supervisor.hang import Kind, Rules, Sample, Worker
+
+T = 10.0
+RULES = Rules(timeout_s=T)
+RANKS = tuple(Worker(f"rank {rank}", 100 + rank, 1, rank, rank) for rank in range(3))
+ZERO, ONE, TWO = RANKS
+
+
+class Node:
+    """Workers whose samples go on by themselves; `hangs` says when the first verdict came, and which."""
+
+    def __init__(self, workers=RANKS, rules=RULES):
+        self.rules = rules
+        self.at_s = 0.0
+        self.node = hang.begin(0.0)
+        self.samples = {worker: Sample(state="S", cpu_s=0.0, switches=0, signs=(0,)) for worker in workers}
+
+    def live(self, for_s, *, busy=(), states=None, sign_every_s=None, by=ZERO):
+        """Let time pass; the first verdict and when it came, counted from the begin of this stretch."""
+        start_s, pace_s = self.at_s, self.rules.pace_s
+        next_sign_s = start_s
+        for _ in range(round(for_s / pace_s)):
+            self.at_s += pace_s
+            signs = sign_every_s is not None and self.at_s >= next_sign_s
+            next_sign_s += sign_every_s if signs else 0.0
+            self.samples = {
+                worker: Sample(
+                    state=(states or {}).get(worker, "S"),
+                    cpu_s=sample.cpu_s + (pace_s if worker in busy else 0.002 * pace_s),
+                    switches=sample.switches + (1 if worker in busy else 0),
+                    signs=(sample.signs[0] + int(signs and worker is by),),
+                )
+                for worker, sample in self.samples.items()
+            }
+            self.node = hang.observe(self.node, self.samples, self.at_s, self.rules)
+            found = hang.judge(self.node, self.rules)
+            if found is not None:
+                return found, self.at_s - start_s
+        return None, for_s
+
+    def lives(self, for_s, **how):
+        assert self.live(for_s, **how) == (None, for_s)
+
+
+def running(**more):
+    """A node that has trained for a while: all busy, rank 0 prints each second."""
+    node = Node(**more)
+    node.lives(60, busy=RANKS, sign_every_s=1.0)
+    return node
+
+
+def test_a_stopped_worker_hangs_after_the_timeout_whatever_the_others_do():
+    found, after_s = running().live(60, busy=RANKS, states={ONE: "T"}, sign_every_s=1.0)
+    assert (found.kind, found.workers) == (Kind.STOPPED, (ONE,))
+    assert found.text == "rank 1 is stopped (SIGSTOP) for 10 s"
+    assert after_s == pytest.approx(T + 0.5, abs=0.6)
+
+
+def test_a_worker_that_goes_on_within_the_timeout_did_not_hang():
+    node = running()
+    node.lives(T - 1, states={ONE: "T"}, busy=(ZERO, TWO))
+    node.lives(3 * T, busy=RANKS, sign_every_s=1.0)
+
+
+def test_workers_that_all_sleep_hang_after_the_timeout():
+    found, after_s = running().live(60)
+    assert (found.kind, found.workers) == (Kind.IDLE, RANKS)
+    assert found.text == "ranks 0-2 are asleep: no output, no progress, next to no CPU time for 10 s"
+    assert after_s == pytest.approx(T + 0.5, abs=1)
+
+
+def test_a_worker_stuck_in_the_kernel_is_named():
+    found, _ = running().live(60, states={TWO: "D"})
+    assert found.workers == (TWO,)
+    assert found.text.endswith("; rank 2 is stuck in the kernel (state D)")
+
+
+def test_sleepers_do_not_hang_while_one_of_them_works_or_output_comes():
+    running().lives(hang.PATIENCE * T - 1, busy=(TWO,))
+    running().lives(20 * T, sign_every_s=T - 1)
+
+
+def test_a_worker_that_only_burns_cpu_after_progress_hangs_with_more_patience_and_is_named():
+    found, after_s = running().live(100, busy=(TWO,))
+    assert (found.kind, found.workers) == (Kind.BUSY, (TWO,))
+    assert found.text == "rank 2 is burning CPU without progress for 30 s, 30 times the longest pause before"
+    assert after_s == pytest.approx(hang.PATIENCE * T, abs=1.5)
+
+
+def test_a_collective_in_which_all_spin_is_the_same():
+    found, _ = running().live(100, busy=RANKS)
+    assert (found.kind, found.workers) == (Kind.BUSY, RANKS)
+
+
+def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():
+    node = Node()
+    node.lives(40 * T, busy=RANKS, sign_every_s=4 * T)
+    node.lives(hang.USUAL * 4 * T - 2, busy=RANKS)
+    found, _ = node.live(6 * T, busy=RANKS)
+    assert found.kind is Kind.BUSY
+
+
+def test_being_busy_is_no_hang_where_no_progress_was_ever_seen():
+    Node().lives(100 * T, busy=(ONE,))
+
+
+def test_chatter_at_the_start_is_no_progress_that_a_long_compilation_could_fall_behind():
+    node = Node()
+    node.lives(T - 2, busy=RANKS, sign_every_s=1.0)
+    node.lives(100 * T, busy=RANKS)
+
+
+def test_who_starts_has_more_patience_also_without_any_sign():
+    found, after_s = Node().live(100)
+    assert found.kind is Kind.IDLE
+    assert after_s == pytest.approx(hang.PATIENCE * T, abs=1)
+
+
+def test_new_workers_start_anew():
+    node = running()
+    node.lives(T - 1)
+    node.samples = {
+        Worker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): sample for w, sample in node.samples.items()
+    }
+    node.lives(hang.PATIENCE * T - 1)
+    assert node.live(3)[0].kind is Kind.IDLE
+
+
+def test_a_rank_that_is_done_leaves_the_others_under_watch():
+    node = running()
+    del node.samples[ZERO]
+    found, _ = node.live(60)
+    assert found.workers == (ONE, TWO)
+
+
+def test_a_debugger_pauses_everything():
+    running().lives(100 * T, states={TWO: "t"})
+
+
+def test_our_own_absence_is_nobodys_hang():
+    node = running()
+    node.at_s += 100 * T
+    node.lives(T - 1)
+
+
+def test_where_the_work_is_done_elsewhere_being_idle_says_nothing_but_missing_output_does():
+    rules = Rules(timeout_s=T, weak_signs=False)
+    Node(rules=rules).lives(100 * T)
+    found, _ = running(rules=rules).live(100)
+    assert found.kind is Kind.BUSY
+    assert found.text.startswith("ranks 0-2 are silent for 30 s")
+
+
+def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_longest_pause():
+    auto = Rules(timeout_s=None)
+    Node(rules=auto).lives(3600)
+    node = Node(rules=auto)
+    node.lives(400, busy=RANKS, sign_every_s=20.0)
+    assert hang.limit_s(node.node, auto) == pytest.approx(200, abs=40)
+    quick = Node(rules=auto)
+    quick.lives(400, busy=RANKS, sign_every_s=1.0)
+    assert hang.limit_s(quick.node, auto) == hang.AUTO_FLOOR_S
+    found, after_s = quick.live(600)
+    assert found.kind is Kind.IDLE
+    assert after_s == pytest.approx(60, abs=7)
+
+
+@pytest.mark.parametrize(("timeout_s", "pace_s"), [(1, 0.25), (60, 3), (600, 10), (None, 3)])
+def test_the_pace_follows_the_timeout(timeout_s, pace_s):
+    assert Rules(timeout_s=timeout_s).pace_s == pace_s
+
+
+def test_ranks_are_named_in_ranges():
+    assert hang.ranges([5, 0, 2, 1, 7]) == "0-2,5,7"
+
+
+looks = st.lists(
+    st.tuples(
+        st.floats(0.1, 2.0),  # until the next look
+        st.integers(0, 3),  # new output
+        st.floats(0, 2.0),  # CPU time
+        st.integers(0, 5),  # wake-ups
+        st.sampled_from("RSDTt"),
+    ),
+    max_size=60,
+)
+
+
+def history(steps, rules=RULES):
+    """All verdicts on one worker's history: (time, last strong sign, how long it was stopped, verdict)."""
+    node, at_s, sign_s, stopped_s = hang.begin(0.0), 0.0, 0.0, 0.0
+    cpu_s, switches, signs = 0.0, 0, 0
+    for pause_s, output, used_s, woken, state in steps:
+        at_s += pause_s
+        sign_s = at_s if output else sign_s
+        stopped_s = stopped_s + pause_s if state == "T" else 0.0
+        cpu_s, switches, signs = cpu_s + used_s, switches + woken, signs + output
+        sample = Sample(state=state, cpu_s=cpu_s, switches=switches, signs=(signs,))
+        node = hang.observe(node, {ZERO: sample}, at_s, rules)
+        yield at_s, sign_s, stopped_s, hang.judge(node, rules)
+
+
+@given(looks)
+def test_nobody_hangs_who_is_not_stopped_and_was_heard_within_the_timeout(steps):
+    for at_s, sign_s, stopped_s, found in history(steps):
+        if found is not None and found.kind is not Kind.STOPPED:
+            assert at_s - sign_s >= T
+        if found is not None and found.kind is Kind.STOPPED:
+            assert stopped_s >= T
+
+
+@given(looks, st.floats(0.5, T))
+def test_nobody_hangs_who_was_watched_for_less_than_the_timeout(steps, bound_s):
+    for at_s, _, _, found in history(steps):
+        assert found is None or at_s >= T
+        if at_s > bound_s:
+            break
+
+
+@given(st.integers(1, 2000), st.floats(0.06, 1.0))
+def test_nobody_hangs_who_is_busy_and_never_showed_progress(looks_, used_s):
+    steps = itertools.repeat((1.0, 0, used_s, 0, "R"), looks_)
+    assert all(found is None for *_, found in history(steps))

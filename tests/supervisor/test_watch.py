@@ -1,0 +1,114 @@
+"""The hang watch over workers that only pretend: whom it strikes, when, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.supervisor.test_frames import BATCH, REDUCE
+from trainer_launch.supervisor.hang import PATIENCE, Rules, Sample, Worker
+from trainer_launch.supervisor.watch import NOTE, Watch, Watched
+
+T = 10.0
+ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
+
+
+class Workers:
+    """Workers with these stacks; they trained until time 0 and now sleep, or are in these states."""
+
+    def __init__(self, stacks, states=()):
+        self.stacks, self.states = stacks, dict(states)
+        self.asked = 0
+        self.killed = ()
+        self.looks = 0
+
+    def look(self):
+        self.looks += 1
+        signs = (min(self.looks, 3),)
+        return {
+            worker: Sample(state=self.states.get(worker, "S"), cpu_s=0.0, switches=0, signs=signs)
+            for worker in self.stacks
+        }
+
+    def children(self, worker):
+        return ()
+
+    def ask_all(self, workers):
+        self.asked += 1
+        return {worker.pid: self.stacks[worker] for worker in workers if self.stacks[worker]}
+
+    def kill(self, workers):
+        self.killed = tuple(workers)
+
+
+@pytest.fixture
+def watch(tmp_path):
+    def make(workers, *, alone=True, below_agent=True):
+        watched = Watched(
+            rules=Rules(timeout_s=T),
+            folder=str(tmp_path / "stacks"),
+            run_dir=str(tmp_path),
+            below_agent=below_agent,
+            alone=alone,
+        )
+        return Watch(watched, workers, 0.0)
+
+    return make
+
+
+def struck_at_s(made, workers, until_s=100.0):
+    """When it first acts."""
+    now_s, hung = 0.0, None
+    while now_s < until_s and not workers.killed and hung is None:
+        now_s = made.due_s
+        hung = made.look(now_s)
+    return now_s if workers.killed or hung else None
+
+
+def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
+    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    assert struck_at_s(watch(workers), workers) == pytest.approx(T, abs=3)
+    assert set(workers.killed) == {ZERO, ONE}
+    note = json.loads((tmp_path / NOTE).read_text())
+    assert (note["rank"], note["local_rank"]) == (ONE.rank, ONE.local_rank)
+    assert "asleep" in note["message"]
+    assert note["lines"] == [
+        "rank 1: waits in all_reduce, called from train.py:31 (step)",
+        "rank 2: in data.py:22 (read_batch)",
+    ]
+    (saved,) = (tmp_path / "stacks").iterdir()
+    assert str(saved) in note["message"]
+    assert "read_batch" in saved.read_text()
+
+
+@pytest.mark.parametrize("stacks", [REDUCE, ""], ids=["in a collective", "unknown"])
+def test_who_merely_waits_leaves_another_node_the_time_to_be_found_out(watch, stacks):
+    workers = Workers({ZERO: stacks, ONE: stacks})
+    assert struck_at_s(watch(workers, alone=False), workers) == pytest.approx(PATIENCE * T + 2.5, abs=3)
+    assert workers.asked == 2, "once to see where they are, once for the record"
+    alone = Workers({ZERO: stacks, ONE: stacks})
+    assert struck_at_s(watch(alone), alone) == pytest.approx(T, abs=3)
+
+
+def test_the_guilty_node_acts_at_once(watch):
+    for workers in (Workers({ZERO: BATCH}), Workers({ZERO: REDUCE, ONE: ""}, states={ONE: "T"})):
+        assert struck_at_s(watch(workers, alone=False), workers) == pytest.approx(T, abs=3)
+
+
+def test_a_program_without_an_agent_is_left_to_the_supervisor(watch):
+    workers = Workers({Worker("program", 2**22 + 3, 1): ""})
+    made = watch(workers, below_agent=False)
+    hung = None
+    while hung is None:
+        hung = made.look(made.due_s)
+    assert hung.text.startswith("program is asleep")
+    assert hung.lines == ("program: state S",)
+    assert not workers.killed
+
+
+def test_stacks_that_cannot_be_saved_hold_nothing_up(watch, tmp_path, caplog):
+    (tmp_path / "stacks").write_text("a file")
+    workers = Workers({ZERO: "", ONE: ""})
+    assert struck_at_s(watch(workers), workers) == pytest.approx(T, abs=3)
+    assert "cannot save the stacks" in caplog.text

@@ -1,0 +1,50 @@
+"""The note that PID 1 leaves when it has killed this node's workers because they hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer_launch.child.death import WorkerDeath
+
+REASON = "Hung"
+_FRESH_S = 60.0  # the workers die at once; a later SIGKILL is somebody else's
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Who hung, in PID 1's words."""
+
+    rank: int | None
+    local_rank: int | None
+    message: str
+    lines: tuple[str, ...]  # where its threads were
+
+
+def about(number: int | None) -> Note | None:
+    """The note about workers that have just died of this signal, if it was PID 1 who killed them; None: unknown."""
+    folder = os.environ.get("TRAINER_LAUNCH_RUN_DIR")
+    if number not in (None, signal.SIGKILL) or not folder:
+        return None
+    try:
+        note = json.loads(Path(folder, "hang.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if time.monotonic() - note["at_s"] > _FRESH_S:
+        return None
+    return Note(note["rank"], note["local_rank"], note["message"], tuple(note["lines"]))
+
+
+def named(death: WorkerDeath | None) -> WorkerDeath | None:
+    """The first death, with the hang as its cause when it was one, and the guilty rank in place of the first."""
+    if death is None or death.exit_code is not None:
+        return death
+    note = about(death.signal)
+    if note is None:
+        return death
+    place = {"rank": note.rank, "local_rank": note.local_rank}
+    return replace(death, **place, signal=signal.SIGKILL, reason=REASON, message=note.message, lines=note.lines)

@@ -1,0 +1,68 @@
+"""The hang watch of `run`: from settings to a watch over this node's workers."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Job, Plan
+from trainer_launch.settings import Settings
+from trainer_launch.supervisor import tree
+from trainer_launch.supervisor.hang import Rules
+from trainer_launch.supervisor.system import System
+from trainer_launch.supervisor.watch import Watch, Watched
+from trainer_launch.supervisor.workers import Sources, Workers
+
+_LONGEST_S = 604_800.0
+_log = logging.getLogger(__name__)
+
+
+def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system: System) -> Watch | None:
+    """Watch what the plan starts; None where this machine does not show processes.
+
+    Raises:
+        UsageError: the timeout is neither seconds nor auto.
+    """
+    rules = Rules(timeout_s=_seconds(timeout), weak_signs=_works_here(request.job))
+    if not tree.readable():
+        _log.warning("--hang-timeout is without effect: /proc does not show this container's processes")
+        return None
+    if rules.timeout_s is None and not settings.prefix and settings.progress_file is None:
+        _log.info("--hang-timeout auto learns from trainer_launch.report() only; --prefix shows it output, too")
+    below_agent = plan.engine == "torchrun"
+    sources = Sources(
+        pids=system.pids,
+        heard=system.heard,
+        run_dir=request.scratch,
+        below_agent=below_agent,
+        progress_file=settings.progress_file,
+    )
+    nodes = request.topology.nodes
+    watched = Watched(
+        rules=rules,
+        folder=settings.hang_dir or tempfile.gettempdir(),
+        run_dir=request.scratch,
+        below_agent=below_agent,
+        alone=nodes is not None and nodes.max == 1,
+    )
+    return Watch(watched, Workers(sources), system.now())
+
+
+def _seconds(text: str) -> float | None:
+    """The timeout; None: to be learned."""
+    if text == "auto":
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 1 <= timeout_s <= _LONGEST_S:
+        raise UsageError(f"--hang-timeout is {text!r}; expected seconds, 1 to {_LONGEST_S:.0f}, or auto")
+    return timeout_s
+
+
+def _works_here(job: Job) -> bool:
+    """Whether the work is done below us: what an MPI launcher starts and an MPI worker waits for is not."""
+    return not ("mpi" in job.contract and job.role in ("launcher", "worker"))

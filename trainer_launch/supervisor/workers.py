@@ -1,0 +1,209 @@
+"""This node's training processes, as the hang watch needs them: found, sampled, asked for their stacks, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_launch.host import activity, stacks
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.supervisor import tree
+from trainer_launch.supervisor.hang import Sample, Worker
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
+_MAX_BYTES = 1 << 20  # of any file that is read
+_ANSWER_S = 0.5  # for one process to write its stacks
+_ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
+_LOOK_S = 0.005
+
+Below = Mapping[int, tuple[tree.Entry, ...]]  # children by parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where signs of life come from."""
+
+    pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
+    heard: Callable[[str, int | None], int]  # bytes that a process, or one of its ranks, has written so far
+    run_dir: str  # where workers say who they are, and how far
+    below_agent: bool  # workers are the agent's children; else the processes themselves are watched
+    progress_file: str | None = None  # a file of the user's that changes with progress
+
+
+class Workers:
+    """The workers that are alive now."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._files = LiveFiles(_MAX_BYTES)
+        self._ranks: dict[tuple[int, int], tuple[int, int] | None] = {}  # of session leaders: rank, local rank
+
+    def look(self) -> dict[Worker, Sample]:
+        """Take one sample of each."""
+        below = _by_parent(tree.descendants(os.getpid()))
+        samples = {}
+        for name, pid in self._sources.pids().items():
+            for worker in self._find(name, pid, below):
+                sample = self._sample(name, worker, below)
+                if sample is not None:
+                    samples[worker] = sample
+        return samples
+
+    def children(self, worker: Worker) -> tuple[tree.Entry, ...]:
+        """Everything alive below a worker, such as its data loaders."""
+        return _subtree(worker.pid, _by_parent(tree.descendants(os.getpid())))
+
+    def ask_all(self, workers: Iterable[Worker]) -> dict[int, str]:
+        """Let every worker and what it has forked write their stacks; texts by pid, of those who could."""
+        end_s = time.monotonic() + _ALL_ANSWERS_S
+        texts = {}
+        for worker in workers:
+            for pid in (worker.pid, *[entry.pid for entry in self.children(worker)]):
+                text = self._ask(worker, pid, min(end_s, time.monotonic() + _ANSWER_S))
+                if text:
+                    texts[pid] = text
+        return texts
+
+    def kill(self, workers: Iterable[Worker]) -> None:
+        """SIGKILL workers with their sessions and all that is below them."""
+        everything = tree.descendants(os.getpid())
+        for worker in workers:
+            leader = next((entry for entry in everything if entry.key == (worker.pid, worker.started)), None)
+            if leader is None:
+                continue  # it ended meanwhile
+            below = _subtree(worker.pid, _by_parent(everything))
+            peers = [entry for entry in everything if leader.session == leader.pid == entry.session]
+            for pid in dict.fromkeys(entry.pid for entry in (leader, *below, *peers)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
+        if not self._sources.below_agent:
+            started = tree.read(pid)
+            return [Worker(name, pid, started.started)] if started and started.state not in "ZX" else []
+        alive = {entry.pid: entry for entry in _subtree(pid, below)}
+        found = {}
+        for entry in below.get(pid, ()):
+            if entry.session == entry.pid:
+                found.update(self._started_by_agent(entry))
+        found.update(self._said_by_themselves(alive))
+        return [found[local_rank] for local_rank in sorted(found)]
+
+    def _started_by_agent(self, entry: tree.Entry) -> dict[int, Worker]:
+        """A worker that torch started the ordinary way: a session leader with a rank in its environment."""
+        if entry.key not in self._ranks:
+            self._ranks[entry.key] = _ranks(self._files.read(f"/proc/{entry.pid}/environ") or b"")
+        ranks = self._ranks[entry.key]
+        return {ranks[1]: Worker(f"rank {ranks[0]}", entry.pid, entry.started, *ranks)} if ranks else {}
+
+    def _said_by_themselves(self, alive: Mapping[int, tree.Entry]) -> dict[int, Worker]:
+        """Workers that have left a note of who they are; the notes of dead ones are still there."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._sources.run_dir):
+                number = name.removeprefix("worker.")
+                if number != name and number.isdigit():
+                    worker = self._noted(f"{self._sources.run_dir}/{name}", int(number), alive)
+                    if worker is not None:
+                        found[int(number)] = worker
+        return found
+
+    def _noted(self, path: str, local_rank: int, alive: Mapping[int, tree.Entry]) -> Worker | None:
+        try:
+            note: dict[str, Any] = json.loads(self._files.read(path) or b"")
+            entry, rank, where = alive[int(note["pid"])], int(note["rank"]), note.get("stacks")
+        except (ValueError, TypeError, KeyError):
+            return None
+        return Worker(f"rank {rank}", entry.pid, entry.started, rank, local_rank, where and str(where))
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def _sample(self, name: str, worker: Worker, below: Below) -> Sample | None:
+        own = activity.read(worker.pid)
+        if own is None:
+            return None
+        others = [activity.read(entry.pid) for entry in _subtree(worker.pid, below)]
+        seen = [own, *[one for one in others if one is not None]]
+        return Sample(
+            state=own.state,
+            cpu_s=sum(one.cpu_s for one in seen),
+            switches=max(one.switches for one in seen),
+            signs=self._signs(name, worker),
+        )
+
+    def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
+        sources = self._sources
+        report = f"{sources.run_dir}/progress-{worker.local_rank or 0}.json"  # see trainer_launch.report()
+        file = sources.progress_file
+        changed = _changed(file) if file else 0
+        return sources.heard(name, worker.local_rank), _changed(report), changed
+
+    # -- stacks -------------------------------------------------------------------------------
+
+    def _ask(self, worker: Worker, pid: int, until_s: float) -> str:
+        """Let one process write its stacks; "" when it has no handler, or does not come to it."""
+        seen = activity.read(pid)
+        if worker.stacks is None or seen is None or seen.state in "TtDZX":
+            return ""
+        if not stacks.catches(pid, STACKS_SIGNAL):
+            return ""
+        before = _size(worker.stacks)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, STACKS_SIGNAL)
+        size = before
+        while time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            last, size = size, _size(worker.stacks)
+            if last == size > before:
+                break  # it has stopped growing
+        return _tail(worker.stacks, before)
+
+
+def _by_parent(entries: Iterable[tree.Entry]) -> Below:
+    found: dict[int, tuple[tree.Entry, ...]] = {}
+    for entry in entries:
+        found[entry.parent] = (*found.get(entry.parent, ()), entry)
+    return found
+
+
+def _subtree(pid: int, below: Below) -> tuple[tree.Entry, ...]:
+    children = below.get(pid, ())
+    return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
+
+
+def _ranks(environ: bytes) -> tuple[int, int] | None:
+    """Rank and local rank of an environment as /proc has it."""
+    values = dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0"))
+    rank, local_rank = values.get(b"RANK", b""), values.get(b"LOCAL_RANK", b"")
+    return (int(rank), int(local_rank)) if rank.isdigit() and local_rank.isdigit() else None
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _tail(path: str, start: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
