@@ -1,0 +1,116 @@
+"""Who is guilty, found by pair tests: simulated faults, and nobody is ever accused in the wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from trainer_launch.localise import MAX_ROUNDS, Guilty, Pair, Trial, next_round, pair, record, verdict
+
+NOBODY: frozenset[int] = frozenset()
+
+
+def find(
+    n_nodes: int, bad: set[int] | frozenset[int] = NOBODY, fails: Callable[[Pair], bool] | None = None
+) -> Guilty:
+    """Run all rounds against faulty nodes, and links that fail when they are asked."""
+    trial = Trial(n_nodes=n_nodes)
+    while pairs := next_round(trial):
+        nodes = [node for ends in pairs for node in ends]
+        assert len(nodes) == len(set(nodes)), "a node is in one test at a time"
+        trial = record(trial, {ends: bad.isdisjoint(ends) and not (fails and fails(ends)) for ends in pairs})
+    return verdict(trial)
+
+
+def ring_link(n_nodes: int, at: int) -> Pair:
+    return pair(at, (at + 1) % n_nodes)
+
+
+@pytest.mark.parametrize("n_nodes", range(2, 65))
+def test_a_healthy_job_takes_the_rings_rounds_and_accuses_nobody(n_nodes: int) -> None:
+    found = find(n_nodes)
+    assert (found.nodes, found.links, found.unresolved) == ((), (), ())
+    assert found.rounds == (1 if n_nodes == 2 else 2 + n_nodes % 2)
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 65))
+def test_every_single_bad_node_is_named_alone(n_nodes: int) -> None:
+    for bad in range(n_nodes):
+        found = find(n_nodes, {bad})
+        assert (found.nodes, found.links, found.unresolved) == ((bad,), (), ())
+        assert found.rounds <= 4 + n_nodes % 2
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 65))
+def test_every_single_bad_link_of_the_ring_is_named_alone(n_nodes: int) -> None:
+    for at in range(n_nodes):
+        bad = ring_link(n_nodes, at)
+        found = find(n_nodes, fails=lambda ends, bad=bad: ends == bad)  # type: ignore[misc]
+        assert (found.nodes, [link.ends for link in found.links], found.unresolved) == ((), [bad], ())
+        assert found.rounds <= 4 + n_nodes % 2
+
+
+@pytest.mark.parametrize("n_nodes", [8, 12, 16, 64, 512, 4096])
+def test_up_to_a_quarter_of_bad_nodes_take_four_rounds(n_nodes: int) -> None:
+    for seed in range(20 if n_nodes < 512 else 3):
+        bad = set(random.Random(seed).sample(range(n_nodes), n_nodes // 4))
+        found = find(n_nodes, bad)
+        assert (set(found.nodes), found.links, found.unresolved) == (bad, (), ())
+        assert found.rounds <= 4
+
+
+@pytest.mark.parametrize("n_nodes", [4, 5, 6, 7, 8, 9, 31, 64, 65, 512])
+def test_many_faults_of_both_kinds_accuse_no_healthy_node_and_no_healthy_link(n_nodes: int) -> None:
+    for seed in range(200 if n_nodes < 100 else 10):
+        dice = random.Random(seed)
+        bad = set(dice.sample(range(n_nodes), dice.randint(0, n_nodes // 2)))
+        links = {
+            ring_link(n_nodes, at) for at in dice.sample(range(n_nodes), dice.randint(0, max(1, n_nodes // 8)))
+        }
+        found = find(n_nodes, bad, lambda ends, links=links: ends in links)  # type: ignore[misc]
+        assert set(found.nodes) <= bad
+        assert {link.ends for link in found.links} <= links
+        assert found.rounds <= MAX_ROUNDS
+
+
+def test_half_of_the_nodes_bad_is_still_exact() -> None:
+    bad = set(random.Random(1).sample(range(4096), 2048))
+    assert set(find(4096, bad).nodes) == bad
+
+
+def test_bad_nodes_opposite_each_other_spoil_every_edge_of_the_ring_and_are_named_all_the_same() -> None:
+    assert find(4, {0, 2}).nodes == (0, 2)
+
+
+def test_of_two_nodes_neither_is_accused() -> None:
+    found = find(2, {1})
+    assert (found.nodes, found.unresolved) == ((), ((0, 1),))
+
+
+def test_when_nobody_is_well_nobody_is_accused() -> None:
+    found = find(6, set(range(6)))
+    assert found.nodes == ()
+    assert found.unresolved
+
+
+def test_a_link_that_fails_now_and_then_keeps_its_rate() -> None:
+    answers = iter([True, False, True])  # fails, passes, fails
+    found = find(8, fails=lambda ends: ends == (0, 1) and next(answers))
+    assert [(link.ends, link.failed, link.tests) for link in found.links] == [((0, 1), 2, 3)]
+
+
+def test_a_node_found_guilty_before_is_left_out_and_the_ring_closes_over_it() -> None:
+    trial = Trial(n_nodes=6, absent=frozenset({2}))
+    met = set()
+    while pairs := next_round(trial):
+        met |= set(pairs)
+        trial = record(trial, dict.fromkeys(pairs, True))
+    assert met == {(0, 1), (1, 3), (3, 4), (4, 5), (0, 5)}
+
+
+def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> None:
+    found = find(8, fails=lambda ends: ends in {(2, 3), (3, 4)})
+    assert found.nodes == ()
+    assert {link.ends for link in found.links} == {(2, 3), (3, 4)}
