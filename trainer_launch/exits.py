@@ -12,6 +12,11 @@ NOT_FOUND = 127  # as the shell has it
 INFRASTRUCTURE = 138  # peers, rendezvous, node or device: in both retryable lists of the v1 ExitCode policy
 STOPPED = 143  # this pod was asked to stop; exit 0 would count as success
 
+# Of `preflight`, as Kubeflow's KEP-3416 has them.
+PREFLIGHT_WARNING = 10  # only when it is asked for
+PREFLIGHT_RETRYABLE = 20  # this node or what surrounds it
+PREFLIGHT_FATAL = 30  # the job itself
+
 _SIGNAL_BASE = 128
 
 

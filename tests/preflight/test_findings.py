@@ -1,0 +1,65 @@
+"""What a report comes to: a verdict and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.findings import Fault, Finding, Report, Severity, Status, Verdict, exit_code, raised
+
+PASSED = Finding(check="cpu", status=Status.PASS, text="8 CPUs")
+WARNED = Finding(check="mtu", status=Status.WARN, text="small")
+UNKNOWN = Finding(check="dns", status=Status.UNKNOWN, text="no answer")
+SKIPPED = Finding(check="storage", status=Status.SKIPPED, text="not asked for")
+NODES = Finding(check="ports", status=Status.FAIL, fault=Fault.NODE, text="taken")
+JOBS = Finding(check="shm", status=Status.FAIL, fault=Fault.JOB, text="too small")
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict", "code"),
+    [
+        ((PASSED, SKIPPED), Verdict.PASS, 0),
+        ((PASSED, UNKNOWN), Verdict.UNKNOWN, 0),
+        ((SKIPPED,), Verdict.UNKNOWN, 0),
+        ((), Verdict.UNKNOWN, 0),
+        ((PASSED, UNKNOWN, WARNED), Verdict.WARN, 0),
+        ((PASSED, WARNED, NODES), Verdict.RETRYABLE, 20),
+        ((NODES, JOBS), Verdict.FATAL, 30),
+    ],
+)
+def test_the_worst_finding_makes_the_verdict(findings: tuple[Finding, ...], verdict: Verdict, code: int) -> None:
+    report = Report(findings=findings)
+    assert report.verdict is verdict
+    assert exit_code(report.verdict) == code
+
+
+def test_a_warning_ends_with_10_only_when_that_is_asked_for() -> None:
+    assert exit_code(Verdict.WARN) == 0
+    assert exit_code(Verdict.WARN, exit_warning=True) == 10
+    assert exit_code(Verdict.PASS, exit_warning=True) == 0
+    assert exit_code(Verdict.UNKNOWN, exit_warning=True) == 0
+    assert exit_code(Verdict.FATAL, exit_warning=True) == 30
+
+
+def test_mode_warn_turns_failures_into_warnings() -> None:
+    assert exit_code(Verdict.FATAL, enforce=False) == 0
+    assert exit_code(Verdict.RETRYABLE, enforce=False, exit_warning=True) == 10
+
+
+def test_a_check_made_fatal_fails_the_job_but_what_is_unknown_stays_unknown() -> None:
+    assert raised(WARNED, {"mtu"}).severity is Severity.FATAL
+    assert raised(NODES, {"ports"}).severity is Severity.FATAL
+    assert raised(UNKNOWN, {"dns"}) == UNKNOWN
+    assert raised(PASSED, {"cpu"}) == PASSED
+    assert raised(WARNED, {"dns"}) == WARNED
+
+
+def test_a_failure_without_a_fault_cannot_be_said() -> None:
+    with pytest.raises(ValueError, match="somebody's fault"):
+        Finding(check="shm", status=Status.FAIL, text="?")
+    with pytest.raises(ValueError, match="somebody's fault"):
+        Finding(check="shm", status=Status.PASS, fault=Fault.JOB, text="?")
+
+
+def test_the_report_counts_by_status() -> None:
+    counts = Report(findings=(PASSED, PASSED, NODES)).counts
+    assert (counts[Status.PASS], counts[Status.FAIL], counts[Status.WARN]) == (2, 1, 0)
