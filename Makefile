@@ -41,9 +41,10 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## print the figures: start-up, idle, output
+bench: venv ## print the figures: start-up, idle, output, report()
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/output.py
+	$(BIN)/python benchmarks/report.py
 
 bench-survival: venv ## as root, for an hour: what each fault costs, beside torchrun
 	$(BIN)/python benchmarks/survival.py $(BENCH_ARGS)

@@ -237,6 +237,7 @@ class Plan:
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
+    meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
     reasons: tuple[str, ...] = ()
 

@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     termination_log: str = Field(
         "/dev/termination-log", description="file for the last words; written only where it exists"
     )
+    events: str | None = Field(None, description="write the job's life as JSON lines to this file, or - for stdout")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="serve Prometheus metrics on this port of every address; 0: off"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="how much the launcher itself says"
     )

@@ -28,6 +28,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+try:
+    from trainer_launch import report
+except ImportError:  # an image without it, where torchrun starts this script
+
+    def report(**_: object) -> None:  # type: ignore[misc]
+        """Nobody is there to be told."""
+
+
 VOCABULARY = 256  # bytes: any text will do, and a model that knows nothing has loss ln(256) = 5.55
 TEXT_BYTES = 3_000_000
 HELD_OUT_BYTES = 65_536  # the end of the text, never trained on
@@ -181,6 +189,7 @@ def train(training: Training, text: torch.Tensor, world: World, args: argparse.N
 
         loss, asked = world.mean(local_loss.item(), float(len(signals)))
         stopped = asked > 0  # the same answer on every rank
+        report(progress=training.step / args.steps, metrics={"loss": loss, "step": training.step})
         training.first_loss = loss if training.first_loss is None else training.first_loss
         is_last = stopped or training.step == args.steps
         if args.checkpoint and world.rank == 0 and (is_last or training.step % args.checkpoint_every == 0):

@@ -31,6 +31,8 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.GiveUp("why"),
     msg.GiveUp("why", "node 1", 5, None, 9, "text"),
     msg.Finished(),
+    msg.StatusQuery(1, "job", "ab"),
+    msg.Status("running", 3, 1, 3, 2, 4, 9, ((0, "a", "running", None), (None, "b", "lost", 7.5)), 0.5, 2.0, None),
 ]
 
 

@@ -13,6 +13,7 @@ BARE = Job(contract="unknown")
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(1, 1), nproc_per_node="auto", engine="torchrun")
 JAX = Job(contract="trainer-v2-jax", nodes=NodeRange(1, 1), engine="plain")
 RANK = Job(contract="torchrun-child", role="rank", engine="plain")
+RUN_DIR = {"TRAINER_LAUNCH_RUN_DIR": "/scratch"}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,12 @@ def test_the_program_is_started_as_typed_and_python_is_put_before_a_script(
 def test_a_torchrun_inside_a_shell_finds_numbers_that_it_can_use() -> None:
     env = {"PET_NPROC_PER_NODE": "auto", "PET_STANDALONE": "", "OTHER": "x"}
     (process,) = engines.plan(request("bash -c 'torchrun train.py'", TORCH, env)).processes
-    assert process.env == {"PET_NPROC_PER_NODE": "8", "PET_STANDALONE": "1", "OTHER": "x"}
+    assert process.env == {"PET_NPROC_PER_NODE": "8", "PET_STANDALONE": "1", "OTHER": "x", **RUN_DIR}
 
 
-def test_other_programs_get_the_environment_untouched() -> None:
+def test_other_programs_get_the_environment_and_the_runs_folder() -> None:
     env = {"PET_STANDALONE": "", "OTHER": "x"}
     (process,) = engines.plan(request("train", JAX, env)).processes
-    assert process.env == env
+    assert process.env == {**env, **RUN_DIR}
+    (process,) = engines.plan(request("train", JAX, env, replace_launcher=True)).processes
+    assert process.env == env, "with --exec nobody of ours stays to read it"

@@ -251,3 +251,13 @@ def test_a_range_without_a_rendezvous_is_refused_with_what_to_set() -> None:
 def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> None:
     with pytest.raises(UsageError, match=option.partition("=")[0]):
         argv(f"torchrun {option} train.py", FIXED)
+
+
+def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
+    one = engines.plan(request("train.py", FIXED, our_rendezvous=True))
+    assert one.meeting == ("job-node-0-0.job:29500", Endpoint("job-node-0-0.job", 29500))
+    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
+    assert zero.meeting == ("job-node-0-0.job:29500", Endpoint("localhost", 29500)), "its own name may not resolve"
+    alone = engines.plan(request("train.py", ALONE, our_rendezvous=True))
+    assert alone.meeting == ("127.0.0.1:4242", Endpoint("localhost", 4242))
+    assert engines.plan(request("train.py", ETCD, our_rendezvous=True)).meeting is None

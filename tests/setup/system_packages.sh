@@ -18,6 +18,7 @@ else
         lacking ip iproute2
         lacking unshare util-linux
         lacking ps procps
+        lacking openssl openssl
     )
 fi
 [ ${#packages[@]} -gt 0 ] || exit 0

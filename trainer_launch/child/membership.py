@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer_launch.child import handlers, hangs, logs
+from trainer_launch.child import handlers, hangs, logs, news
 from trainer_launch.child.death import WorkerDeath
 from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity
 from trainer_launch.contracts.grammar import parse_port_range
@@ -91,7 +91,7 @@ def member(config: LaunchConfig, stop: Stop, watch: Callable[[int], None] = lamb
     node_rank = int(conf["node_rank"]) if "node_rank" in conf else None
     host = str(conf.get("host", os.uname().nodename))
     hello = say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation)
-    client = Client(endpoint, hello, _secret(), say=_log.info)
+    client = news.TellingClient(endpoint, hello, _secret(), say=_log.info)
     first_death = FirstDeath(stop.deaths, config.event_log_handler, watch)
     rendezvous = CoordinatedRendezvous(
         client,

@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log, signals
-from trainer_launch.child import hangs, logs, membership
+from trainer_launch.child import hangs, logs, membership, news
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop
@@ -64,7 +64,8 @@ def main(argv: list[str]) -> int:
 def _as_member(config: LaunchConfig, stop: Stop, command: Any, command_args: list[str]) -> int:
     slate = Slate(os.environ.get("TRAINER_LAUNCH_RUN_DIR", ""))
     with membership.member(config, stop) as node:
-        config.logs_specs = logs.BeforeEachStart((slate, *BEFORE_EACH_START, node.prepare), config.logs_specs)
+        ready: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = (slate, *BEFORE_EACH_START, node.prepare)
+        config.logs_specs = logs.BeforeEachStart((*ready, news.tell_start), config.logs_specs)
         code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
     return exits.STOPPED if stop.asked else code
 

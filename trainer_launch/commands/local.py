@@ -86,7 +86,8 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
     }
     if settings.signals is not None:
         flags["SIGNALS"] = settings.signals
-    for name in ("max_restarts", "hang_timeout"):
+    # Of events: all pods add to one file, each line with its node.
+    for name in ("max_restarts", "hang_timeout", "events"):
         value = getattr(settings, name)
         if value is not None:
             flags[name.upper()] = value

@@ -19,7 +19,7 @@ from trainer_launch.settings import PREFIX, Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _RUN = tuple(Settings.model_fields)
-_EXPLAIN = tuple(name for name in _RUN if name not in ("color", "termination_log"))
+_EXPLAIN = tuple(name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port"))
 _LOCAL = (
     "engine",
     "rendezvous",
@@ -31,11 +31,12 @@ _LOCAL = (
     "signals",
     "prefix",
     "color",
+    "events",
     "log_level",
     "hang_timeout",
 )
 # Each command's module and its settings; only the one that is called is imported.
-_COMMANDS = {"run": _RUN, "explain": _EXPLAIN, "local": _LOCAL}
+_COMMANDS = {"run": _RUN, "explain": _EXPLAIN, "local": _LOCAL, "status": ("log_level",)}
 _ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
 _METAVARS = {
     "contract": "NAME",
@@ -60,6 +61,8 @@ _METAVARS = {
     "hang_timeout": "SECONDS|auto",
     "hang_dir": "PATH",
     "progress_file": "PATH",
+    "events": "PATH|-",
+    "metrics_port": "PORT",
 }
 
 
@@ -130,7 +133,7 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
             help=module.HELP,
             description=module.HELP[0].upper() + module.HELP[1:] + ".",
             epilog=module.EXAMPLES,
-            usage=f"{program} {name} [options] -- COMMAND [ARG ...]",
+            usage=f"{program} {name} {getattr(module, 'USAGE', '[options] -- COMMAND [ARG ...]')}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

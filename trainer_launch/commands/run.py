@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer_launch import engines, log, outcome
-from trainer_launch.commands import ground, programs
+from trainer_launch.commands import ground, observing, programs
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
@@ -23,6 +23,8 @@ from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
+from trainer_launch.status.node import SCRATCH, SHM
+from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
@@ -74,16 +76,17 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
             system = System(color=use_color(settings), clean=sweep)
             log.send_through(system.say)
-            with contextlib.closing(system), _hosted(plan, secret):
-                ended = supervise(plan, system, _watch(settings, request, plan, system))
-                sweep()
+            with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
+                with _hosted(plan, secret, observer):
+                    ended = supervise(plan, system, _watch(settings, request, plan, system), observer)
+                    sweep()
+                ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+                _log.info("%s", outcome.summary(ended))
+                _write_last_words(outcome.last_words(ended), settings.termination_log)
+                observer.finished(ended)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
-    code = outcome.exit_code(ended)
-    _log.info("%s", outcome.summary(ended))
-    _write_last_words(outcome.last_words(ended), settings.termination_log)
-    return code
+    return outcome.exit_code(ended)
 
 
 def _planned(
@@ -111,14 +114,14 @@ def _watch(settings: Settings, request: Request, plan: Plan, system: System) -> 
 
 
 @contextlib.contextmanager
-def _hosted(plan: Plan, secret: bytes | None) -> Iterator[None]:
+def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[None]:
     """Host the coordinator while the plan runs, when this is the node to do so."""
     if plan.hosting is None:
         yield
         return
     from trainer_launch.coordinator.hosting import serve  # only node 0 of a torch job needs it
 
-    with serve(plan.hosting, secret):
+    with serve(plan.hosting, secret, heard=observer.coordinator_said, progress=observer.progress_and_age):
         yield
 
 
@@ -130,11 +133,11 @@ def use_color(settings: Settings) -> bool:
 def _scratch() -> str:
     """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
     try:
-        return tempfile.mkdtemp(prefix="trainer-launch-")
+        return tempfile.mkdtemp(prefix=SCRATCH)
     except OSError:
         pass
     try:
-        return tempfile.mkdtemp(prefix="trainer-launch-", dir="/dev/shm")
+        return tempfile.mkdtemp(prefix=SCRATCH, dir=SHM)
     except OSError as problem:
         raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
 

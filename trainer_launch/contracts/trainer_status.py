@@ -6,7 +6,8 @@ The variable called TOKEN holds a path. The token itself is never read here: it 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainer_launch.contracts.grammar import parse_host
@@ -79,6 +80,14 @@ def status_details(endpoint: StatusEndpoint | None, job: Job, completion_index: 
         "method": METHOD,
         **asdict(endpoint),
     }
+
+
+def endpoint_of(job: Job) -> StatusEndpoint | None:
+    """Where this node has to report the job's progress; None when it has not."""
+    if job.details.get("should_report_progress") is not True:
+        return None
+    values: dict[str, Any] = {field.name: job.details[field.name] for field in fields(StatusEndpoint)}
+    return StatusEndpoint(**values)
 
 
 def authorization_header(token: str) -> str:

@@ -68,5 +68,22 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
+def amount(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e12:
+        raise UnfitError("a number of at least 0")
+    return float(value)
+
+
+def rows(value: Any) -> tuple[tuple[int | None, str, str, float | None], ...]:
+    """Nodes as a Status lists them."""
+    if not isinstance(value, list) or len(value) > MAX_NODES:
+        raise UnfitError("a list of nodes")
+    checks = (optional(number(MAX_NODES)), text, name, optional(amount))
+    for row in value:
+        if not isinstance(row, list) or len(row) != len(checks):
+            raise UnfitError(f"a list of nodes with {len(checks)} values each")
+    return tuple(tuple(check(one) for check, one in zip(checks, row, strict=True)) for row in value)
+
+
 def optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hmac
 import selectors
 import socket
 import time
 
-from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.coordinator.protocol import (
+    ASKING,
+    MAX_LINE_BYTES,
+    Hello,
+    ProtocolError,
+    StatusQuery,
+    prove,
+)
 
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
 _READ_BYTES = 65536
@@ -25,6 +33,12 @@ class Connection:
         self.is_closing = False  # after what is unsent
         self._unread = bytearray()
         self._unsent = bytearray()
+
+    def is_proven(self, first: Hello | StatusQuery, secret: bytes, job: str) -> bool:
+        """Whether the first message shows that its sender knows the job's secret."""
+        who = first.incarnation if isinstance(first, Hello) else ASKING
+        want = prove(secret, self.nonce, job, who)
+        return hmac.compare_digest(want.encode(), (first.proof or "").encode(errors="replace"))
 
     @property
     def has_unsent(self) -> bool:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
+from trainer_launch.coordinator.table import Progress
 from trainer_launch.model import Endpoint, Hosting
 
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def serve(hosting: Hosting, secret: bytes | None) -> Iterator[Server]:
-    """Serve the job's nodes in a thread of this process.
+def serve(
+    hosting: Hosting,
+    secret: bytes | None,
+    heard: Callable[[str], None] = lambda text: None,
+    progress: Callable[[], Progress | None] = lambda: None,
+) -> Iterator[Server]:
+    """Serve the job's nodes in a thread of this process; `heard` is called with what it says.
 
     Raises:
         NodeError: the port is taken.
@@ -29,7 +35,12 @@ def serve(hosting: Hosting, secret: bytes | None) -> Iterator[Server]:
         window_s=hosting.restart_window_s,
         shrink_after_s=hosting.shrink_after_s,
     )
-    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, log=_log.info)
+
+    def say(text: str) -> None:
+        _log.info("%s", text)
+        heard(text)
+
+    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, log=say, progress=progress)
     server.start()
     try:
         yield server

@@ -89,7 +89,7 @@ def lose(state: State, key: Key, how: str, now_s: float) -> Step:
     working = is_working(state, key)
     state = replace(
         state,
-        nodes=with_key(state.nodes, key, replace(node, peer=None, joined=False)),
+        nodes=with_key(state.nodes, key, replace(node, peer=None, joined=False, lost_s=now_s)),
         peers=without_key(state.peers, node.peer),
         heard=without_key(state.heard, node.peer),
     )

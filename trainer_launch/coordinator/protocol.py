@@ -16,17 +16,20 @@ from trainer_launch.coordinator.checks import (
     MAX_TEXT,
     Check,
     UnfitError,
+    amount,
     flag,
     name,
     names,
     number,
     optional,
+    rows,
     seconds,
     text,
     texts,
 )
 
 VERSION = 1
+ASKING = "status"  # stands for the incarnation of who only asks
 MAX_LINE_BYTES = 65536  # with its newline
 MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
@@ -109,6 +112,15 @@ class Done:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
+
+    version: int
+    job: str
+    proof: str | None = None  # see prove(), with ASKING as the incarnation
+
+
 # -- from the server --------------------------------------------------------------------------
 
 
@@ -189,8 +201,26 @@ class Finished:
     """All nodes are done."""
 
 
-FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Quit | Done
-FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the job stands."""
+
+    phase: str
+    generation: int
+    restarts: int
+    max_restarts: int
+    min_nodes: int
+    max_nodes: int
+    n_nodes: int  # all that are known; `nodes` are as many of them as fit, above all the absent
+    nodes: tuple[Row, ...]  # node rank, host, state, seconds since it was lost
+    progress: float | None  # of rank 0
+    progress_age_s: float | None
+    end: str | None  # why the job is over
+
+
+Row: TypeAlias = "tuple[int | None, str, str, float | None]"
+FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Quit | Done | StatusQuery
+FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished | Status
 Message: TypeAlias = FromNode | FromServer
 
 
@@ -258,8 +288,12 @@ _CHECKS: dict[type, dict[str, Check]] = {
     GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}
     | {"message": optional(text)},
     Finished: {},
+    StatusQuery: {"version": _COUNT, "job": name, "proof": optional(text)},
+    Status: {"phase": name, "generation": _GENERATION, "restarts": _GENERATION, "max_restarts": _GENERATION}
+    | {"min_nodes": _COUNT, "max_nodes": _COUNT, "n_nodes": _GENERATION, "nodes": rows}
+    | {"progress": optional(amount), "progress_age_s": optional(amount), "end": optional(text)},
 }
-_FREE_TEXTS = {"reason", "message"}
+_FREE_TEXTS = {"reason", "message", "end"}
 _KINDS = {made: made.__name__.lower() for made in _CHECKS}
 _CLASSES: dict[str, type[Any]] = {kind: made for made, kind in _KINDS.items()}
 _NAMES = {made: tuple(field.name for field in fields(made)) for made in _CHECKS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import resource
 import secrets
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator import table
 from trainer_launch.coordinator.connection import Connection, hang_up
 from trainer_launch.coordinator.machine import begin, step
 from trainer_launch.coordinator.sockets import listen, tune
@@ -52,11 +52,13 @@ class Server:
         endpoint: Endpoint,
         secret: bytes | None = None,
         log: Callable[[str], None] = print,
+        progress: Callable[[], table.Progress | None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._endpoint = endpoint
         self._secret = secret
         self._log = log
+        self._progress = progress
         self._state = begin(settings)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
@@ -230,17 +232,21 @@ class Server:
         return None
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
-        if not isinstance(message, msg.Hello):
+        if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise msg.ProtocolError("said something before Hello")
-        if self._secret is not None:
-            want = msg.prove(self._secret, connection.nonce, self._settings.job, message.incarnation)
-            if not hmac.compare_digest(want.encode(), (message.proof or "").encode(errors="replace")):
-                self._grumble("its secret is not the job's", connection.address)
-                self._send(connection.peer, msg.Refused("the secret is not the job's", retry=False))
-                return self._close_after_flush(connection.peer)
+        if self._secret is not None and not connection.is_proven(message, self._secret, self._settings.job):
+            self._grumble("its secret is not the job's", connection.address)
+            self._send(connection.peer, msg.Refused("the secret is not the job's", retry=False))
+            return self._close_after_flush(connection.peer)
+        if isinstance(message, msg.StatusQuery):
+            return self._tell_status(connection.peer, message)
         connection.is_greeted = True
         self._ungreeted.pop(connection.peer, None)
         return None
+
+    def _tell_status(self, peer: int, query: msg.StatusQuery) -> None:
+        self._send(peer, table.answer(query, self._state, time.monotonic(), self._progress()))
+        self._close_after_flush(peer)
 
     def _send(self, peer: int, message: msg.FromServer) -> None:
         connection = self._connections.get(peer)

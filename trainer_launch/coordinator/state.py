@@ -49,6 +49,7 @@ class Node:
     peer: int | None  # its connection, None: lost
     joined: bool = False  # waits for a generation
     returning: bool = False  # has been in a generation; if it is alive it will join again
+    lost_s: float | None = None  # when its connection ended
 
     @property
     def key(self) -> Key:

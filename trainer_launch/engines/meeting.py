@@ -54,6 +54,16 @@ def hosting(request: Request) -> Hosting | None:
     )
 
 
+def meeting(request: Request) -> tuple[str, Endpoint] | None:
+    """The job's name, and where to ask how it stands: who hosts the coordinator asks itself, whatever its name."""
+    if not _is_ours(request):
+        return None
+    nodes = nodes_of(request)
+    _, coordinator = _own_place(request, nodes)
+    place = Endpoint("localhost", coordinator.port) if hosting(request) is not None else coordinator
+    return _job_id(request, coordinator), place
+
+
 def wait_for(request: Request) -> tuple[str, ...]:
     """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
     topology = request.topology

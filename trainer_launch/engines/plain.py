@@ -17,10 +17,13 @@ def plan(request: Request, reason: str) -> Plan:
     if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
         argv = (request.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
     rank = request.topology.node_rank
+    env = dict(child_env.plain(request))
+    if not request.replace_launcher:
+        env[child_env.RUN_DIR] = request.scratch
     process = Process(
         name="program",
         argv=argv,
-        env=child_env.plain(request),
+        env=env,
         label=("?" if rank is None else str(rank)) if request.prefix else None,
     )
     return Plan(

@@ -32,7 +32,7 @@ def plan(request: Request, reason: str) -> Plan:
     env = child_env.agent(request)
     if not request.replace_launcher:
         env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
-        env["TRAINER_LAUNCH_RUN_DIR"] = request.scratch
+        env[child_env.RUN_DIR] = request.scratch
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
         if request.secret_file is not None:
             env["TRAINER_LAUNCH_SECRET_FILE"] = request.secret_file
@@ -55,6 +55,7 @@ def plan(request: Request, reason: str) -> Plan:
         wait_s=request.wait_s,
         restarts=_AGENT_RESTARTS,
         hosting=meeting.hosting(request),
+        meeting=meeting.meeting(request),
         failure_file=failure_file,
         reasons=(reason,),
     )

@@ -48,9 +48,24 @@ class AnyWatch(Protocol):
     def look(self, now_s: float) -> ev.Hung | None: ...
 
 
-def supervise(plan: Plan, system: AnySystem, watch: AnyWatch | None = None, *, attempt: int = 1) -> Outcome:
+class AnyObserver(Protocol):
+    """Who is told what happens; it may neither wait nor raise. `status.observer.Observer` is it."""
+
+    def begun(self, state: State) -> None: ...
+    def stepped(self, event: ev.Event, before: State, after: State) -> None: ...
+    def spawned(self, process: str, pid: int) -> None: ...
+
+
+def supervise(
+    plan: Plan,
+    system: AnySystem,
+    watch: AnyWatch | None = None,
+    observer: AnyObserver | None = None,
+    *,
+    attempt: int = 1,
+) -> Outcome:
     """Run `plan` until nothing of it is left, and say how it ended."""
-    run = _Run(plan, system, watch)
+    run = _Run(plan, system, watch, observer)
     run.to_the_end()
     system.drain(DRAIN_S)
     return _outcome(run.state, system, run.evidence, attempt)
@@ -59,11 +74,14 @@ def supervise(plan: Plan, system: AnySystem, watch: AnyWatch | None = None, *, a
 class _Run:
     """The state, and who carries out what it asks for."""
 
-    def __init__(self, plan: Plan, system: AnySystem, watch: AnyWatch | None) -> None:
+    def __init__(self, plan: Plan, system: AnySystem, watch: AnyWatch | None, observer: AnyObserver | None) -> None:
         self.evidence = Evidence()
         self._system = system
         self._watch = watch
+        self._observer = observer
         self.state, actions = machine.begin(plan, system.now())
+        if observer is not None:
+            observer.begun(self.state)
         self._apply(actions)
 
     def to_the_end(self) -> None:
@@ -82,9 +100,11 @@ class _Run:
         return self._watch.due_s if self._watch and self.state.phase is Phase.RUNNING else None
 
     def _take(self, event: ev.Event) -> None:
-        before = self.state.phase
-        self.state, actions = machine.step(self.state, event)
-        _tell(event, before, self.state)
+        before = self.state
+        self.state, actions = machine.step(before, event)
+        _tell(event, before.phase, self.state)
+        if self._observer is not None:
+            self._observer.stepped(event, before, self.state)
         self._apply(actions)
 
     def _apply(self, actions: tuple[ev.Action, ...]) -> None:
@@ -103,6 +123,8 @@ class _Run:
         except NotRunnableError as error:
             return [ev.SpawnFailed(self._system.now(), process.name, error.exit_code, str(error))]
         log.info("started %s as pid %d", process.name, pid)
+        if self._observer is not None:
+            self._observer.spawned(process.name, pid)
         return []
 
     def _do(self, action: ev.Action) -> None:

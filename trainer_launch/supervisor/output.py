@@ -34,7 +34,7 @@ class Output:
     def __init__(self, *, color: bool = False) -> None:
         self._color = color
         self._sinks = _sinks()
-        self._own = Source(b"", self._sinks[_STDERR].stream)
+        self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
         self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
         self._arrivals: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -69,9 +69,9 @@ class Output:
         """How many bytes a process, or one of its ranks, has written so far."""
         return sum(pipe.bytes for key, pipe in self._pipes.items() if key[:2] == (process, rank))
 
-    def say(self, line: bytes) -> None:
-        """Write a whole line of the launcher's own to stderr, between the lines of others."""
-        self._sinks[_STDERR].put(lambda: self._own.feed(line), PATIENCE_S)
+    def say(self, line: bytes, stream: int = _STDERR) -> None:
+        """Write a whole line of the launcher's own, between the lines of others."""
+        self._sinks[stream].put(lambda: self._own[stream].feed(line), PATIENCE_S)
 
     def close(self, wait_s: float) -> bool:
         """Read what is left, at most for `wait_s`: a survivor may hold a pipe open. False: our reader hangs."""

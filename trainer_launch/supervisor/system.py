@@ -243,6 +243,10 @@ class System:
         """Write a line of the launcher's own to stderr, never inside a labelled process's line."""
         self._output.say(line)
 
+    def print(self, line: bytes) -> None:
+        """Likewise to stdout."""
+        self._output.say(line, 1)
+
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
         return self._witness.look()

@@ -1,0 +1,247 @@
+"""Watching real launchers: `status`, `--events`, `--metrics-port`, and the TrainJob's status."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import launch, script, start
+from tests.process.world import PID1, eventually, require_namespaces
+from tests.status.exposition import parse
+from tests.status.statusserver import PATH, StatusServer, make_certificates
+from trainer_launch.host.net import free_port
+
+pytestmark = pytest.mark.process
+
+TRAIN = """
+import sys, trainer_launch
+trainer_launch.report(progress=0.25, eta_s=90, metrics={'loss': 0.5})
+print("ready", flush=True)
+sys.stdin.readline()
+import signal
+signal.pause()
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> str:
+    return script(tmp_path, TRAIN)
+
+
+@pytest.fixture
+def tmp(tmp_path: Path) -> dict[str, str]:
+    """The variable that keeps launchers of this test apart from others of this machine."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return {"TMPDIR": str(folder)}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def status(*words: str, env: Mapping[str, str]) -> Any:
+    """What `status --json` prints, of the launchers that this test has started."""
+    told = json.loads(launch("status", "--json", *words, env=env).stdout)
+    told["launchers"] = [one for one in told["launchers"] if one["run_dir"].startswith(env["TMPDIR"])]
+    return told
+
+
+def test_status_tells_what_the_launcher_and_the_script_say(train: str, tmp: dict[str, str]) -> None:
+    with start("run", "--engine=plain", "--node-rank=1", "--", train, env=tmp) as run:
+        run.read_until("ready")
+        (one,) = status(env=tmp)["launchers"]
+        assert (one["pid"], one["node_rank"], one["phase"], one["engine"]) == (run.pid, 1, "running", "plain")
+        assert [name for name, _ in one["processes"]] == ["program"]
+        (said,) = one["reports"]
+        assert (said["progress"], said["eta_s"], said["metrics"]) == (0.25, 90.0, {"loss": 0.5})
+        shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
+        assert "25.0 % done, 1 min 30 s left" in shown
+        assert "loss=0.5" in shown
+        run.signal(signal.SIGTERM)
+        assert run.end()[0] == 143
+    assert status_fails(tmp, str(run.pid))
+
+
+def status_fails(tmp: dict[str, str], pid: str) -> bool:
+    """Whether no launcher with that pid is found."""
+    ended = launch("status", "--pid", pid, env=tmp)
+    return ended.returncode == 2 and ended.stderr.startswith("trainer-launch: error: ")
+
+
+def test_status_lists_several_launchers_and_takes_one_by_its_pid(train: str, tmp: dict[str, str]) -> None:
+    words = ("run", "--engine=plain", "--", train)
+    with start(*words, env=tmp) as one, start(*words, env=tmp) as other:
+        one.read_until("ready")
+        other.read_until("ready")
+        assert {found["pid"] for found in status(env=tmp)["launchers"]} == {one.pid, other.pid}
+        assert [found["pid"] for found in status("--pid", str(other.pid), env=tmp)["launchers"]] == [other.pid]
+
+
+def test_what_a_launcher_that_was_killed_has_left_is_no_launcher(train: str, tmp: dict[str, str]) -> None:
+    with start("run", "--engine=plain", "--", train, env=tmp) as run:
+        run.read_until("ready")
+    assert os.listdir(tmp["TMPDIR"]), "its folder is still there"
+    assert status_fails(tmp, str(run.pid))
+
+
+def test_status_takes_no_command() -> None:
+    ended = launch("status", "train.py")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_the_event_log_tells_a_runs_life(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    secret = "--token=abcdefgh"
+    words = ("--engine=plain", "--grace=5", "--events", str(path))
+    with start("run", *words, "--", train, secret, env=tmp) as run:
+        run.read_until("ready")
+        run.signal(signal.SIGTERM)
+        assert run.end()[0] == 143
+    told = lines(path)
+    names = [one["event"] for one in told]
+    assert [name for name in names if name != "progress"] == [
+        "started",
+        "spawned",
+        "signal",
+        "stopping",
+        "exited",
+        "finished",
+    ]
+    assert names.count("progress") == 1
+    assert (told[0]["engine"], told[0]["pid"]) == ("plain", run.pid)
+    last = told[-1]
+    assert (last["verdict"], last["exit_code"], last["retryable"]) == ("Stopped", 143, True)
+    assert "abcdefgh" not in path.read_text()
+
+
+def test_the_event_log_on_stdout_stays_between_the_workers_lines(tmp: dict[str, str], tmp_path: Path) -> None:
+    text = "import sys\nfor i in range(2000): print('x' * 200)\nsys.stdout.write('half a line'); sys.exit(3)\n"
+    ended = launch("run", "--engine=plain", "--prefix", "--events", "-", "--", script(tmp_path, text), env=tmp)
+    assert ended.returncode == 3
+    events = [line for line in ended.stdout.splitlines() if not line.startswith("[")]
+    assert [json.loads(line)["event"] for line in events] == ["started", "spawned", "exited", "finished"]
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/events"])
+def test_an_event_log_that_cannot_be_written_harms_no_job(path: str, tmp: dict[str, str]) -> None:
+    ended = launch("run", "--engine=plain", "--events", path, "--", "true", env=tmp)
+    assert ended.returncode == 0
+    assert "the job goes on without" in ended.stderr
+
+
+def test_a_program_that_is_not_there_is_told_too(tmp: dict[str, str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("#!/nonexistent/interpreter\n")
+    bad.chmod(0o755)
+    path = tmp_path / "events"
+    ended = launch("run", "--events", str(path), "--", str(bad), env=tmp)
+    assert ended.returncode == 126
+    told = [one["event"] for one in lines(path)]
+    assert [name for name in told if name != "warning"] == ["started", "spawn_failed", "finished"]
+
+
+def test_a_coordinator_that_cannot_listen_is_told_too(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with socket.create_server(("", 0)) as taken:
+        job = ("--nodes=2", "--node-rank=0", "--master-addr=localhost", f"--master-port={taken.getsockname()[1]}")
+        ended = launch("run", *job, "--nproc-per-node=1", "--events", str(path), "--", train, env=tmp)
+    assert ended.returncode == 138, ended.stderr
+    last = lines(path)[-1]
+    assert (last["event"], last["verdict"], last["exit_code"]) == ("finished", "NotStarted", 138)
+    assert "cannot listen" in last["message"]
+
+
+def test_prometheus_reads_the_metrics(train: str, tmp: dict[str, str]) -> None:
+    port = free_port()
+    with start("run", "--engine=plain", "--metrics-port", str(port), "--", train, env=tmp) as run:
+        run.read_until("ready")
+        connection = http.client.HTTPConnection("localhost", port, timeout=10)
+        connection.request("GET", "/metrics")
+        found = parse(connection.getresponse().read().decode())
+        connection.close()
+        assert list(found["trainer_launch_progress_ratio"].values()) == [0.25]
+        assert list(found["trainer_launch_metric"].values()) == [0.5]
+        assert found["trainer_launch_phase"][frozenset({("phase", "running")})] == 1
+        run.signal(signal.SIGTERM)
+        assert run.end()[0] == 143
+
+
+def test_nobody_is_woken_while_nobody_asks(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
+    """A port that nobody reads costs nothing either; the launcher has one thread more, asleep."""
+    words = ("run", "--engine=plain", "--metrics-port", str(free_port()), "--", train)
+    with start(*words, env=tmp) as run:
+        run.read_until("ready")
+        eventually(lambda: waits(run.pid) == waits(run.pid), "the launcher is asleep")
+        before = waits(run.pid)
+        launch("status", env=tmp)  # takes a while, and reads files only
+        assert waits(run.pid) == before
+
+
+def waits(pid: int) -> dict[str, int]:
+    """How often each thread of a process has gone to sleep."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        text = (task / "status").read_text()
+        found[task.name] = int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return found
+
+
+def test_rank_0_posts_to_the_trainjobs_status(tmp: dict[str, str], tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    server = StatusServer(tmp_path, "a.b.c")
+    (tmp_path / "token").write_text("a.b.c")
+    env = {
+        **tmp,
+        "JOB_COMPLETION_INDEX": "0",
+        "KUBEFLOW_TRAINER_SERVER_URL": f"https://localhost:{server.port}{PATH}",
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(tmp_path / "ca.crt"),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+    }
+    text = "import trainer_launch\ntrainer_launch.report(progress=0.5, metrics={'loss': 0.125})\n"
+    try:
+        ended = launch("run", "--engine=plain", "--", script(tmp_path, text), env=env)
+        assert ended.returncode == 0, ended.stderr
+        assert [one["progressPercentage"] for one in server.posted] == [100]
+        assert server.posted[0]["metrics"] == [{"name": "loss", "value": "0.125"}]
+        other = launch(
+            "run", "--engine=plain", "--", script(tmp_path, text), env={**env, "JOB_COMPLETION_INDEX": "1"}
+        )
+        assert other.returncode == 0, other.stderr
+        assert len(server.posted) == 1, "every report replaces the whole status: only rank 0 may send one"
+        server.hang.clear()
+        assert launch("run", "--engine=plain", "--", script(tmp_path, text), env=env).returncode == 0
+    finally:
+        server.close()
+
+
+def test_in_a_pod_whose_root_is_read_only_status_finds_the_launcher() -> None:
+    require_namespaces()
+    shell = f"""
+mount -t tmpfs none /dev/shm; mount -o bind,ro / / 2>/dev/null || mount -o remount,bind,ro /
+for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done
+cd /proc
+{sys.executable} -m trainer_launch run --engine=plain -- sleep 60 &
+for i in $(seq 100); do
+    {sys.executable} -m trainer_launch status --json && break
+    sleep 0.1
+done
+kill -TERM $!; wait
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("TMPDIR", None)
+    ended = subprocess.run(
+        [*PID1, "-m", "bash", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    told = json.loads(ended.stdout)
+    assert [one["run_dir"].rpartition("/")[0] for one in told["launchers"]] == ["/dev/shm"], ended.stderr

@@ -1,0 +1,76 @@
+"""The event log: in order, whole, and felt by nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.status.journal import File, Journal
+from trainer_launch.status.news import News
+
+
+def names(path: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+
+def test_what_was_left_in_the_folder_comes_before_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    left = [News(1.0, ("worker_failed", {}))]
+    file = File(str(path))
+    journal = Journal(file.write, 0, lambda is_last: left if is_last else [])
+    for name in ("started", "spawned", "exited"):
+        journal.add((name, {}))
+    journal.close(10.0, ("finished", {}))
+    file.close()
+    assert names(path) == ["started", "spawned", "exited", "worker_failed", "finished"]
+
+
+def test_a_run_adds_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    for name in ("started", "finished"):
+        file = File(str(path))
+        file.write(json.dumps({"event": name}).encode() + b"\n")
+        file.close()
+    assert names(path) == ["started", "finished"]
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/events", "/"])
+def test_what_cannot_be_written_is_said_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = File(path)
+    for _ in range(3):
+        file.write(b"{}\n")
+    file.close()
+    assert caplog.text.count("the job goes on without") == 1
+
+
+def test_a_fifo_whose_reader_hangs_or_goes_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = File(str(path))
+    for _ in range(50):
+        file.write(b"x" * 4095 + b"\n")
+    os.close(reader)
+    file.write(b"x\n")
+    file.close()
+
+
+def test_a_writer_that_hangs_is_left_behind() -> None:
+    hang = threading.Event()
+
+    def write(line: bytes) -> None:
+        hang.wait(30)
+
+    journal = Journal(write, 0, lambda is_last: [])
+    started_s = time.monotonic()
+    for _ in range(1000):
+        journal.add(("started", {}))
+    journal.close(0.2, ("finished", {}))
+    assert time.monotonic() - started_s < 10
+    hang.set()
+    journal.close(10.0)

@@ -1,0 +1,163 @@
+"""What is told of a job's life: the vocabulary, and lines that every reader takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.supervisor.fakes import FakeSystem
+from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, Verdict
+from trainer_launch.status import news, story
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.loop import supervise
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Listener:
+    """A watcher that keeps the story."""
+
+    def __init__(self) -> None:
+        self.told: list[story.Event] = []
+
+    def begun(self, state) -> None:
+        self.told.append(("begun", {}))
+
+    def stepped(self, event, before, after) -> None:
+        self.told += story.of_step(event, before, after)
+
+    def spawned(self, process, pid) -> None:
+        self.told.append(("spawned", {"process": process}))
+
+
+def story_of(*script, restarts=0, wait_for=(), **fields):
+    """The names and first values of what a plan of one process tells."""
+    listener = Listener()
+    process = Process(name="main", argv=("train",), env={})
+    plan = Plan(
+        engine="test", processes=(process,), grace_s=10.0, restarts=restarts, wait_for=wait_for, wait_s=60.0
+    )
+    supervise(plan, FakeSystem(*script, **fields), observer=listener)
+    return [(name, *list(values.values())[:1]) for name, values in listener.told]
+
+
+def exited(at_s, code=None, number=None):
+    return ev.Exited(at_s, Exit(process="main", code=code, signal=number, at_s=at_s))
+
+
+def test_a_run_that_succeeds() -> None:
+    assert story_of(exited(5.0, 0)) == [("begun",), ("spawned", "main"), ("exited", "main")]
+
+
+def test_a_run_that_waits_for_a_name() -> None:
+    told = story_of(ev.Unresolved(1.0, "no such host"), ev.GateOpened(2.0), exited(5.0, 0), wait_for=("a",))
+    assert told[1:4] == [("unresolved", "no such host"), ("resolved",), ("spawned", "main")]
+
+
+def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
+    told = story_of(ev.Signalled(1.0, signal.SIGTERM), exited(11.05, None, signal.SIGKILL))
+    assert told[2:] == [
+        ("signal", 15),
+        ("stopping", "leaders"),
+        ("stopping", "everyone"),
+        ("stopping", "kill"),
+        ("exited", "main"),
+    ]
+
+
+def test_an_agent_that_is_started_again() -> None:
+    told = story_of(exited(1.0, None, signal.SIGKILL), ev.Childless(2.0), exited(3.0, 0), restarts=3)
+    assert ("restarting", 1) in told
+    assert told.count(("spawned", "main")) == 2
+
+
+def test_a_program_that_is_not_there() -> None:
+    assert ("spawn_failed", "main") in story_of(missing=("main",))
+
+
+def test_the_last_line_has_the_outcome() -> None:
+    failure = Failure(reason="WorkerFailed", message="rank 3 died", exit_code=9, rank=3, node_rank=1, host="pod-1")
+    line = story.line(0.0, 1, story.of_outcome(Outcome(verdict=Verdict.FAILED, failure=failure, seconds=1.5)))
+    values = json.loads(line)
+    assert values["time"] == "1970-01-01T00:00:00.000Z"
+    for name, value in {"event": "finished", "node": 1, "exit_code": 9, "rank": 3, "failed_node": 1}.items():
+        assert values[name] == value
+
+
+def test_every_event_is_in_the_readme_and_no_other() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("| event |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(story.EVENTS)
+
+
+@pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrst", "https://me:hunter2@host/x", "--token=abcdef"])
+def test_no_line_has_what_looks_like_a_secret(secret: str) -> None:
+    shown = story.line(0.0, 0, ("started", {"command": ("train", secret), "text": f"ran {secret}"})).decode()
+    assert secret not in shown
+    assert "[redacted]" in shown
+
+
+VALUES = st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.text()).map(tuple))
+METRICS = st.dictionaries(st.text(min_size=1, max_size=64), st.floats(), max_size=256)
+
+
+@given(st.dictionaries(st.text(max_size=20), VALUES, max_size=8), METRICS)
+def test_a_line_is_one_line_of_strict_json_and_fits_a_pipes_atomic_write(values, metrics) -> None:
+    line = story.line(1.5, None, ("progress", {**values, "metrics": metrics}))
+    assert len(line) <= 4096
+    assert line.count(b"\n") == 1
+    json.loads(line, parse_constant=pytest.fail)
+
+
+def test_the_longest_texts_are_cut_and_say_so() -> None:
+    texts = dict.fromkeys("abcdef", "😀" * 5000)
+    line = story.line(0.0, 0, ("finished", texts))
+    assert len(line) <= 4096
+    assert json.loads(line)["is_cut"] is True
+
+
+def test_numbers_that_json_lacks_become_words() -> None:
+    line = story.line(0.0, 0, ("progress", {"metrics": {"a": math.nan, "b": math.inf}}))
+    assert json.loads(line)["metrics"] == {"a": "nan", "b": "inf"}
+
+
+def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / news.FILE
+    tail = news.Tail(str(tmp_path))
+    assert tail.read() == []
+    formed = {"time_s": 5.0, "event": "generation_formed", "generation": 2, "nodes": 3, "restarts": 1}
+    whole = json.dumps(formed).encode() + b"\n"
+    path.write_bytes(whole + b"garbage\n" + b'{"time_s": 1, "event": "no such"}\n' + whole[:10])
+    assert [one.event[0] for one in tail.read()] == ["generation_formed"]
+    with path.open("ab") as file:
+        file.write(whole[10:] + b'{"time_s": 6, "event": "workers_started", "workers": 4, "first_rank": 0}\n')
+    assert [one.time_s for one in tail.read()] == [5.0, 6.0]
+    assert tail.read() == []
+    assert news.standing(str(tmp_path)) == news.Standing(generation=2, nodes=3, restarts=1, workers=4)
+    assert news.standing("/nonexistent") == news.Standing()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"1",
+        b"{}",
+        b'{"event":"exited","time_s":"x"}',
+        b'{"event":["exited"],"time_s":1}',
+        b'{"event":"exited","time_s":1e300}',
+        b'{"event":"exited","time_s":1,"x":{}}',
+        b"[" * 50_000,
+        b"\xff",
+    ],
+)
+def test_what_is_no_news_is_left_out(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / news.FILE).write_bytes(line + b"\n")
+    assert news.Tail(str(tmp_path)).read() == []

@@ -1,0 +1,97 @@
+"""A launcher's view of its node, in a file of its run's folder: for `status` in the same container."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.supervisor import tree
+
+FILE = "launcher.json"
+SCRATCH = "trainer-launch-"  # how the name of a run's folder begins
+SHM = "/dev/shm"  # where the folder is when nothing else may be written
+_MAX_BYTES = 262_144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a launcher says of itself; times in seconds since the epoch."""
+
+    version: str
+    pid: int
+    started_ticks: int  # of the process, as /proc has it: tells it from a later one with its number
+    run_dir: str
+    host: str
+    node_rank: int | None
+    contract: str
+    engine: str
+    phase: str
+    since_s: float  # in this phase
+    started_s: float
+    attempt: int = 1
+    processes: tuple[tuple[str, int], ...] = ()  # name and pid of those that run
+    exits: tuple[tuple[str, int], ...] = ()  # name and exit code of the last that ended
+    asked_to_stop_by: int | None = None
+    job: str | None = None  # the job's name at its coordinator
+    coordinator: tuple[str, int] | None = None  # host and port
+    secret_file: str | None = None  # where the job's secret is, which the coordinator may ask for
+    metrics_port: int | None = None
+
+
+def write(view: View) -> None:
+    """Replace the file; without room for it the job goes on."""
+    path = f"{view.run_dir}/{FILE}"
+    with contextlib.suppress(OSError):
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(asdict(view)).encode())
+        finally:
+            os.close(fd)
+        os.replace(f"{path}.new", path)
+
+
+def read(folder: str) -> View | None:
+    """The view of a launcher that is alive, None when there is none."""
+    text = LiveFiles(_MAX_BYTES).read(f"{folder}/{FILE}")
+    try:
+        values = json.loads(text or b"")
+        values.update({name: tuple(map(tuple, values[name])) for name in ("processes", "exits")})
+        place = values["coordinator"]
+        view = View(**{**values, "coordinator": None if place is None else (str(place[0]), int(place[1]))})
+        entry = tree.read(int(view.pid))
+    except (ValueError, KeyError, TypeError):
+        return None
+    alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
+    return view if alive else None
+
+
+def find(folders: Sequence[str] | None = None) -> tuple[View, ...]:
+    """Every launcher that runs in this container, as far as we may read, by node and pid."""
+    views = [read(path) for folder in folders or _folders() for path in _runs(folder)]
+    found = {view.pid: view for view in views if view is not None}
+    return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+
+
+def _folders() -> tuple[str, ...]:
+    """Where a launcher with our environment makes its folder."""
+    try:
+        own = tempfile.gettempdir()
+    except OSError:  # nothing may be written but shared memory
+        own = SHM
+    return tuple(dict.fromkeys((own, "/tmp", "/var/tmp", SHM)))
+
+
+def _runs(folder: str) -> Iterator[str]:
+    """Folders of runs; another user's might say anything, so only root looks at those."""
+    me = os.geteuid()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                is_run = entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False)
+                if is_run and me in (0, entry.stat(follow_symlinks=False).st_uid):
+                    yield entry.path
