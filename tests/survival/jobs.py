@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 
 Fault = Callable[[Job], None]
 DEADLINE_S = 60.0
+_FAILURES = re.compile(r"store at .*, (\d+) failures so far")
 _STEADY = 5  # steps after which a job is running, and not just starting
 
 
@@ -165,21 +167,32 @@ def completed(job: Job) -> None:
 
 
 class Recovery:
-    """What a fault did to a job: `starts` of each pod since then."""
+    """What a fault did to a job: `starts` of each pod and `failures` that its budget counts, since then."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._before = [pod.starts for pod in job.pods]
+        self._failures_before = _failures(job)
         self._known = {step.start for step in steps(job.folder)}
 
     @property
     def starts(self) -> list[int]:
         return [pod.starts - before for pod, before in zip(self._job.pods, self._before, strict=True)]
 
+    @property
+    def failures(self) -> int:
+        return _failures(self._job) - self._failures_before
+
     def wait(self, workers: int = 3) -> None:
         """Until so many workers, started anew, train together again."""
         is_back = lambda: is_steady(self._job.folder, workers, tuple(self._known))  # noqa: E731
         wait_until(is_back, f"{workers} workers to train again", self._job.pods, DEADLINE_S)
+
+
+def _failures(job: Job) -> int:
+    """As the pods were told when they last met."""
+    lines = [line for pod in job.pods for line in pod.lines]
+    return max((int(found[1]) for found in map(_FAILURES.search, lines) if found), default=0)
 
 
 class Standing:

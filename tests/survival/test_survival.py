@@ -64,6 +64,7 @@ def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, fault, start
         fault(running)
         recovery.wait()
         assert recovery.starts == starts, [pod.codes for pod in running.pods]
+        assert recovery.failures == request.node.name.count("worker"), "only failed workers cost the budget"
         if "asked-to-stop" in request.node.name:
             pod = running.pods[starts.index(1)]
             assert pod.codes[-1] == 143
