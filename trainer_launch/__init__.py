@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 __version__ = "0.1.0.dev0"
-__all__ = ["report"]
+__all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report"]
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
+    from trainer_launch.api import launch
+    from trainer_launch.elastic import Elastic, RunPolicy, WorkerFailedError
     from trainer_launch.reporting import report
+
+_HOMES = {
+    "Elastic": "elastic",
+    "RunPolicy": "elastic",
+    "WorkerFailedError": "elastic",
+    "launch": "api",
+    "report": "reporting",
+}
 
 
 def __getattr__(name: str) -> object:
     """Load what a training script uses when it does: `import trainer_launch` alone costs nothing."""
-    if name == "report":
-        from trainer_launch.reporting import report
+    if name in _HOMES:
+        from importlib import import_module
 
-        return report
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,9 +16,9 @@ from trainer_launch.child.stop import how_it_died
 class Deaths:
     """Looks at processes from a thread that sleeps until one of them ends."""
 
-    def __init__(self) -> None:
-        # pids in the order they died, and how: (code, None) or (None, signal); None: it was collected before us.
-        self.seen: dict[int, tuple[int | None, int | None] | None] = {}
+    def __init__(self, seen: dict[int, tuple[int | None, int | None] | None]) -> None:
+        # Gets pids in the order they died, and how: (code, None) or (None, signal); None: collected before us.
+        self._seen = seen
         self._ends = select.epoll()
         self._pids: dict[int, int] = {}  # by descriptor
         self._wake, self._waker = os.pipe()
@@ -46,7 +46,7 @@ class Deaths:
     def _look(self) -> None:
         for fd in self._ended():
             pid = self._pids.pop(fd)
-            self.seen[pid] = how_it_died(pid)
+            self._seen[pid] = how_it_died(pid)
             os.close(fd)
 
     def _ended(self) -> Iterator[int]:

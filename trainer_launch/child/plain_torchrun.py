@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousP
 from trainer_launch import exits, log
 from trainer_launch.child import plain_conf
 from trainer_launch.child.deaths import Deaths
-from trainer_launch.child.membership import FirstDeath
+from trainer_launch.child.membership import FirstDeath, HowItDied
 from trainer_launch.child.plain_conf import Conf
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.coordinator import protocol as say
@@ -60,14 +60,15 @@ class PlainTorchrun(CoordinatedRendezvous):
     ) -> None:
         self._server = server
         self._over = False
-        self._deaths = Deaths()
+        deaths: dict[int, HowItDied] = {}
+        self._deaths = Deaths(deaths)
         name, address = _names(conf, endpoint, address)
         me = Identity(
             run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address, ports=conf.ports
         )
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
         self._link = Client(endpoint, hello, secret, say=_log.info)
-        self._first = FirstDeath(self._deaths.seen, "null", self._deaths.watch)
+        self._first = FirstDeath(deaths, "null", self._deaths.watch)
         super().__init__(self._link, endpoint, me=me, first_death=self._first, patience_s=conf.patience_s)
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -1,0 +1,72 @@
+"""What `Elastic` takes and refuses. Pure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import trainer_launch
+from trainer_launch import Elastic, RunPolicy, launch
+from trainer_launch.errors import UsageError
+
+
+def test_what_nobody_said_is_left_to_the_pod() -> None:
+    assert Elastic().options() == {}
+    said = Elastic(nnodes="1:2", nproc_per_node=4, max_restarts=0, rdzv_configs={"node_rank": 1})
+    assert said.options() == {"nnodes": "1:2", "nproc_per_node": "4", "max_restarts": "0", "node_rank": "1"}
+
+
+def test_the_fields_come_in_the_order_that_flyte_has() -> None:
+    assert Elastic(2, 8, "fork", 5, 3, {"join_timeout": 900, "timeout": 900}, True, RunPolicy()).patience_s == 900
+
+
+def test_a_deadline_may_come_in_flytes_own_run_policy() -> None:
+    assert Elastic(run_policy=SimpleNamespace(active_deadline_seconds=60)).deadline_s == 60
+    assert Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=5)).deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"nnodes": 0}, "Elastic(nnodes=) is 0; expected N or MIN:MAX"),
+        ({"nnodes": "2:1"}, "Elastic(nnodes=) is '2:1'"),
+        ({"nnodes": True}, "Elastic(nnodes=) is True"),
+        ({"nproc_per_node": "many"}, "Elastic(nproc_per_node=) is 'many'; expected a number from 1, or auto"),
+        ({"start_method": "exec"}, "expected one of spawn, fork, forkserver"),
+        ({"monitor_interval": 0}, "Elastic(monitor_interval=) is 0"),
+        ({"max_restarts": -1}, "Elastic(max_restarts=) is -1; expected a number from 0"),
+        ({"rdzv_configs": {"patienc": 1}}, "did you mean patience?"),
+        ({"rdzv_configs": {"patience": "long"}}, "patience of Elastic(rdzv_configs=) is 'long'"),
+        ({"rdzv_configs": 3}, "expected a dictionary"),
+        ({"increase_shared_mem": 1}, "expected True or False"),
+        ({"run_policy": RunPolicy(active_deadline_seconds=0)}, "expected active_deadline_seconds above 0"),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Elastic(**fields)
+    assert said in str(refused.value)
+
+
+def test_launch_wants_a_function_and_an_elastic() -> None:
+    with pytest.raises(UsageError, match="expected a function"):
+        launch(3, Elastic())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"expected trainer_launch\.Elastic"):
+        launch(print, {"nnodes": 1})  # type: ignore[arg-type]
+
+
+def test_every_public_name_is_there_and_others_are_not() -> None:
+    assert all(getattr(trainer_launch, name) for name in trainer_launch.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'lunch'"):
+        trainer_launch.lunch  # noqa: B018
+
+
+def test_importing_the_package_or_elastic_loads_nothing_heavy() -> None:
+    code = "import sys, trainer_launch; print(*sys.modules); trainer_launch.Elastic(); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=30, check=True)
+    alone, with_elastic = (set(line.split()) for line in ended.stdout.splitlines())
+    assert {name for name in alone if name.startswith("trainer_launch")} == {"trainer_launch"}
+    assert {"torch", "pydantic_settings"}.isdisjoint(with_elastic)

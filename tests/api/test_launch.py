@@ -1,0 +1,165 @@
+"""`trainer_launch.launch` with real workers: results, failures, restarts, requests to stop, two nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import DEADLINE_S, clean_env
+from tests.conftest import require
+from tests.hosts.network import hosts
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, os, signal, sys, threading, time
+import trainer_launch
+from trainer_launch import Elastic, RunPolicy, WorkerFailedError
+
+def quick(**fields):
+    return Elastic(**{"nproc_per_node": 2, "monitor_interval": 0.1, "start_method": "forkserver", **fields})
+
+def add(x, y=1):
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()
+    return [int(os.environ["RANK"]), int(total), x + y]
+
+def unlucky():
+    if os.environ["RANK"] == "1":
+        raise ValueError("no luck")
+    time.sleep(60)
+
+def crash_once(mark):
+    if os.environ["RANK"] == "0" and not os.path.exists(mark):
+        open(mark, "x").close()
+        os._exit(7)
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+def give_back_a_function():
+    return lambda: 1
+
+def wait():
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), os._exit(0)))
+    os.write(1, b"ready\\n")
+    time.sleep(60)
+
+def failure(fn, *args, **fields):
+    try:
+        trainer_launch.launch(fn, quick(**fields), *args)
+    except Exception as problem:
+        return [type(problem).__name__, str(problem), getattr(problem, "rank", None)]
+
+def say(what):
+    print("said " + json.dumps(what), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+def program(folder: Path, main: str) -> tuple[str, ...]:
+    """A script whose main block is `main`."""
+    path = folder / "job.py"
+    path.write_text(
+        f"{SCRIPT}\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in main.splitlines())
+    )
+    return sys.executable, str(path)
+
+
+def start(folder: Path, main: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        program(folder, main),
+        env=clean_env({"PYTHONPATH": str(ROOT), **env}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, list, str]:
+    """The exit code, what was said, and all output."""
+    try:
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"did not end in {DEADLINE_S} s:\n{output}")
+    said = [json.loads(line[5:]) for line in output.splitlines() if line.startswith("said ")]
+    return process.returncode, said, output
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_the_ranks_results_come_back_and_nothing_stays_in_the_process(tmp_path: Path, method: str) -> None:
+    main = f"""before = dict(os.environ), signal.getsignal(signal.SIGTERM)
+say(trainer_launch.launch(add, quick(start_method={method!r}), 3, y=4))
+say([before == (dict(os.environ), signal.getsignal(signal.SIGTERM)), threading.active_count()])"""
+    code, said, output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert said == [{"0": [0, 2, 7], "1": [1, 2, 7]}, [True, 1]]
+
+
+def test_failures_are_told_and_a_crash_is_repaired_when_asked(tmp_path: Path) -> None:
+    main = f"""say(failure(unlucky))
+say(failure(give_back_a_function))
+say(failure(lambda: 1))
+say(trainer_launch.launch(crash_once, quick(max_restarts=1), {str(tmp_path / "mark")!r}))
+say(failure(time.sleep, 60, run_policy=RunPolicy(active_deadline_seconds=1)))"""
+    code, (unlucky, function, unsendable, repaired, late), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert unlucky[0::2] == ["WorkerFailedError", 1]
+    assert "rank 1 failed on node 0" in unlucky[1].splitlines()[0]
+    assert unlucky[1].splitlines()[-1] == "ValueError: no luck"
+    assert "in unlucky" in unlucky[1]
+    assert function[0] == "WorkerFailedError"
+    assert "returned a function that cannot be pickled" in function[1]
+    assert unsendable[0] == "UsageError"
+    assert "set start_method='fork'" in unsendable[1]
+    assert repaired == {"0": "1", "1": "1"}
+    assert late[:2] == ["NodeError", "the job took longer than active_deadline_seconds, 1 s"]
+
+
+def test_asked_to_stop_the_workers_have_their_grace_and_the_script_ends_with_143(tmp_path: Path) -> None:
+    process = start(tmp_path, "try:\n    trainer_launch.launch(wait, quick())\nfinally:\n    say('finally')")
+    assert process.stdout is not None
+    ready = 0
+    while ready < 2:
+        line = process.stdout.readline()
+        assert line, "it ended before its workers were ready"
+        ready += "ready" in line
+    process.send_signal(signal.SIGTERM)
+    code, said, output = end(process)
+    assert code == 143, output
+    assert output.count("saved") == 2
+    assert said == ["finally"]
+
+
+def test_the_nodes_of_a_flyte_task_meet_and_each_has_its_own_ranks_results(tmp_path: Path) -> None:
+    env = {
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": "2:2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MAX_RESTARTS": "0",
+        "FLYTE_INTERNAL_EXECUTION_ID": "x",
+        "PYTHONPATH": str(ROOT),
+    }
+    main = "say(trainer_launch.launch(add, Elastic(nnodes=2, nproc_per_node=1, monitor_interval=0.1), 3))"
+    argv = program(tmp_path, main)
+    with hosts("job-worker-0", "job-worker-1") as pods:
+        ends = [end(process) for process in [pod.start(argv, env) for pod in pods]]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert [said for _, said, _ in ends] == [[{"0": [0, 2, 4]}], [{"1": [1, 2, 4]}]]

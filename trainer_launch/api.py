@@ -1,0 +1,82 @@
+"""`trainer_launch.launch`: a function as the workers of this pod's job, from a script or a Flyte task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trainer_launch.commands.gather import live_pod, read, request_of
+from trainer_launch.elastic import Elastic
+from trainer_launch.engines import meeting
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Job, Origin
+from trainer_launch.overlay import overlay
+from trainer_launch.settings import load
+from trainer_launch.topology import place, usable_threads
+
+
+def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+    """Run `fn(*args, **kwargs)` in every worker of this node; what each returned, by its rank in the job.
+
+    In a job of several nodes every node calls this, and each gets the results of its own ranks.
+
+    Raises:
+        WorkerFailedError: a worker failed and no restart was left.
+        LaunchError: the job could not start or meet; see trainer_launch.errors.
+        SystemExit: SIGTERM came; the workers had their grace.
+    """
+    if not callable(fn):
+        raise UsageError(f"launch got {repr(fn)[:60]}; expected a function")
+    if not isinstance(elastic, Elastic):
+        raise UsageError(f"launch got {repr(elastic)[:60]} as its second argument; expected trainer_launch.Elastic")
+    request = _request(elastic)
+    nodes = meeting.nodes_of(request)
+    options = meeting.options(request, nodes)
+    if options.get("rdzv_backend") != "trainer-launch":
+        backend = request.topology.rendezvous and request.topology.rendezvous.backend
+        raise UsageError(f"launch meets at its own coordinator, not by {backend}; unset PET_RDZV_BACKEND")
+    workers = request.topology.local_world_size
+    if workers is None:
+        raise UsageError(
+            f"nproc_per_node is '{request.job.nproc_per_node}', but this container shows no such device "
+            f"({request.host.gpus.reason}); set Elastic(nproc_per_node=) to a number"
+        )
+    from trainer_launch.child import function  # torch comes with it
+
+    how = function.Launching(
+        options=options,
+        nodes=nodes,
+        workers=workers,
+        start_method=elastic.start_method,
+        monitor_interval_s=elastic.monitor_interval,
+        grace_s=request.grace_s,
+        threads=usable_threads(request.host, workers, request.env.get("OMP_NUM_THREADS"))[0],
+        hosting=meeting.hosting(request),
+        secret_file=request.secret_file,
+        deadline_s=elastic.deadline_s,
+    )
+    return function.run(fn, args, kwargs, how)
+
+
+def _request(elastic: Elastic) -> Request:
+    """This pod, read as `run` reads it, under what was said explicitly."""
+    settings = load({})
+    reading = read(live_pod(("python", sys.argv[0] or "-")), settings)
+    if reading.job.role == "rank":
+        raise UsageError(
+            "this process is already a worker of a torchrun job; call the function itself, without launch"
+        )
+    reading = replace(reading, job=_job(reading.job, elastic))
+    request = request_of(reading, place(reading.job, reading.host), settings, scratch="")
+    patience_s = request.rejoin_timeout_s if elastic.patience_s is None else elastic.patience_s
+    return replace(request, rejoin_timeout_s=patience_s, our_rendezvous=True)
+
+
+def _job(job: Job, elastic: Elastic) -> Job:
+    said = elastic.options()
+    if job.max_restarts is None:
+        said.setdefault("max_restarts", "0")
+    return overlay(job, said, Origin.COMMAND)

@@ -1,0 +1,199 @@
+"""A function as the workers of a torch job, the agent in the user's own process: nothing of it stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from trainer_launch.child import logs, membership
+from trainer_launch.child.asked import PARKED_SIGNAL, Asked
+from trainer_launch.child.call import Call
+from trainer_launch.child.deaths import Deaths
+from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
+from trainer_launch.contracts.grammar import parse_conf
+from trainer_launch.coordinator.hosting import serve
+from trainer_launch.elastic import WorkerFailedError
+from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.host.secret import read_secret
+from trainer_launch.model import Hosting, NodeRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launching:
+    """Everything about a launch but the function."""
+
+    options: Mapping[str, str]  # how the nodes meet, by torchrun's names
+    nodes: NodeRange
+    workers: int  # on this node
+    start_method: str
+    monitor_interval_s: float
+    grace_s: float
+    threads: str | None  # OMP_NUM_THREADS of the workers
+    hosting: Hosting | None  # the coordinator, on the node that hosts it
+    secret_file: str | None
+    deadline_s: float | None
+
+
+def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], how: Launching) -> dict[int, Any]:
+    """Run the function in all workers of this node to its end; their results by rank."""
+    _check(fn, (args, kwargs), how.start_method)
+    asked = Asked()
+    try:
+        with (
+            _environment(how),
+            asked,
+            _hosted(how),
+            tempfile.TemporaryDirectory(prefix="trainer-launch-") as folder,
+        ):
+            call = Call(fn, args, kwargs, asked.forget if how.start_method == "fork" else None)
+            found = _results(call, _config(how, folder), asked)
+    except SignalException as stopped:
+        asked.leave(int(stopped.sigval))
+    except NotNeededError:
+        return {}
+    except GaveUpError as ended:
+        _fail(ended)
+    except ChildFailedError as failed:
+        rank, first = failed.get_first_failure()
+        raise WorkerFailedError(failed.format_msg(), rank, first.exitcode, None) from None
+    return {rank: _load(rank, data) for rank, data in sorted(found.items())}
+
+
+def _results(call: Call, config: LaunchConfig, asked: Asked) -> dict[int, bytes]:
+    with (
+        contextlib.closing(Deaths(asked.deaths)) as deaths,
+        membership.member(config, asked, deaths.watch) as node,
+    ):
+        config.logs_specs = logs.BeforeEachStart((node.prepare,), config.logs_specs)
+        while True:
+            try:
+                found: dict[int, bytes] = elastic_launch(config, call)()
+            except DistError:
+                if node.is_over():
+                    continue  # a node was lost while the agents exchanged their ranks
+                raise
+            if node.finish():
+                return found
+            # Another node's workers failed after ours had ended: then all go on from the checkpoint.
+
+
+def _config(how: Launching, folder: str) -> LaunchConfig:
+    config = LaunchConfig(
+        min_nodes=how.nodes.min,
+        max_nodes=how.nodes.max,
+        nproc_per_node=how.workers,
+        run_id=how.options["rdzv_id"],
+        rdzv_backend=how.options["rdzv_backend"],
+        rdzv_endpoint=how.options["rdzv_endpoint"],
+        rdzv_configs=dict(parse_conf(how.options["rdzv_conf"]) or {}),
+        max_restarts=int(how.options["max_restarts"]),
+        monitor_interval=how.monitor_interval_s,
+        start_method=how.start_method,
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
+        local_addr="127.0.0.1" if how.nodes.max == 1 else None,
+    )
+    if hasattr(config, "signals_to_handle"):
+        config.signals_to_handle = PARKED_SIGNAL
+    if hasattr(config, "shutdown_timeout"):
+        config.shutdown_timeout = int(how.grace_s)
+    return config
+
+
+@contextlib.contextmanager
+def _hosted(how: Launching) -> Iterator[None]:
+    """Host the coordinator, where this is the node to do so; the job's deadline is its business."""
+    if how.hosting is None:
+        yield
+        return
+    secret = None if how.secret_file is None else read_secret(how.secret_file)
+    with serve(how.hosting, secret) as server:
+        if how.deadline_s is None:
+            yield
+            return
+        reason = f"the job took longer than active_deadline_seconds, {how.deadline_s:g} s"
+        timer = threading.Timer(how.deadline_s, server.stop, [reason])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+@contextlib.contextmanager
+def _environment(how: Launching) -> Iterator[None]:
+    """What workers inherit from this process, and what torch leaves in it; afterwards all is as it was."""
+    names = ("OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+    before = {name: os.environ.get(name) for name in names}
+    if how.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = how.threads
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _check(fn: Callable[..., Any], arguments: object, start_method: str) -> None:
+    """What a new interpreter could not load would end as a worker's death without a reason."""
+    if start_method == "fork":
+        return
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", type(fn).__name__)
+    advice = "define it at the top of a module that can be imported, or set start_method='fork'"
+    if module == "__mp_main__" and multiprocessing.parent_process() is not None:
+        raise UsageError(
+            "launch was called while a worker imported this script; put it under if __name__ == '__main__':"
+        )
+    main = sys.modules["__main__"]
+    if module == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
+        raise UsageError(f"{name} is defined in a session, which a {start_method}ed worker cannot import; {advice}")
+    problem = _unpicklable(fn) or _unpicklable(arguments)
+    if problem is not None:
+        raise UsageError(
+            f"{name} and its arguments cannot be sent to a {start_method}ed worker ({problem}); {advice}"
+        )
+
+
+def _unpicklable(value: object) -> Exception | None:
+    try:
+        pickle.dumps(value)
+    except RuntimeError:
+        return None  # multiprocessing's own queues and locks travel with a starting worker, and only so
+    except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
+        return problem
+    return None
+
+
+def _load(rank: int, data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
+        text = f"what rank {rank} returned cannot be read in this process ({problem}); return plain values"
+        raise WorkerFailedError(text, rank, None, None) from None
+
+
+def _fail(ended: GaveUpError) -> NoReturn:
+    """Say whose worker failed first, and how."""
+    job, own = ended.given_up, ended.own
+    if own is None and job.rank is None:
+        raise NodeError(str(ended)) from None
+    message = own.message if own is not None else job.message
+    text = f"{ended}: {message}" if message else str(ended)
+    if own is not None and own.lines:
+        text = "\n".join((text, "", *own.lines))
+    raise WorkerFailedError(text, job.rank, job.exit_code, job.signal) from None
