@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from trainer_launch.commands import ground
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.elastic import Elastic
-from trainer_launch.engines import meeting
+from trainer_launch.engines import child_env, meeting
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Origin
 from trainer_launch.overlay import overlay
 from trainer_launch.settings import load
-from trainer_launch.topology import place, usable_threads
+from trainer_launch.topology import place
 
 
 def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
@@ -44,6 +45,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: An
             f"nproc_per_node is '{request.job.nproc_per_node}', but this container shows no such device "
             f"({request.host.gpus.reason}); set Elastic(nproc_per_node=) to a number"
         )
+    env = child_env.agent(request)
     from trainer_launch.child import function  # torch comes with it
 
     how = function.Launching(
@@ -53,7 +55,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: An
         start_method=elastic.start_method,
         monitor_interval_s=elastic.monitor_interval,
         grace_s=request.grace_s,
-        threads=usable_threads(request.host, workers, request.env.get("OMP_NUM_THREADS"))[0],
+        env={name: value for name, value in env.items() if request.env.get(name) != value},
         hosting=meeting.hosting(request),
         secret_file=request.secret_file,
         deadline_s=elastic.deadline_s,
@@ -70,9 +72,11 @@ def _request(elastic: Elastic) -> Request:
             "this process is already a worker of a torchrun job; call the function itself, without launch"
         )
     reading = replace(reading, job=_job(reading.job, elastic))
-    request = request_of(reading, place(reading.job, reading.host), settings, scratch="")
+    topology = place(reading.job, reading.host)
+    memory = (ground.enlarged if elastic.increase_shared_mem else ground.decided)(reading, topology, settings)
+    request = request_of(reading, topology, settings, scratch="")
     patience_s = request.rejoin_timeout_s if elastic.patience_s is None else elastic.patience_s
-    return replace(request, rejoin_timeout_s=patience_s, our_rendezvous=True)
+    return replace(request, rejoin_timeout_s=patience_s, our_rendezvous=True, shm_is_short=memory.is_short)
 
 
 def _job(job: Job, elastic: Elastic) -> Job:

@@ -41,7 +41,7 @@ class Launching:
     start_method: str
     monitor_interval_s: float
     grace_s: float
-    threads: str | None  # OMP_NUM_THREADS of the workers
+    env: Mapping[str, str]  # what the workers' environment has beyond ours
     hosting: Hosting | None  # the coordinator, on the node that hosts it
     secret_file: str | None
     deadline_s: float | None
@@ -136,10 +136,8 @@ def _hosted(how: Launching) -> Iterator[None]:
 @contextlib.contextmanager
 def _environment(how: Launching) -> Iterator[None]:
     """What workers inherit from this process, and what torch leaves in it; afterwards all is as it was."""
-    names = ("OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
-    before = {name: os.environ.get(name) for name in names}
-    if how.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = how.threads
+    before = {name: os.environ.get(name) for name in (*how.env, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+    os.environ.update(how.env)
     try:
         yield
     finally:
