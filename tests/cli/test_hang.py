@@ -120,6 +120,22 @@ def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_name
     assert "hang: rank 1: waits in all_reduce" in said
 
 
+@pytest.mark.torch
+def test_when_the_budget_is_spent_the_last_words_name_the_hang(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    words = tmp_path / "words"
+    options = ("--max-restarts", "0", "--hang-timeout", "1", "--hang-dir", str(tmp_path), "--nproc-per-node", "2")
+    stops = "import os, signal, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    train = script(tmp_path, stops + "time.sleep(60)\n")
+    ended = launch("run", *options, "--termination-log", str(words), "--", train)
+    assert ended.returncode == 138, ended.stderr
+    first, *rest = words.read_text().splitlines()
+    assert first.startswith("reason=Hung rank=1 node=0 ")
+    (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
+    assert f"| rank 1 is stopped (SIGSTOP) for 1 s; the stacks of all workers are in {stacks}" in first
+    assert any(line.startswith("rank 1: state T") for line in rest)
+
+
 def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tmp_path: Path) -> None:
     words = tmp_path / "words"
     options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))

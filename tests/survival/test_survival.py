@@ -18,6 +18,7 @@ from tests.survival.jobs import (
     Standing,
     begun,
     completed,
+    hang_worker,
     kill_agent,
     kill_pod,
     kill_worker,
@@ -36,7 +37,9 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """One job for all faults: it has to survive every one that came before, too."""
     # A pod 0 that is away for less than 2 s interrupts nobody's workers for its coordinator's sake.
     contract, restart_s = (FIXED, 2.5) if request.param == "fixed" else (ELASTIC, 1.0)
-    made = Standing(contract, lambda: tmp_path_factory.mktemp(request.param), restart_s=restart_s)
+    # Long enough for every other fault to be no hang.
+    watched = ("--hang-timeout", "4", "--hang-dir", str(tmp_path_factory.mktemp("stacks")), "--max-restarts", "9")
+    made = Standing(contract, lambda: tmp_path_factory.mktemp(request.param), *watched, restart_s=restart_s)
     yield made
     made.end()
 
@@ -46,6 +49,7 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     [
         pytest.param(kill_worker(1), [0, 0, 0], id="worker-of-node-1-killed"),
         pytest.param(kill_worker(0), [0, 0, 0], id="worker-of-node-0-killed"),
+        pytest.param(hang_worker(1), [0, 0, 0], id="worker-of-node-1-hangs"),
         pytest.param(kill_agent(1), [0, 0, 0], id="agent-of-node-1-killed"),
         pytest.param(kill_agent(0), [0, 0, 0], id="agent-of-node-0-killed"),
         pytest.param(kill_pod(1), [0, 1, 0], id="pod-1-killed"),
@@ -65,6 +69,9 @@ def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, fault, start
         recovery.wait()
         assert recovery.starts == starts, [pod.codes for pod in running.pods]
         assert recovery.failures == request.node.name.count("worker"), "only failed workers cost the budget"
+        if "hangs" in request.node.name:
+            said = ["".join(pod.lines).count("hang: rank 1 is stopped (SIGSTOP) for") for pod in running.pods]
+            assert said == [0, 1, 0], "the node whose worker it is acts, and no other"
         if "asked-to-stop" in request.node.name:
             pod = running.pods[starts.index(1)]
             assert pod.codes[-1] == 143
