@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer_launch.host import activity, stacks
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.reporting import FILE_END, FILE_START
 from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.hang import Sample, Worker
 
@@ -141,7 +142,7 @@ class Workers:
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
-        report = f"{sources.run_dir}/progress-{worker.local_rank or 0}.json"  # see trainer_launch.report()
+        report = f"{sources.run_dir}/{FILE_START}{worker.local_rank or 0}{FILE_END}"
         file = sources.progress_file
         changed = _changed(file) if file else 0
         return sources.heard(name, worker.local_rank), _changed(report), changed
