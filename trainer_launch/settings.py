@@ -18,7 +18,10 @@ from trainer_launch.errors import UsageError
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
-    {"RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"}
+    {
+        *("RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"),
+        *("WARM", "FORKSERVER"),
+    }
 )
 # A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_[0-9]+_(TCP|UDP).*)")
@@ -67,6 +70,12 @@ class Settings(BaseSettings):
     )
     secret_file: str | None = Field(
         None, description="file with the job's secret, the same in all pods; without it a node is not let in"
+    )
+    start_method: Literal["auto", "exec", "forkserver"] = Field(
+        "auto", description="how torch's workers start: forked from a process that has imported torch, or each anew"
+    )
+    preload: str | None = Field(
+        None, description="modules that this process imports besides torch, such as numpy,transformers"
     )
     rejoin_timeout: float = Field(
         600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"

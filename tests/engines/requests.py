@@ -48,6 +48,8 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "our_rendezvous": False,
         "loopback_port": 4242,
         "shrink_after_s": 0.0,
+        "start_method": "exec",
+        "preload": (),
         "prefix": False,
         "scratch": "/scratch",
     }

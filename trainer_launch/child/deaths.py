@@ -10,7 +10,7 @@ import select
 import threading
 from collections.abc import Iterator
 
-from trainer_launch.child.stop import how_it_died
+from trainer_launch.child.roster import how_it_died
 
 
 class Deaths:

@@ -23,6 +23,7 @@ class PipedLogs(LogsSpecs):
         super().__init__()
         self._paths = paths
         self._inner = inner
+        self.instead: dict[int, list[str | None]] | None = None  # told in place of torch: it opens no pipes
 
     @property
     def root_log_dir(self) -> str:
@@ -32,6 +33,13 @@ class PipedLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The destinations of one start of the workers."""
         to = self._inner.reify(envs)
+        if self.instead is not None:
+            for rank, (out_path, err_path) in enumerate(self._paths):
+                self.instead[rank] = [
+                    None if to.stdouts.get(rank) else out_path,
+                    None if to.stderrs.get(rank) else err_path,
+                ]
+            return to
         out = {rank: to.stdouts[rank] or self._paths[rank][0] for rank in range(len(envs))}
         err = {rank: to.stderrs[rank] or self._paths[rank][1] for rank in range(len(envs))}
         return replace(to, stdouts=out, stderrs=err)

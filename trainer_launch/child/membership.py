@@ -72,7 +72,7 @@ class Member(Alone):
 
     def prepare(self, environments: dict[int, dict[str, str]]) -> None:
         """Tell the workers the job's budget and failures: those of torch's own agent are without meaning here."""
-        self._first_death.environments = environments
+        self._first_death.begin(environments)
         for environment in environments.values():
             environment["TORCHELASTIC_RESTART_COUNT"] = str(self._rendezvous.failures)
             if self._budget is not None:
@@ -80,8 +80,16 @@ class Member(Alone):
 
 
 @contextlib.contextmanager
-def member(config: LaunchConfig, stop: Stop, watch: Callable[[int], None] = lambda pid: None) -> Iterator[Alone]:
-    """Make this node a member of its job while torch runs, if its backend is ours; `watch` is told pids."""
+def member(
+    config: LaunchConfig,
+    stop: Stop,
+    watch: Callable[[int], None] = lambda pid: None,
+    look: Callable[[], None] = lambda: None,
+) -> Iterator[Alone]:
+    """Make this node a member of its job while torch runs, if its backend is ours.
+
+    `watch` is told pids; `look` brings `stop.deaths` up to date.
+    """
     if config.rdzv_backend != BACKEND:
         yield Alone()
         return
@@ -92,7 +100,7 @@ def member(config: LaunchConfig, stop: Stop, watch: Callable[[int], None] = lamb
     host = str(conf.get("host", os.uname().nodename))
     hello = say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation)
     client = news.TellingClient(endpoint, hello, _secret(), say=_log.info)
-    first_death = FirstDeath(stop.deaths, config.event_log_handler, watch)
+    first_death = FirstDeath(stop.deaths, config.event_log_handler, watch, look)
     rendezvous = CoordinatedRendezvous(
         client,
         endpoint,
@@ -144,9 +152,14 @@ class FirstDeath(logging.Handler):
     """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
 
     def __init__(
-        self, deaths: Mapping[int, HowItDied], destination: str, watch: Callable[[int], None] = lambda pid: None
+        self,
+        deaths: Mapping[int, HowItDied],
+        destination: str,
+        watch: Callable[[int], None] = lambda pid: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
+        self._look = look
         self._deaths = deaths
         self._watch = watch
         self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
@@ -160,6 +173,11 @@ class FirstDeath(logging.Handler):
         self._events.removeHandler(self)
         super().close()
 
+    def begin(self, environments: dict[int, dict[str, str]]) -> None:
+        """New workers are about to start; whoever died before is no failure of theirs."""
+        self.environments = environments
+        self._seen = len(self._deaths)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Learn a worker's rank when torch has started it."""
         event = json.loads(record.getMessage())
@@ -171,6 +189,7 @@ class FirstDeath(logging.Handler):
             self._watch(pid)
 
     def __call__(self) -> WorkerDeath | None:
+        self._look()
         deaths = list(self._deaths.items())[self._seen :]
         self._seen += len(deaths)
         for pid, how in deaths:

@@ -1,7 +1,7 @@
 """How the agent's workers are asked to stop: each leader alone first, everything at the second request.
 
 torch's loop knows stopping only as an exception that a signal handler raises, so the handlers here do work. They
-may interrupt anything, an import too, and each other: they only call `os`, and look at one time only.
+may interrupt anything, an import too, and each other: they only call `os`, as the roster does for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from trainer_launch.child.roster import Roster
 from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of
 
 _PARKED = signal.SIGRTMAX  # torch has its own handler for it, see torch_agent
@@ -21,15 +22,14 @@ _PARKED = signal.SIGRTMAX  # torch has its own handler for it, see torch_agent
 class Stop:
     """Signal handlers of the agent."""
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, order: str, roster: Roster) -> None:
         self.asked = False  # whether we were asked to stop
         self._draining = False  # whether we stop when the workers have ended by themselves
-        # Workers' pids in the order they died, and how: (code, None) or (None, signal); None: torch was faster.
-        self.deaths: dict[int, tuple[int | None, int | None] | None] = {}
+        self.deaths = roster.deaths
         self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
         self._order = order
-        self._looking = False
-        self._look_again = False
+        self._roster = roster
+        self._told: set[int] = set()  # whom we have asked to stop
 
     def install(self, stopping: Iterable[signal.Signals], given: Mapping[int, SignalAction]) -> None:
         """Take `stopping` as requests to stop, unless they were given another meaning; hand all others on."""
@@ -39,19 +39,24 @@ class Stop:
             signal.signal(number, self._on_stop)
         for other in (STOP_SIGNALS | RELAYED) - stopping - {_PARKED}:
             drains = action_of(other, given) is SignalAction.DRAIN
-            signal.signal(other, self._on_drain if drains else _on_relayed)
+            signal.signal(other, self._on_drain if drains else self._on_relayed)
         signal.signal(signal.SIGCHLD, self._on_child)
+
+    def check(self, _environments: object) -> None:
+        """Before each start of the workers: none, when we were asked to stop."""
+        if self.asked or self._draining:
+            self._leave("asked to stop")
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         again, self.asked = self.asked, True
         if self.tell is not None and not again:
             os.write(self.tell, b"!")
-        if again or self._order == "group" or not _send_to_leaders(signal.SIGTERM):
+        if again or self._order == "group" or not self._ask():
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
         self._draining = True
-        if not _send_to_leaders(number):
+        if not self._send(number):
             self._leave("no worker is left to wait for")
 
     def _leave(self, why: str) -> None:
@@ -62,69 +67,35 @@ class Stop:
         raise SignalException(why, sigval=signal.SIGTERM)
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
-        self._look_again = True
-        if self._looking:
-            return  # it is seen by the look that was interrupted
-        self._looking = True
-        try:
-            while self._look_again:
-                self._look_again = False
-                states = _leaders()
-                for pid, alive in states.items():
-                    if not alive and pid not in self.deaths:
-                        self.deaths[pid] = how_it_died(pid)
-        finally:
-            self._looking = False
-        if (self.asked or self._draining) and not any(states.values()):
+        self._roster.look()
+        is_over = (self.asked and not self._ask()) or (self._draining and not self._roster.living())
+        if is_over:
             self._leave("all workers ended on request")
 
+    def _on_relayed(self, number: int, _frame: FrameType | None) -> None:
+        self._send(number)
 
-def _on_relayed(number: int, _frame: FrameType | None) -> None:
-    _send_to_leaders(number)
+    def _ask(self) -> int:
+        """Ask each living worker to stop, once, also those that have started meanwhile; how many there are."""
+        self._roster.look()
+        living = self._roster.living()
+        for pid in living:
+            if pid not in self._told:
+                self._told.add(pid)
+                _kill(pid, signal.SIGTERM)
+        return len(living)
 
-
-def _send_to_leaders(number: int) -> int:
-    """Signal each living worker; how many there are."""
-    living = [pid for pid, alive in _leaders().items() if alive]
-    for pid in living:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:  # noqa: PERF203  it ended meanwhile
-            continue
-    return len(living)
-
-
-def _leaders() -> dict[int, bool]:
-    """Each worker that was not collected yet, and whether it is alive: children that lead their own session."""
-    found = {}
-    for thread in os.listdir("/proc/self/task"):
-        for word in _read(f"/proc/self/task/{thread}/children").split():
-            # /proc/PID/stat reads: pid (name) state ppid pgrp session …; the name may hold blanks and brackets.
-            fields = _read(f"/proc/{int(word)}/stat").rpartition(b")")[2].split()
-            if len(fields) > 3 and int(fields[3]) == int(word):
-                found[int(word)] = fields[0] not in (b"Z", b"X")
-    return found
+    def _send(self, number: int) -> int:
+        """Signal each living worker; how many there are."""
+        self._roster.look()
+        living = self._roster.living()
+        for pid in living:
+            _kill(pid, number)
+        return len(living)
 
 
-def how_it_died(pid: int) -> tuple[int | None, int | None] | None:
-    """How a child died, left for torch to collect."""
+def _kill(pid: int, number: int) -> None:
     try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    if ended is None:
-        return None
-    return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
-
-
-def _read(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 65536)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        os.kill(pid, number)
+    except ProcessLookupError:  # it ended meanwhile
+        return

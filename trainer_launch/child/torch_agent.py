@@ -23,51 +23,60 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log, signals
-from trainer_launch.child import hangs, logs, membership, news
+from trainer_launch.child import hangs, logs, membership, news, warm
 from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
+from trainer_launch.child.roster import Roster
+from trainer_launch.child.server import Server
 from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop
 from trainer_launch.errors import LaunchError
 
 # What has to be in order before workers start, the first time and each time again; given their environments.
-BEFORE_EACH_START: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = ()
+Hook = Callable[[dict[int, dict[str, str]]], None]
+BEFORE_EACH_START: tuple[Hook, ...] = ()
 _PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
     """Run the workers to their end; return the exit code of the first that failed, or 0."""
-    stop = Stop(order=os.environ.get("TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS", "leader"))
+    roster = Roster(os.environ.get("TRAINER_LAUNCH_RUN_DIR"))
+    stop = Stop(os.environ.get("TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS", "leader"), roster)
     try:
         config, command, command_args = _config(argv)
         _take_over_signals(config, stop)
     except (AssertionError, KeyError, OSError, RuntimeError, ValueError) as problem:
-        text = f"torch refuses its options ({type(problem).__name__}: {problem}); see torchrun --help"
-        _write({"reason": "Misconfigured", "message": text, "exit_code": exits.MISCONFIGURED})
-        log.warn(text)
-        return exits.MISCONFIGURED
+        return _refuse(f"torch refuses its options ({type(problem).__name__}: {problem}); see torchrun --help")
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)
     try:
-        return _as_member(config, stop, command, command_args)
-    except LaunchError as problem:  # a secret or a range of ports that does not do
-        reason = "Misconfigured" if problem.exit_code == exits.MISCONFIGURED else "PeerLost"
-        _write({"reason": reason, "message": str(problem), "exit_code": problem.exit_code})
-        log.warn(str(problem))
-        return problem.exit_code
+        way = warm.choose(config, command, command_args, server, no_server)
+        return _as_member(config, stop, roster, way)
+    except SignalException as stopped:
+        return exits.of_signal(int(stopped.sigval))
+    except LaunchError as problem:  # a secret, a range of ports or a way to start that does not do
+        return _refuse(str(problem), problem.exit_code)
 
 
-def _as_member(config: LaunchConfig, stop: Stop, command: Any, command_args: list[str]) -> int:
+def _as_member(config: LaunchConfig, stop: Stop, roster: Roster, way: warm.Ordinary) -> int:
     slate = Slate(os.environ.get("TRAINER_LAUNCH_RUN_DIR", ""))
-    with membership.member(config, stop) as node:
-        ready: tuple[Callable[[dict[int, dict[str, str]]], None], ...] = (slate, *BEFORE_EACH_START, node.prepare)
-        config.logs_specs = logs.BeforeEachStart((*ready, news.tell_start), config.logs_specs)
-        code = _run(lambda: elastic_launch(config, command)(*command_args), node, stop)
+    roster.listen(config.event_log_handler)
+    with membership.member(config, stop, look=roster.look) as node:
+        ready: tuple[Hook, ...] = (roster.begin, stop.check, slate, way.prepare, *BEFORE_EACH_START)
+        config.logs_specs = logs.BeforeEachStart((*ready, node.prepare, news.tell_start), config.logs_specs)
+        code = _run(way.launch, node, stop, roster)
     return exits.STOPPED if stop.asked else code
+
+
+def _refuse(text: str, code: int = exits.MISCONFIGURED) -> int:
+    reason = "Misconfigured" if code == exits.MISCONFIGURED else "PeerLost"
+    _write({"reason": reason, "message": text, "exit_code": code})
+    log.warn(text)
+    return code
 
 
 def _config(argv: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
@@ -80,12 +89,12 @@ def _config(argv: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
     return config, command, command_args
 
 
-def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop) -> int:
+def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop, roster: Roster) -> int:
     try:
         while not _launch_once(launch, node, stop):
             pass
     except ChildFailedError as failed:
-        return exits.STOPPED if stop.asked else _report(failed, list(stop.deaths))
+        return exits.STOPPED if stop.asked else _report(failed, roster)
     except SignalException as stopped:
         return exits.of_signal(int(stopped.sigval))
     except NotNeededError:
@@ -117,9 +126,10 @@ def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
         config.signals_to_handle = _PARKED_SIGNAL
 
 
-def _report(failed: ChildFailedError, deaths: list[int]) -> int:
+def _report(failed: ChildFailedError, roster: Roster) -> int:
     """Write the first failure for PID 1; its exit code becomes ours."""
-    rank, first = first_failure(failed.failures, deaths)
+    # Of forked workers torch tells one, which is not always the first.
+    rank, first = first_failure({**roster.failures(), **failed.failures}, list(roster.deaths))
     number = -first.exitcode if first.exitcode < 0 else None
     code = first.exitcode if number is None else exits.of_signal(number)
     data = first.error_file_data if isinstance(first.error_file_data, dict) else {}
@@ -185,11 +195,11 @@ def _write(failure: dict[str, Any]) -> None:
         print(f"trainer-launch: cannot write {path}: {problem}", file=sys.stderr)  # noqa: T201
 
 
-def run() -> None:
-    """The process: `main`, and an end that nothing delays."""
+def run(argv: list[str], server: Server | None, no_server: str | None) -> None:
+    """The process: `main`, and an end that nothing delays; `no_server` tells why there is none."""
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
-    code = main(sys.argv[1:])
+    code = main(argv, server, no_server)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -101,6 +101,8 @@ def request_of(
         restart_window_s=settings.restart_window,
         port_range=ports,
         secret_file=settings.secret_file,
+        start_method=settings.start_method,
+        preload=_names(settings.preload),
         prefix=settings.prefix,
         scratch=scratch,
         replace_launcher=replace_launcher,
@@ -127,3 +129,16 @@ def _namespace() -> str | None:
         return _NAMESPACE.read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
         return None
+
+
+def _names(words: str | None) -> tuple[str, ...]:
+    """A list of modules.
+
+    Raises:
+        UsageError: one of them is no module's name.
+    """
+    names = tuple(name.strip() for name in (words or "").split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload names {name!r}; expected Python modules, as in numpy,my_package.data")
+    return names

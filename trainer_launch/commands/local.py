@@ -80,6 +80,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         "ENGINE": settings.engine,
         "RENDEZVOUS": settings.rendezvous,
         "SHM_SIZE": "keep",  # this machine's, which all pods of the rehearsal share
+        "START_METHOD": settings.start_method,
         "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
         "NODE_LABEL": pod.env["PET_NODE_RANK"],
@@ -87,7 +88,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
     if settings.signals is not None:
         flags["SIGNALS"] = settings.signals
     # Of events: all pods add to one file, each line with its node.
-    for name in ("max_restarts", "hang_timeout", "events"):
+    for name in ("max_restarts", "hang_timeout", "events", "preload"):
         value = getattr(settings, name)
         if value is not None:
             flags[name.upper()] = value

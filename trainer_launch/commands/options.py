@@ -23,6 +23,8 @@ _EXPLAIN = tuple(name for name in _RUN if name not in ("color", "termination_log
 _LOCAL = (
     "engine",
     "rendezvous",
+    "start_method",
+    "preload",
     "nodes",
     "nproc_per_node",
     "max_restarts",
@@ -46,6 +48,7 @@ _METAVARS = {
     "master_addr": "HOST",
     "master_port": "PORT",
     "max_restarts": "N",
+    "preload": "A,B",
     "ssh_dir": "PATH",
     "grace": "SECONDS",
     "signals": "NAME=ACTION[,...]",

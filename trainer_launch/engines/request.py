@@ -34,6 +34,8 @@ class Request:
     port_range: PortRange | None = None
     secret_file: str | None = None
     prefix: bool
+    start_method: str  # of torch's workers: auto, exec, forkserver
+    preload: tuple[str, ...]  # what they find imported besides torch
     scratch: str  # a private folder for this run's files
     shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

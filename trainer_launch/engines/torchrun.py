@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer_launch import signals, torchrun_options
 from trainer_launch.command import Kind
-from trainer_launch.engines import child_env, meeting
+from trainer_launch.engines import child_env, meeting, warm
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Plan, Process
@@ -14,7 +14,8 @@ NAME = "torchrun"
 _AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its workers' code, which is final
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
 AGENT = (
-    "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.child.torch_agent import run; run()"
+    "import sys; '' in sys.path and sys.path.remove(''); "
+    "from trainer_launch.child.start import torch_agent; torch_agent()"
 )
 
 
@@ -26,13 +27,17 @@ def plan(request: Request, reason: str) -> Plan:
         UsageError: an option of torchrun is out of its form.
     """
     _check_membership(request)
-    words = (*torchrun_options.render(_options(request)), *_unknown(request), *_program(request))
+    options, program = _options(request), _program(request)
+    words = (*torchrun_options.render(options), *_unknown(request), *program)
+    fork_server, why = warm.settings(request, options, program[0])
     start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-c", AGENT)
     failure_file = f"{request.scratch}/failure.json"
     env = child_env.agent(request)
     if not request.replace_launcher:
         env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
         env[child_env.RUN_DIR] = request.scratch
+        if fork_server is not None:
+            env["TRAINER_LAUNCH_WARM"] = fork_server
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value
         if request.secret_file is not None:
             env["TRAINER_LAUNCH_SECRET_FILE"] = request.secret_file
@@ -57,7 +62,7 @@ def plan(request: Request, reason: str) -> Plan:
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
         failure_file=failure_file,
-        reasons=(reason,),
+        reasons=(reason, why),
     )
 
 

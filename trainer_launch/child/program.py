@@ -1,0 +1,221 @@
+"""The program in a forked process, as if `python -u train.py` had been started: its whole life, from here to _exit.
+
+Nothing of ours may show: not in the interpreter's state, not in the process's, not in a traceback, not at its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from typing import Any, NoReturn
+
+from trainer_launch.child import disguise, kernel
+from trainer_launch.child.preload import State
+
+_KEPT: list[object] = []  # what has to live as long as the process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whom this process shall be."""
+
+    argv: tuple[str, ...]  # python -u [-m] program and its arguments
+    is_module: bool
+    environment: dict[str, str]
+    warn_options: list[str]
+    outputs: list[str | None]  # paths for stdout and stderr, where they are not open already
+    folder: str
+    rank: int
+    local_rank: int
+    state: State  # of the server that we come from
+
+
+def become(who: Identity) -> NoReturn:
+    """Be the program, and end as it does; the ordinary way when that cannot be done in this process."""
+    ready = False
+    try:
+        os.setsid()
+        disguise.restore_signals(who.state)
+        disguise.close_descriptors(who.state.descriptors)
+        disguise.redirect(who.outputs)
+        ready = who.state.reason is None and _disguise(who)
+        disguise.note(who.folder, rank=who.rank, local_rank=who.local_rank, with_stacks=ready)
+    except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
+        ready = False
+        text = f"{type(problem).__name__}: {problem}"
+        os.write(2, f"[trainer-launch] this worker starts the ordinary way: {text}\n".encode(errors="replace"))
+    signal.pthread_sigmask(signal.SIG_SETMASK, who.state.mask)
+    if not ready:
+        _exec(who)
+    _run(who)
+
+
+def _disguise(who: Identity) -> bool:
+    """Take on the program's looks."""
+    disguise.set_environment(who.environment)
+    disguise.reset_multiprocessing(who.state)
+    disguise.reset_random()
+    disguise.rebuild_streams()
+    sys.warnoptions[:] = who.warn_options
+    sys.orig_argv[:] = who.argv
+    sys.path[:] = who.state.path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trainer_launch"]:
+        del sys.modules[name]
+    words, variables = [os.fsencode(word) for word in who.argv], [b"=".join(pair) for pair in os.environb.items()]
+    _KEPT.append(kernel.show_as(words, variables))
+    return True
+
+
+def _exec(who: Identity) -> NoReturn:
+    """The ordinary way, in the same process."""
+    try:
+        os.execve(who.argv[0], who.argv, who.environment)
+    except OSError as problem:
+        print(f"trainer-launch: cannot run {who.argv[0]!r}: {problem.strerror}", file=sys.stderr)  # noqa: T201
+        os._exit(127)
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def _run(who: Identity) -> NoReturn:
+    main = _new_main()
+    code, interrupted = 0, False
+    try:
+        if who.is_module:
+            _run_module(who.argv[3], who.argv[4:])
+        else:
+            _run_script(main, who.argv[2], who.argv[3:])
+    except SystemExit as problem:
+        code = _code_of(problem)
+    except BaseException as problem:  # noqa: BLE001  all that Python itself would show at the end
+        interrupted = isinstance(problem, KeyboardInterrupt)
+        code = _show(problem)
+    _end(main, code, interrupted=interrupted)
+
+
+def _new_main() -> types.ModuleType:
+    """A __main__ as the interpreter makes it."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run_script(main: types.ModuleType, script: str, arguments: tuple[str, ...]) -> None:
+    sys.argv[:] = [script, *arguments]
+    path = os.path.abspath(script)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as problem:
+        text = f"{sys.executable}: can't open file {path!r}: [Errno {problem.errno}] {problem.strerror}"
+        print(text, file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(name: str, arguments: tuple[str, ...]) -> None:
+    sys.argv[:] = ["-m", *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what `python -m` itself calls
+
+
+# -- ending -----------------------------------------------------------------------------------
+
+
+def _code_of(problem: SystemExit) -> int:
+    """What the interpreter makes of sys.exit's argument."""
+    code = problem.code
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    with contextlib.suppress(Exception):
+        print(code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _show(problem: BaseException) -> int:
+    """Let the program's excepthook show what it did not catch; the exit code."""
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    problem.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = problem
+    _leave_last_words(problem)
+    try:
+        sys.excepthook(type(problem), problem, trace)
+    except SystemExit as end:
+        return _code_of(end)
+    except BaseException as second:  # noqa: BLE001  as the interpreter does it
+        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(second), second, second.__traceback__ and second.__traceback__.tb_next)
+        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(problem), problem, trace)
+    return 1
+
+
+def _leave_last_words(problem: BaseException) -> None:
+    """Where torch's @record leaves them, which the agent reads; unless the program uses that itself."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or isinstance(problem, KeyboardInterrupt) or (os.path.exists(path) and os.path.getsize(path)):
+        return
+    lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
+    extra = {"py_callstack": "".join(lines), "timestamp": str(int(time.time()))}
+    message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
+
+
+def _end(main: types.ModuleType, code: int, *, interrupted: bool) -> NoReturn:
+    """What the interpreter does at its end as far as a program can see it, but without tearing itself down.
+
+    Libraries that are torn down may crash: gloo in torch 2.13 sometimes aborts then, and a worker that has done its
+    work would count as failed.
+    """
+    for step in (threading._shutdown, atexit._run_exitfuncs, lambda: _drop(main), _flush, kernel.flush_c_streams):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            step()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _drop(main: types.ModuleType) -> None:
+    """Let go of what the program holds, in the interpreter's order, so that its files close and destructors run."""
+    names: dict[str, Any] = main.__dict__
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == private:
+                names[name] = None
+    gc.collect()
+
+
+def _flush() -> None:
+    """Files that something still holds are written, too."""
+    for thing in gc.get_objects():
+        if isinstance(thing, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with contextlib.suppress(Exception):
+                thing.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
