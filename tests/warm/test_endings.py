@@ -39,7 +39,7 @@ ENDINGS = {
     "a chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
     "an exception group or what is like it": "class Odd(BaseException):\n    pass\nraise Odd('one')",
     "a syntax error": "print('never')\ndef f(:\n    pass\n",
-    "bytes that are no text": "# \xff\nprint('\u00e9')",
+    "another encoding": "# coding: latin-1\nprint('\xff')",
     "a KeyboardInterrupt": "raise KeyboardInterrupt",
     "SIGINT": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(9)",
     "os._exit(0)": "import os\nprint('bye')\nos._exit(0)",

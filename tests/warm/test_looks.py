@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 PROBE = Path(__file__).with_name("probe.py")
 # Where the two may differ, and why.
 ALLOWED = {
-    "first/stack": "below the program are the frames that forked it",
+    "first/stack": "the program's frames stand on one more, which looks like theirs",
     "first/descriptors": "one, out of the way, is where stacks are written when PID 1 asks for them",
     "process/signals/SigCgt": "the signal that asks for them",
     "torch/random": "drawn anew by each worker",

@@ -84,7 +84,7 @@ def rebuild_streams() -> None:
     raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115
     raw.raw.name = "<stdin>"
     like = names.__stdin__
-    names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors)
+    names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
     names.stdin.mode = "r"
     names.stdout = names.__stdout__ = _writer(1, "<stdout>", names.__stdout__)
     names.stderr = names.__stderr__ = _writer(2, "<stderr>", names.__stderr__)

@@ -11,7 +11,6 @@ import gc
 import io
 import json
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -19,10 +18,10 @@ import time
 import traceback
 import types
 from dataclasses import dataclass
-from importlib.machinery import BuiltinImporter, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
-from trainer_launch.child import disguise, kernel
+from trainer_launch.child import disguise, kernel, stack
 from trainer_launch.child.preload import State
 
 _KEPT: list[object] = []  # what has to live as long as the process
@@ -43,8 +42,8 @@ class Identity:
     state: State  # of the server that we come from
 
 
-def become(who: Identity) -> NoReturn:
-    """Be the program, and end as it does; the ordinary way when that cannot be done in this process."""
+def become(who: Identity) -> None:
+    """Look like the program that is about to run; run it the ordinary way when that cannot be."""
     ready = False
     try:
         os.setsid()
@@ -60,7 +59,6 @@ def become(who: Identity) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, who.state.mask)
     if not ready:
         _exec(who)
-    _run(who)
 
 
 def _disguise(who: Identity) -> bool:
@@ -91,36 +89,14 @@ def _exec(who: Identity) -> NoReturn:
 # -- running ----------------------------------------------------------------------------------
 
 
-def _run(who: Identity) -> NoReturn:
-    main = _new_main()
-    code, interrupted = 0, False
-    try:
-        if who.is_module:
-            _run_module(who.argv[3], who.argv[4:])
-        else:
-            _run_script(main, who.argv[2], who.argv[3:])
-    except SystemExit as problem:
-        code = _code_of(problem)
-    except BaseException as problem:  # noqa: BLE001  all that Python itself would show at the end
-        interrupted = isinstance(problem, KeyboardInterrupt)
-        code = _show(problem)
-    _end(main, code, interrupted=interrupted)
-
-
-def _new_main() -> types.ModuleType:
-    """A __main__ as the interpreter makes it."""
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
-    sys.modules["__main__"] = main
-    return main
-
-
-def _run_script(main: types.ModuleType, script: str, arguments: tuple[str, ...]) -> None:
-    sys.argv[:] = [script, *arguments]
+def script_of(who: Identity, main: dict[str, Any]) -> types.CodeType:
+    """The script's code, everything being as it is when a script begins."""
+    script = who.argv[2]
+    sys.argv[:] = who.argv[2:]
     path = os.path.abspath(script)
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     try:
         with io.open_code(path) as file:
             source = file.read()
@@ -128,17 +104,24 @@ def _run_script(main: types.ModuleType, script: str, arguments: tuple[str, ...])
         text = f"{sys.executable}: can't open file {path!r}: [Errno {problem.errno}] {problem.strerror}"
         print(text, file=sys.stderr)  # noqa: T201
         raise SystemExit(2) from None
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    return compile(source, path, "exec", dont_inherit=True)
 
 
-def _run_module(name: str, arguments: tuple[str, ...]) -> None:
-    sys.argv[:] = ["-m", *arguments]
+def module_of(who: Identity, _main: dict[str, Any]) -> str:
+    """The module's name, everything being as it is when a module begins."""
+    sys.argv[:] = ["-m", *who.argv[4:]]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
-    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what `python -m` itself calls
+    return who.argv[3]
 
 
 # -- ending -----------------------------------------------------------------------------------
+
+
+def finish(main: dict[str, Any], problem: BaseException | None) -> NoReturn:
+    """End as the program did: at its end, or by what it did not catch."""
+    code = 0 if problem is None else _code_of(problem) if isinstance(problem, SystemExit) else _show(problem)
+    _end(main, code, interrupted=isinstance(problem, KeyboardInterrupt))
 
 
 def _code_of(problem: SystemExit) -> int:
@@ -153,10 +136,7 @@ def _code_of(problem: SystemExit) -> int:
 
 def _show(problem: BaseException) -> int:
     """Let the program's excepthook show what it did not catch; the exit code."""
-    trace = problem.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    problem.__traceback__ = trace
+    trace = problem.__traceback__ = _without_ours(problem.__traceback__)
     sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = problem
@@ -167,10 +147,20 @@ def _show(problem: BaseException) -> int:
         return _code_of(end)
     except BaseException as second:  # noqa: BLE001  as the interpreter does it
         print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
-        sys.__excepthook__(type(second), second, second.__traceback__ and second.__traceback__.tb_next)
+        second.__traceback__ = _without_ours(second.__traceback__)
+        sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
         sys.__excepthook__(type(problem), problem, trace)
     return 1
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """From the program's first frame on."""
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_code in stack.BASES
+    ):
+        trace = trace.tb_next
+    return trace
 
 
 def _leave_last_words(problem: BaseException) -> None:
@@ -185,7 +175,7 @@ def _leave_last_words(problem: BaseException) -> None:
         json.dump({"message": message}, file)
 
 
-def _end(main: types.ModuleType, code: int, *, interrupted: bool) -> NoReturn:
+def _end(main: dict[str, Any], code: int, *, interrupted: bool) -> NoReturn:
     """What the interpreter does at its end as far as a program can see it, but without tearing itself down.
 
     Libraries that are torn down may crash: gloo in torch 2.13 sometimes aborts then, and a worker that has done its
@@ -200,9 +190,8 @@ def _end(main: types.ModuleType, code: int, *, interrupted: bool) -> NoReturn:
     os._exit(code)
 
 
-def _drop(main: types.ModuleType) -> None:
+def _drop(names: dict[str, Any]) -> None:
     """Let go of what the program holds, in the interpreter's order, so that its files close and destructors run."""
-    names: dict[str, Any] = main.__dict__
     for private in (True, False):
         for name in list(names):
             if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == private:

@@ -200,6 +200,8 @@ def run(argv: list[str], server: Server | None, no_server: str | None) -> None:
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
     code = main(argv, server, no_server)
+    if server is not None:
+        server.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -7,6 +7,7 @@ waiting for ever. So the program is a process of its own, and this one says how 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from trainer_launch.child import places, preload, program
+from trainer_launch.child import places, preload, program, stack
 from trainer_launch.child.kernel import become_reaper, die_with_parent
 from trainer_launch.supervisor import tree
 
@@ -42,21 +43,29 @@ class Program:
     def __call__(self, local_rank: str, *argv: str) -> None:
         """Run the program to its end; return only if that was 0."""
         number, me, parent = int(local_rank), os.getpid(), os.getppid()
+        who = self._identity(number, argv)
+        statuses: list[int] = []
+
+        def begin() -> bool:
+            pid = os.fork()
+            if pid == 0:
+                die_with_parent(signal.SIGKILL)
+                if os.getppid() != me:
+                    os._exit(1)
+                program.become(who)
+                return True
+            self._note("start", pid)
+            statuses.append(_look_after(pid, parent))
+            return False
+
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         become_reaper()
         die_with_parent(_ORPHANED)
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != me:
-                os._exit(1)
-            program.become(self._identity(number, argv))
-        journal = places.journal_of(self._folder, self._agent)
-        places.add_to(journal, "start", me, pid)
-        self._tell_agent()
-        code = os.waitstatus_to_exitcode(_look_after(pid, parent))
-        places.add_to(journal, "end", me, code)
-        self._tell_agent()
+        script = None if self._is_module else argv[2]
+        prepare = program.module_of if self._is_module else program.script_of
+        stack.run_above(begin, functools.partial(prepare, who), program.finish, script)
+        code = os.waitstatus_to_exitcode(statuses[0])
+        self._note("end", code)
         if code != 0:
             _clear()
             _die_like(code)
@@ -78,8 +87,9 @@ class Program:
             state=preload.STATE,
         )
 
-    def _tell_agent(self) -> None:
+    def _note(self, word: str, value: int) -> None:
         """The agent looks at its journal when it gets the signal that a child of its own would have caused."""
+        places.add_to(places.journal_of(self._folder, self._agent), word, os.getpid(), value)
         os.kill(self._agent, signal.SIGCHLD)
 
 
