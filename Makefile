@@ -41,10 +41,11 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## print the figures: start-up, idle, output, report()
+bench: venv ## print the figures: start-up, idle, output, report(), recovery
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/output.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/recovery.py
 
 bench-survival: venv ## as root, for an hour: what each fault costs, beside torchrun
 	$(BIN)/python benchmarks/survival.py $(BENCH_ARGS)

@@ -6,6 +6,7 @@ waiting for ever. So the program is a process of its own, and this one says how 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import os
@@ -13,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from typing import Any
 
 from trainer_launch.child import places, preload, program, stack
@@ -55,10 +57,11 @@ class Program:
                 program.become(who)
                 return True
             self._note("start", pid)
-            statuses.append(_look_after(pid, parent))
+            statuses.append(_look_after(pid, parent, self._agent))
             return False
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _let_server_end()
         become_reaper()
         die_with_parent(_ORPHANED)
         script = None if self._is_module else argv[2]
@@ -90,21 +93,38 @@ class Program:
     def _note(self, word: str, value: int) -> None:
         """The agent looks at its journal when it gets the signal that a child of its own would have caused."""
         places.add_to(places.journal_of(self._folder, self._agent), word, os.getpid(), value)
-        os.kill(self._agent, signal.SIGCHLD)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._agent, signal.SIGCHLD)
 
 
-def _look_after(pid: int, parent: int) -> int:
+def _let_server_end() -> None:
+    """The fork-server ends with the last process that holds this descriptor: that shall be the agent alone."""
+    fd = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    if fd is not None:
+        os.close(fd)
+
+
+def _look_after(pid: int, parent: int, agent: int) -> int:
     """Hand signals on until the program has ended; its status. Orphans below us are ours to collect."""
     while True:
         status = _collect(pid)
         if status is not None:
             return status
-        number = signal.sigwait(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
         if os.getppid() != parent:
-            _kill_all()
-            os._exit(1)
+            _end_orphan(pid, agent)
+            parent = os.getppid()
+        number = signal.sigwait(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
         if number not in (signal.SIGCHLD, _ORPHANED):
             _send(pid, number)
+
+
+def _end_orphan(pid: int, agent: int) -> None:
+    """The fork-server is gone: with the agent, or alone, and then the agent takes us for dead and starts others."""
+    entry = tree.read(agent)
+    if entry is not None and entry.state not in "ZX":
+        _kill_all()
+        os._exit(1)
+    _send(pid, signal.SIGTERM)  # PID 1 sees to the rest
 
 
 def _send(pid: int, number: int) -> None:
