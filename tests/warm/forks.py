@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.cli.launching import clean_env
 
 DRIVER = Path(__file__).with_name("driver.py")
 DEADLINE_S = 60
+CLOSING_S = 5
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,13 @@ class Forks:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(DEADLINE_S)
+        below = psutil.Process(self._process.pid).children(recursive=True)
+        try:
+            self._process.wait(CLOSING_S)
+        except subprocess.TimeoutExpired:  # a test has failed and left its program running
+            for process in (*below, psutil.Process(self._process.pid)):
+                process.kill()
+            self._process.wait()
         self._process.stdout.close()
 
     def _ask(self, request: dict) -> dict:

@@ -24,7 +24,7 @@ def journal_of(folder: str, agent: int) -> str:
 
 
 def add_to(journal: str, word: str, pid: int, value: int) -> None:
-    """Append one line at once: `start` and the program's pid, or `end` and its exit code."""
+    """Append one line at once: `start` and the program's pid, `end` and its exit code, or `cleared` and a count."""
     fd = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, f"{word} {pid} {value}\n".encode())

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainer_launch.child.places import journal_of, note_place
 
 How = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
+_log = logging.getLogger(__name__)
 
 
 class Roster:
@@ -29,11 +30,16 @@ class Roster:
         self._programs: dict[int, int] = {}  # by torch's pid, for those under the fork-server
         self._journal = journal_of(folder, os.getpid()) if folder else None
         self._read_bytes = 0
+        self._cleared = 0  # processes that dead workers had left
         self._looking = False
         self._look_again = False
 
     def begin(self, environments: dict[int, dict[str, str]]) -> None:
         """New workers are about to start."""
+        self.look()
+        if self._cleared:
+            _log.info("ended %d processes that dead workers had left running", self._cleared)
+            self._cleared = 0
         self.environments = environments
         self.deaths.clear()  # in place: others look at it
         self._programs, self._ranks = {}, {}
@@ -82,6 +88,8 @@ class Roster:
             word, pid, value = line.split()
             if word == b"start":
                 self._programs[int(pid)] = int(value)
+            elif word == b"cleared":
+                self._cleared += int(value)
             elif int(pid) in self._programs:
                 code = int(value)
                 self.deaths[int(pid)] = (code, None) if code >= 0 else (None, -code)

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from trainer_launch.child.places import SERVER_SETTINGS
@@ -93,8 +93,11 @@ class Server:
         return why
 
     def close(self) -> None:
-        """End it, because nobody will use it."""
+        """End it, and the process that multiprocessing starts with it: nobody will use them."""
         self._end()
+        tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+        if tracker is not None:
+            _kill(tracker)
 
     def _changed(self) -> str | None:
         for name, (mtime_ns, size) in (self._said or {"files": {}})["files"].items():
@@ -123,8 +126,13 @@ class Server:
     def _end(self) -> None:
         pid = self._pid()
         if pid is not None and self._is_running():
-            os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it itself
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it itself
 
 
 @contextlib.contextmanager

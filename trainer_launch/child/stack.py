@@ -49,7 +49,8 @@ def run_above(
         "finish": finish,
         "done": ended.release,
         "main": main.__dict__,
-        "install": lambda: sys.modules.__setitem__("__main__", main),
+        # The second name is what multiprocessing calls it in children, and finds in what they send back.
+        "install": lambda: sys.modules.update(__main__=main, __mp_main__=main),
         "run_module": getattr(runpy, "_run_module_as_main"),  # noqa: B009  what `python -m` itself calls
     }
     run = "install(); " + ("run_module(prepare(main))" if script is None else "exec(prepare(main), main)")

@@ -70,7 +70,7 @@ class Program:
         code = os.waitstatus_to_exitcode(statuses[0])
         self._note("end", code)
         if code != 0:
-            _clear()
+            self._note("cleared", _clear())
             _die_like(code)
         # torch keeps us until all workers are done, or ends us when another has failed.
         signal.signal(signal.SIGTERM, _on_term)
@@ -149,17 +149,19 @@ def _collect(pid: int) -> int | None:
             found = status
 
 
-def _clear() -> None:
-    """The next attempt starts with nothing of this one: end politely, then by force, what the program left."""
-    _end_all(signal.SIGTERM, _LEFTOVERS_S)
-    _kill_all()
+def _clear() -> int:
+    """The next attempt starts with nothing of this one: end politely, then by force, what the program left.
+
+    How many that were.
+    """
+    return max(_end_all(signal.SIGTERM, _LEFTOVERS_S), _kill_all())
 
 
-def _kill_all() -> None:
-    _end_all(signal.SIGKILL, _STUCK_S)
+def _kill_all() -> int:
+    return _end_all(signal.SIGKILL, _STUCK_S)
 
 
-def _end_all(number: int, wait_s: float) -> None:
+def _end_all(number: int, wait_s: float) -> int:
     told: set[tuple[int, int]] = set()
     end_s = time.monotonic() + wait_s
     while True:
@@ -170,7 +172,7 @@ def _end_all(number: int, wait_s: float) -> None:
                 told.add(entry.key)
                 _signal(entry, number)
         if not below or time.monotonic() > end_s:
-            return
+            return len(told)
         time.sleep(0.005)
 
 
