@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 import types
 import warnings
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def run_above(
     ended.acquire()
     main = _new_main()
     known = {
-        "begin": lambda: _quietly(begin),
+        "begin": lambda: _safely(begin),
         "prepare": prepare,
         "finish": finish,
         "done": ended.release,
@@ -61,11 +62,18 @@ def run_above(
     ended.acquire()
 
 
-def _quietly(begin: Callable[[], bool]) -> bool:
-    """Python warns of a fork beside other threads: ours only waits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        forked = begin()
+def _safely(begin: Callable[[], bool]) -> bool:
+    """Python warns of a fork beside other threads: ours only waits, and has to be told when that is over."""
+    me = os.getpid()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            forked = begin()
+    except BaseException:  # noqa: BLE001  nobody above would see it
+        traceback.print_exc()
+        if os.getpid() != me:
+            os._exit(1)
+        return False
     if forked:
         threading.stack_size(0)
     return forked

@@ -56,8 +56,8 @@ def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
     try:
         way = warm.choose(config, command, command_args, server, no_server)
         return _as_member(config, stop, roster, way)
-    except SignalException as stopped:
-        return exits.of_signal(int(stopped.sigval))
+    except SignalException:
+        return exits.STOPPED  # before there was anything to stop
     except LaunchError as problem:  # a secret, a range of ports or a way to start that does not do
         return _refuse(str(problem), problem.exit_code)
 

@@ -92,8 +92,8 @@ class Program:
 
     def _note(self, word: str, value: int) -> None:
         """The agent looks at its journal when it gets the signal that a child of its own would have caused."""
-        places.add_to(places.journal_of(self._folder, self._agent), word, os.getpid(), value)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # a full disk or a dead agent is no reason to leave the program alone
+            places.add_to(places.journal_of(self._folder, self._agent), word, os.getpid(), value)
             os.kill(self._agent, signal.SIGCHLD)
 
 
