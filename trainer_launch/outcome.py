@@ -77,6 +77,11 @@ def last_words(outcome: Outcome) -> str:
     return "\n".join([first, *lines, *ends]) + "\n"
 
 
+def fitted(text: str) -> str:
+    """Cut a text to what kubelet reads of it."""
+    return _cut(text, LAST_WORDS_BYTES)
+
+
 def write_last_words(text: str, path: str, *, create: bool = False) -> None:
     """Write in place: the file may be a bind mount, which can be neither removed nor replaced."""
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | (os.O_CREAT if create else 0)

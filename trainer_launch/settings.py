@@ -107,6 +107,26 @@ class Settings(BaseSettings):
     progress_file: str | None = Field(
         None, description="file whose change is a sign of progress, beside output (--prefix) and report()"
     )
+    preflight: Literal["enforce", "warn", "off"] = Field(
+        "enforce",
+        description="what a failed check means: the pod ends with 20 or 30; it is only told; nothing is checked",
+    )
+    only: str | None = Field(None, description="run only these checks")
+    skip: str | None = Field(None, description="do not run these checks")
+    fatal: str | None = Field(None, description="what these checks find ends the pod with 30, warnings too")
+    deadline: float = Field(
+        120.0, ge=0, le=86_400, description="seconds within which the names of all nodes have to resolve"
+    )
+    storage: str | None = Field(None, description="folders that a checkpoint is tried in")
+    exit_warning: bool = Field(False, description="end with 10 where there are only warnings")
+    report: str | None = Field(None, description="write the report there, as JSON")
+    prometheus_file: str | None = Field(
+        None, description="write the report there, for the textfile collector of Prometheus"
+    )
+    state_dir: str | None = Field(
+        None,
+        description="folder that the pod's containers share: preflight leaves there what it found, run compares",
+    )
     prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
     color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
     termination_log: str = Field(

@@ -1,4 +1,4 @@
-"""Every contract and every engine is listed once, by a name of its own."""
+"""Every contract, every engine and every check is listed once, by a name of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.house.package import module_of, plugins_in
 
-REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES"}
+REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
 
 each_registry = pytest.mark.parametrize("folder", REGISTRIES)
 

@@ -11,9 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainer_launch import exits, log, outcome
+from trainer_launch import exits, log, outcome, programs
 from trainer_launch.command import parse_command
-from trainer_launch.commands import programs
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
 from trainer_launch.contracts.grammar import parse_nproc

@@ -18,8 +18,33 @@ from trainer_launch.errors import UsageError
 from trainer_launch.settings import PREFIX, Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
-_RUN = tuple(Settings.model_fields)
-_EXPLAIN = tuple(name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port"))
+_CHECKING = (
+    "preflight",
+    "only",
+    "skip",
+    "fatal",
+    "deadline",
+    "storage",
+    "exit_warning",
+    "report",
+    "prometheus_file",
+)
+_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
+_EXPLAIN = tuple(
+    name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port", "state_dir")
+)
+_PREFLIGHT = (
+    *_CHECKING,
+    "state_dir",
+    "contract",
+    "engine",
+    *_JOB,
+    "min_nodes",
+    "ssh_dir",
+    "shm_size",
+    "termination_log",
+    "log_level",
+)
 _LOCAL = (
     "engine",
     "rendezvous",
@@ -38,8 +63,8 @@ _LOCAL = (
     "hang_timeout",
 )
 # Each command's module and its settings; only the one that is called is imported.
-_COMMANDS = {"run": _RUN, "explain": _EXPLAIN, "local": _LOCAL, "status": ("log_level",)}
-_ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
+_COMMANDS = {"run": _RUN, "preflight": _PREFLIGHT, "explain": _EXPLAIN, "local": _LOCAL, "status": ("log_level",)}
+_ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 _METAVARS = {
     "contract": "NAME",
     "nodes": "N[:MAX]",
@@ -61,6 +86,14 @@ _METAVARS = {
     "secret_file": "PATH",
     "termination_log": "PATH",
     "shm_size": "SIZE|auto|keep",
+    "only": "CHECK[,...]",
+    "skip": "CHECK[,...]",
+    "fatal": "CHECK[,...]",
+    "deadline": "SECONDS",
+    "storage": "PATH[,...]",
+    "report": "PATH",
+    "prometheus_file": "PATH",
+    "state_dir": "PATH",
     "hang_timeout": "SECONDS|auto",
     "hang_dir": "PATH",
     "progress_file": "PATH",
@@ -95,7 +128,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     try:
         return _parse(program, argv)
     except UsageError as problem:
-        if argv[:1] == ["run"]:
+        if argv[:1] in (["run"], ["preflight"]):
             from trainer_launch.commands import run
 
             default = Settings.model_fields["termination_log"].default

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from trainer_launch import engines, log, outcome
-from trainer_launch.commands import ground, observing, programs
+from trainer_launch import engines, log, outcome, programs
+from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
@@ -82,7 +82,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
                     sweep()
                 ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
                 _log.info("%s", outcome.summary(ended))
-                _write_last_words(outcome.last_words(ended), settings.termination_log)
+                write_last_words(outcome.last_words(ended), settings.termination_log)
                 observer.finished(ended)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -101,6 +101,10 @@ def _planned(
     programs.check(request.command, request.env.get("PATH"))
     plan = engines.plan(request)
     _tell(request, plan)
+    if settings.state_dir is not None and not replace_launcher:
+        from trainer_launch.commands import recheck  # only who has a preflight needs the checks
+
+        recheck.compare(settings.state_dir, reading, settings)
     return request, plan
 
 
@@ -171,10 +175,11 @@ def _become(plan: Plan) -> NoReturn:
 
 def refuse(problem: LaunchError, path: str) -> None:
     """Write why nothing was started to where the person who reads the pod's status finds it."""
-    _write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
+    write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
 
 
-def _write_last_words(text: str, path: str) -> None:
+def write_last_words(text: str, path: str) -> None:
+    """Write the pod's termination message; without Kubernetes there is no place for it."""
     default = Settings.model_fields["termination_log"].default
     if path == default and not Path(path).exists():
         return  # not in a Kubernetes container

@@ -23,6 +23,7 @@ class Groups:
     version: int  # 0: no cgroup file system is mounted
     cpu: tuple[Path, ...] = ()
     memory: tuple[Path, ...] = ()
+    pids: tuple[Path, ...] = ()
 
 
 def own_groups(root: Path = Path("/")) -> Groups:
@@ -31,13 +32,14 @@ def own_groups(root: Path = Path("/")) -> Groups:
     paths = _paths(root / "proc/self/cgroup")
     if (mount / "cgroup.controllers").exists():
         chain = tuple(_chain(mount, paths.get("", "/")))
-        return Groups(version=2, cpu=chain, memory=chain)
+        return Groups(version=2, cpu=chain, memory=chain, pids=chain)
     if not mount.is_dir():
         return Groups(version=0)
     return Groups(
         version=1,
         cpu=_v1_chain(mount, paths, "cpu"),
         memory=_v1_chain(mount, paths, "memory"),
+        pids=_v1_chain(mount, paths, "pids"),
     )
 
 
@@ -70,6 +72,16 @@ def memory_used_bytes(groups: Groups) -> int | None:
     stats = (_text(groups.memory[0] / "memory.stat") or "").splitlines()
     idle_bytes = next((_number(line.removeprefix(idle)) for line in stats if line.startswith(idle)), 0)
     return None if used is None else max(0, used - (idle_bytes or 0))
+
+
+def pids_left(groups: Groups) -> tuple[int, int] | None:
+    """The limit of processes and threads that is nearest, and how many it still allows; None without a limit."""
+    left = []
+    for group in groups.pids:
+        limit, used = (_number(_text(group / name)) for name in ("pids.max", "pids.current"))
+        if limit is not None:
+            left.append((limit - (used or 0), limit))
+    return min(((limit, rest) for rest, limit in left), key=lambda pair: pair[1], default=None)
 
 
 def oom_kills(groups: Groups) -> int | None:

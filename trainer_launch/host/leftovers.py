@@ -84,11 +84,24 @@ def sweep(before: Collection[Key], folder: str = shm.FOLDER) -> Removed:
         return Removed()
     try:
         for segment in left:
-            if _remove(place, segment):
+            if _take(place, segment, remove=True):
                 count, size_bytes = count + 1, size_bytes + segment.size_bytes
     finally:
         os.close(place)
     return Removed(count, size_bytes)
+
+
+def unheld(folder: str = shm.FOLDER) -> tuple[shm.Segment, ...]:
+    """Find what dead processes have left, whoever's; nothing is removed."""
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        found = (segment for segment in shm.segments(folder) if _may_be_ours(segment))
+        return tuple(segment for segment in found if _take(place, segment, remove=False))
+    finally:
+        os.close(place)
 
 
 def _may_be_ours(segment: shm.Segment) -> bool:
@@ -98,8 +111,8 @@ def _may_be_ours(segment: shm.Segment) -> bool:
     return known["pid"] is None or not os.path.exists(f"/proc/{known['pid']}")
 
 
-def _remove(place: int, segment: shm.Segment) -> bool:
-    """Remove it if nobody on this machine has it; the lease is held over the removal."""
+def _take(place: int, segment: shm.Segment, *, remove: bool) -> bool:
+    """Tell whether nobody on this machine has it, and remove it then; the lease is held over the removal."""
     try:
         held = os.open(segment.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     except OSError:
@@ -110,7 +123,8 @@ def _remove(place: int, segment: shm.Segment) -> bool:
             return False
         fcntl.fcntl(held, fcntl.F_SETSIG, _LEASE_SIGNAL)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.unlink(segment.name, dir_fd=place)
+        if remove:
+            os.unlink(segment.name, dir_fd=place)
     except OSError:  # somebody has it, the kernel grants no leases, or the folder is read-only
         return False
     finally:

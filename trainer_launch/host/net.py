@@ -52,3 +52,12 @@ def _listening(family: str, port: int) -> list[str]:
     except OSError:
         return []
     return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+
+
+def port_trouble(port: int) -> tuple[int, str] | None:
+    """Why a program could not listen on a port here: the errno, and who has it; None when it could."""
+    try:
+        _bound(port)
+    except OSError as problem:
+        return problem.errno or 0, listener(port)
+    return None

@@ -161,3 +161,21 @@ def _remount(folder: str, size_bytes: int) -> None:
     if mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_REMOUNT | kept, b"size=%d" % size_bytes) != 0:
         why = os.strerror(ctypes.get_errno())
         raise NodeError(f"{folder} cannot be made larger ({why}); mount an emptyDir with medium: Memory there")
+
+
+def write_trouble(size_bytes: int, folder: str = FOLDER) -> int | None:
+    """Really write so much: the errno of what failed, None when all went well. Nothing stays."""
+    name = os.path.join(folder, f".trainer-launch-probe-{os.getpid()}")
+    try:
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.unlink(name)
+            block = bytes(min(size_bytes, 1 << 20))
+            written = 0
+            while written < size_bytes:
+                written += os.write(file, block[: size_bytes - written])
+        finally:
+            os.close(file)
+    except OSError as problem:
+        return problem.errno or 0
+    return None

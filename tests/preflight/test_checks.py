@@ -1,0 +1,297 @@
+"""Each check has containers that are broken in its own way: it speaks, and no other one does."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
+from trainer_launch import preflight
+from trainer_launch.command import parse_command
+from trainer_launch.findings import Fault, Finding, Status, Verdict
+from trainer_launch.host.dns import Answer
+from trainer_launch.host.interfaces import AdapterPort, Interface
+from trainer_launch.host.limits import Limits
+from trainer_launch.host.shm import Segment
+from trainer_launch.host.tryout import Tried
+from trainer_launch.model import Cpus, Endpoint, Gpus, NodeRange
+from trainer_launch.preflight.subject import Subject
+
+CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
+COORDINATOR = {"is_coordinator": True, "node_rank": 0}
+VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",), mtu=1450)
+SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB, 0.0)
+
+
+def limits(**changes: object) -> Limits:
+    return replace(HEALTHY.limits, **changes)  # type: ignore[arg-type]
+
+
+def of_names(**answers: object) -> Names:
+    return Names(ADDRESSES | {"job-node-0-0.job": answers["node_0"]})
+
+
+def no_route(address: str) -> None:
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+
+def stored(tried: Tried) -> Subject:
+    def try_out(what: str, argument: str, limit_s: float) -> Tried:
+        return tried if what == "storage" else Tried(values={"bytes": 1.0})
+
+    return subject(try_out=try_out)
+
+
+JOBS: list[tuple[str, Subject, str]] = [
+    ("program", subject(command=parse_command(["no-such-program"])), "was not found in PATH"),
+    ("program", subject(command=parse_command(["/etc"])), "it is a folder"),
+    (
+        "rank-collision",
+        subject(job=replace(JOB, details={"foreign_replicated_job": True})),
+        "another replicatedJob than the trainer's nodes, yet it was told the node rank 1",
+    ),
+    ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "3072 MiB are left of the limit of 4096 MiB"),
+    ("pids", subject(pids=(1000, 60)), "60 more processes and threads are allowed (limit 1000) for 2 workers"),
+    ("nofile", subject(limits=limits(nofile_soft=64)), "64 open files are allowed to each process"),
+    (
+        "memlock",
+        subject(
+            limits=limits(memlock_bytes=64 << 10),
+            try_out=lambda what, argument, limit_s: (
+                STORED if what == "storage" else Tried(stage="mlock", errno=errno.ENOMEM)
+            ),
+        ),
+        "32 MiB of memory cannot be locked: Cannot allocate memory; the limit is 64 KiB",
+    ),
+    ("shm", subject(host={"shm_bytes": None, "shm_free_bytes": None}), "/dev/shm is not there"),
+    ("shm", subject(host={"shm_bytes": 32 * MIB, "shm_free_bytes": 32 * MIB}), "NCCL and MPI alone take 37 MiB"),
+    ("shm", subject(write_trouble=lambda size: errno.EROFS), "cannot be written: Read-only file system"),
+    (
+        "own-name",
+        subject(
+            host=CPU_ONLY,
+            env={"GLOO_SOCKET_IFNAME": ""},
+            lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"127.0.1.1"})}),
+        ),
+        "resolves to 127.0.1.1, where no other node can come",
+    ),
+    (
+        "own-name",
+        subject(
+            host=CPU_ONLY,
+            env={"GLOO_SOCKET_IFNAME": ""},
+            lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"10.0.0.99"})}),
+        ),
+        "resolves to 10.0.0.99, but this host has 10.0.0.7",
+    ),
+    (
+        "own-name",
+        subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": ""}, lookup=Names(ADDRESSES | {"job-node-0-1": None})),
+        "does not resolve",
+    ),
+    (
+        "subdomain",
+        subject(hosts_file="10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"),
+        "this job's pods are in the domain net",
+    ),
+    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not here"),
+    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "^lo"}), "gloo knows no patterns"),
+    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "lo"}), "takes loopback"),
+    ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "^lo,eth"}), "leaves no interface here"),
+    ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "=eth"}), "leaves no interface here"),
+    ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "lo"}), "leaves only lo (127.0.0.1)"),
+    ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"}), "leaves none of mlx5_0:1, mlx5_1:1"),
+    (
+        "ports",
+        subject(topology=COORDINATOR, port_trouble=lambda port: (errno.EACCES, "")),
+        "cannot be opened here: Permission denied",
+    ),
+    ("storage", stored(Tried(stage="create", errno=errno.ENOENT)), "No such file or directory at create"),
+    ("storage", stored(Tried(stage="create", errno=errno.EROFS)), "Read-only file system"),
+    ("storage", stored(Tried(stage="create", errno=errno.EACCES)), "Permission denied"),
+    ("storage", stored(Tried(stage="write", errno=errno.ENOSPC)), "No space left on device at write"),
+]
+
+
+NODES: list[tuple[str, Subject, str]] = [
+    (
+        "ports",
+        subject(topology=COORDINATOR, port_trouble=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
+        "port 29500, which the nodes meet at, cannot be opened here: Address already in use, pid 7 (sshd) has it",
+    ),
+    ("mtu", subject(route_to=no_route), "there is no route to node 0 at 10.0.0.6: Network is unreachable"),
+    (
+        "nccl-ib-hca",
+        subject(adapters=(AdapterPort("mlx5_0", 1, False),)),
+        "no port of an RDMA adapter is active: mlx5_0:1 (down)",
+    ),
+    (
+        "dns",
+        subject(lookup=of_names(node_0=None)),
+        "1 of 2 names do not resolve after 0 s: job-node-0-0.job: NXDOMAIN",
+    ),
+    (
+        "dns",
+        subject(lookup=of_names(node_0=None), ask=lambda name, s: Answer.SERVFAIL),
+        "job-node-0-0.job: SERVFAIL",
+    ),
+    (
+        "dns",
+        subject(lookup=of_names(node_0=None), ask=lambda name, s: Answer.TIMEOUT),
+        "job-node-0-0.job: the DNS server does not answer",
+    ),
+    (
+        "dns",
+        subject(
+            lookup=of_names(node_0=frozenset({"fd00::6"})), interfaces=(LO, replace(ETH0, addresses=("10.0.0.7",)))
+        ),
+        "job-node-0-0.job: only IPv6 addresses, and this node has only IPv4",
+    ),
+    ("storage", stored(Tried(stage="fsync", timed_out=True)), "/checkpoints hangs at fsync, after 20 s"),
+    (
+        "storage",
+        stored(Tried(stage="fsync", timed_out=True, stuck=True)),
+        "not even SIGKILL ends who waits for it",
+    ),
+    ("storage", stored(Tried(stage="read", errno=errno.EIO)), "Input/output error at read"),
+    ("storage", stored(replace(STORED, values={**STORED.values, "same": 0.0})), "is not what was written"),
+]
+
+WARNINGS: list[tuple[str, Subject, str]] = [
+    ("memory", subject(host={**CPU_ONLY, "memory_limit_bytes": 2 * GIB}), "that is little"),
+    ("cpu", subject(host={"cpus": Cpus(affinity=16, quota=1.5)}), "2 workers have 1.5 CPUs"),
+    ("pids", subject(pids=(1000, 200)), "with data loaders 128 in each are usual"),
+    ("nofile", subject(limits=limits(nofile_soft=200)), "a worker of 4 ranks may need 264"),
+    (
+        "memlock",
+        subject(
+            has_rdma=False,
+            try_out=lambda what, argument, limit_s: (
+                STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
+            ),
+        ),
+        "only RDMA needs it, and no RDMA device is here",
+    ),
+    (
+        "shm",
+        subject(host={"shm_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB}),
+        "/dev/shm has 64 MiB free of 64 MiB",
+    ),
+    ("shm-leftovers", subject(leftovers=lambda: (SEGMENT,)), "8 GiB of /dev/shm are taken by 1 segments"),
+    (
+        "dns",
+        subject(lookup=of_names(node_0=[frozenset({"10.0.0.6"}), frozenset({"10.0.0.9"})] * 4)),
+        "job-node-0-0.job: the answers differ from one look to the next",
+    ),
+    ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
+    ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
+    (
+        "mtu",
+        subject(route_to=lambda address: replace(HEALTHY.route_to(address), mtu=576)),
+        "packets may be no larger than 576 bytes: eth0 576",
+    ),
+    ("ephemeral-ports", subject(limits=limits(ephemeral_ports=(60000, 60500))), "has 501 ports for connections"),
+    (
+        "ephemeral-ports",
+        subject(topology={"coordinator": Endpoint("job-node-0-0.job", 40000)}),
+        "port 40000, which the nodes meet at, is one that the kernel gives to any connection",
+    ),
+    (
+        "storage",
+        stored(replace(STORED, values={**STORED.values, "free_inodes": 3.0})),
+        "only 3 more files fit",
+    ),
+    ("storage", stored(replace(STORED, values={**STORED.values, "free_bytes": 1e6})), "it is nearly full"),
+    ("storage", stored(replace(STORED, values={**STORED.values, "seconds": 9.0})), "it is slow"),
+]
+
+
+def the_one_finding(broken: Subject) -> Finding:
+    report = preflight.run(broken)
+    loud = [finding for finding in report.findings if finding.status not in (Status.PASS, Status.SKIPPED)]
+    assert len(loud) == 1, loud
+    return loud[0]
+
+
+def test_a_container_in_which_all_is_well_passes_every_check() -> None:
+    report = preflight.run(HEALTHY)
+    assert report.verdict is Verdict.PASS
+    skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]
+    assert skipped == ["ports"]  # it is not the coordinator
+    assert [finding.check for finding in report.findings] == [check.NAME for check in preflight.CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "text"), JOBS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_the_job_itself_has_wrong_is_fatal(check: str, broken: Subject, text: str) -> None:
+    finding = the_one_finding(broken)
+    assert (finding.check, finding.status, finding.fault) == (check, Status.FAIL, Fault.JOB)
+    assert text in finding.text
+    assert finding.action
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "text"), NODES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_this_node_or_its_surroundings_have_wrong_is_retryable(check: str, broken: Subject, text: str) -> None:
+    finding = the_one_finding(broken)
+    assert (finding.check, finding.status, finding.fault) == (check, Status.FAIL, Fault.NODE)
+    assert text in finding.text
+    assert finding.action
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "text"), WARNINGS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_may_go_well_is_a_warning(check: str, broken: Subject, text: str) -> None:
+    finding = the_one_finding(broken)
+    assert (finding.check, finding.status) == (check, Status.WARN)
+    assert text in finding.text
+    assert finding.action
+
+
+@pytest.mark.parametrize(
+    ("check", "broken"),
+    [
+        ("ephemeral-ports", subject(limits=limits(ephemeral_ports=None))),
+        ("storage", stored(Tried(trouble="the child ended with -9 at the stage write"))),
+        ("memlock", subject(try_out=lambda what, a, s: STORED if what == "storage" else Tried(timed_out=True))),
+    ],
+)
+def test_what_cannot_be_found_out_is_unknown_and_no_failure(check: str, broken: Subject) -> None:
+    finding = the_one_finding(broken)
+    assert (finding.check, finding.status, finding.fault) == (check, Status.UNKNOWN, None)
+
+
+def test_every_check_has_a_broken_fixture() -> None:
+    broken = {check for check, _, _ in (*JOBS, *NODES, *WARNINGS)}
+    assert broken == {check.NAME for check in preflight.CHECKS}
+
+
+def test_every_name_unknown_names_the_field_that_publishes_names_of_pods_that_are_not_ready() -> None:
+    known = {"job-node-0-1": ADDRESSES["job-node-0-1"]}
+    finding = the_one_finding(subject(lookup=Names(known)))
+    assert finding.check == "dns"
+    assert finding.text.startswith("2 of 2 names do not resolve")
+    assert "publishNotReadyAddresses: true" in finding.action
+    assert finding.fault is Fault.NODE  # it was not long enough to be sure
+
+
+def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
+    late = of_names(node_0=[None, None, frozenset({"10.0.0.6"})])
+    assert preflight.run(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
+
+
+def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
+    alone = subject(topology={"nodes": NodeRange(1, 1)}, lookup=Names({"job-node-0-1": frozenset({"127.0.0.1"})}))
+    report = preflight.run(alone)
+    assert report.verdict is Verdict.PASS
+    assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {"dns", "mtu", "ports"}
+
+
+def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:
+    finding = the_one_finding(subject(lookup=Names(ADDRESSES | {"job-node-0-1": None})))
+    assert (finding.check, finding.status) == ("own-name", Status.WARN)

@@ -1,0 +1,105 @@
+"""One trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
+
+`probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
+memory. Each stage is told before it begins, so that who kills us knows where we hung.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+_SIZE = 1 << 20
+
+
+def main() -> None:
+    """Do what the command line says."""
+    what, argument, limit = sys.argv[1:4]
+    # Should our parent die first: nobody would end us.
+    signal.setitimer(signal.ITIMER_REAL, float(limit) + 5)
+    try:
+        values = storage(argument) if what == "storage" else memlock(int(argument))
+    except OSError as problem:
+        tell(errno=problem.errno)
+    else:
+        tell(values=values)
+
+
+def tell(**said: object) -> None:
+    """One line for who started us."""
+    os.write(1, json.dumps(said).encode() + b"\n")
+
+
+def storage(folder: str) -> dict[str, float]:
+    """What a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink."""
+    name = os.path.join(folder, f".trainer-launch-probe-{os.uname().nodename}-{os.getpid()}")
+    data = os.urandom(_SIZE)
+    began = time.monotonic()
+    at = name + ".new"
+    tell(stage="create")
+    file = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        tell(stage="write")
+        written = 0
+        while written < len(data):
+            written += os.write(file, data[written:])
+        tell(stage="fsync")
+        os.fsync(file)
+        os.close(file)
+        tell(stage="rename")
+        os.rename(at, name)
+        at = name
+        sync_folder(folder)
+        tell(stage="read")
+        with open(at, "rb") as back:
+            same = back.read() == data
+        tell(stage="unlink")
+    finally:
+        os.unlink(at)
+    seconds = time.monotonic() - began
+    room = os.statvfs(folder)
+    return {
+        "seconds": seconds,
+        "same": float(same),
+        "free_bytes": float(room.f_bavail * room.f_frsize),
+        "free_inodes": float(room.f_favail if room.f_files else -1),  # -1: this file system has no such limit
+    }
+
+
+def sync_folder(folder: str) -> None:
+    """Make the rename last; file systems that cannot do it for a folder do without."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(place)
+    except OSError:
+        pass
+    finally:
+        os.close(place)
+
+
+def memlock(size: int) -> dict[str, float]:
+    """Lock memory as RDMA does; the limit alone does not tell whether that works."""
+    import ctypes
+    import mmap
+
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")  # should memory run out, then we are the one to go
+    except OSError:
+        pass
+    tell(stage="mlock")
+    memory = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    mlock = ctypes.CDLL(None, use_errno=True).mlock
+    mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    if mlock(address, size) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return {"bytes": float(size)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""`preflight`, the init container: check this container before the job starts, and say what to do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from trainer_launch import engines, exits, outcome, preflight
+from trainer_launch.commands import run as running
+from trainer_launch.commands.gather import Reading, live_pod, read
+from trainer_launch.commands.options import Parsed
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.findings import Report, exit_code
+from trainer_launch.model import Json
+from trainer_launch.preflight import document, screen
+from trainer_launch.preflight.document import Place
+from trainer_launch.preflight.subject import Subject, with_container, with_network
+from trainer_launch.settings import Settings
+from trainer_launch.topology import place
+
+HELP = "check this container before the job starts (the init container)"
+EXAMPLES = """exit codes:
+  0   passed, or only warnings (10 with --exit-warning)
+  20  failed, retryable: this node or what surrounds it is at fault
+  30  failed, fatal: the job itself is at fault, and would fail again
+  2   bad contract, flags or settings
+
+examples:
+  trainer-launch preflight -- train.py                 # is all there for this?
+  trainer-launch preflight --storage /checkpoints      # also a folder
+  trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
+  trainer-launch preflight --json                      # the report, for programs
+"""
+STATE_FILE = "preflight.json"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `preflight` knows."""
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+
+def main(parsed: Parsed) -> int:
+    """The command.
+
+    Raises:
+        LaunchError: what was read makes no sense.
+    """
+    settings = parsed.settings
+    if settings.preflight == "off":
+        sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
+        return exits.SUCCEEDED
+    try:
+        return _main(parsed, settings)
+    except LaunchError as problem:
+        running.refuse(problem, settings.termination_log)
+        raise
+
+
+def _main(parsed: Parsed, settings: Settings) -> int:
+    chosen = preflight.names_in(settings.only, "--only")
+    skipped = preflight.names_in(settings.skip, "--skip")
+    fatal = preflight.names_in(settings.fatal, "--fatal")
+    reading = read(live_pod(parsed.argv), settings)
+    subject = with_network(with_container(subject_of(reading, settings)))
+    checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
+    report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
+    code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
+    _hand_out(report, place_of(subject), code, parsed)
+    return code
+
+
+def subject_of(reading: Reading, settings: Settings) -> Subject:
+    """What there is to check, without what has to be asked of the container itself.
+
+    Raises:
+        LaunchError: this node has no place in the job.
+    """
+    job, command = reading.job, reading.command
+    is_torch = job.engine in (None, "torchrun")
+    if command is not None:
+        is_torch = engines.pick(job, command, settings.engine)[0].NAME == "torchrun"
+    return Subject(
+        job=job,
+        host=reading.host,
+        topology=place(job, reading.host),
+        command=command,
+        env=reading.pod.env,
+        is_torch=is_torch,
+        deadline_s=settings.deadline,
+        shm_size=settings.shm_size,
+        storage=tuple(path for path in (settings.storage or "").split(",") if path),
+    )
+
+
+def place_of(subject: Subject) -> Place:
+    """Where the report is made."""
+    nodes = subject.topology.nodes
+    return Place(
+        host=subject.host.hostname,
+        node_rank=subject.topology.node_rank,
+        nodes=None if nodes is None else str(nodes),
+        contract=subject.job.contract,
+    )
+
+
+def _hand_out(report: Report, here: Place, code: int, parsed: Parsed) -> None:
+    """To the screen, to files, to the pod's status; a file that cannot be written does not change the verdict."""
+    settings = parsed.settings
+    at_s = time.time()
+    made = document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s)
+    running.write_last_words(outcome.fitted(screen.last_words(report, here, code)), settings.termination_log)
+    if settings.state_dir is not None:
+        _write(os.path.join(settings.state_dir, STATE_FILE), _dumped(made), "--state-dir", 0o600)
+    if settings.report is not None:
+        _write(settings.report, _dumped(made), "--report", 0o644)
+    if settings.prometheus_file is not None:
+        _write(settings.prometheus_file, screen.prometheus(report, code, at_s), "--prometheus-file", 0o644)
+    sys.stdout.write(_dumped(made) if parsed.flags["json"] else screen.screen(report, here, code))
+
+
+def _dumped(made: dict[str, Json]) -> str:
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _write(path: str, text: str, flag: str, mode: int) -> None:
+    """Write beside it and rename: a reader sees all of it or the old one.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    place_for_it = os.path.dirname(path) or "."
+    try:
+        descriptor, beside = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=place_for_it)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(beside, mode)
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+    except OSError as problem:
+        raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable folder") from None

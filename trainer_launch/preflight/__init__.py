@@ -1,0 +1,132 @@
+"""Should this pod start at all? Each check is a file here, and a line in CHECKS.
+
+A check never prints, and does not raise because the world is bad; should it raise nevertheless, or take longer than
+it may, its finding is "unknown". All run at once, each in a thread that cannot keep the launcher alive; what could
+hang in the kernel they leave to children. The report has the order of CHECKS, in which a person would look.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from types import ModuleType
+
+from trainer_launch.errors import UsageError
+from trainer_launch.findings import Finding, Report, Status, raised
+from trainer_launch.preflight import (
+    cpu,
+    dns,
+    ephemeral_ports,
+    gloo_socket_ifname,
+    memlock,
+    memory,
+    mtu,
+    nccl_ib_hca,
+    nccl_socket_ifname,
+    nofile,
+    own_name,
+    pids,
+    ports,
+    program,
+    rank_collision,
+    shm,
+    shm_leftovers,
+    storage,
+    subdomain,
+)
+from trainer_launch.preflight.subject import Subject
+
+CHECKS: tuple[ModuleType, ...] = (
+    program,
+    rank_collision,
+    memory,
+    cpu,
+    pids,
+    nofile,
+    memlock,
+    shm,
+    shm_leftovers,
+    storage,
+    own_name,
+    subdomain,
+    dns,
+    gloo_socket_ifname,
+    nccl_socket_ifname,
+    nccl_ib_hca,
+    mtu,
+    ports,
+    ephemeral_ports,
+)
+# What each container has of its own: an init container cannot vouch for the main one.
+OF_A_CONTAINER: tuple[ModuleType, ...] = (memory, cpu, pids, nofile, memlock, shm)
+LIMIT_S = 5.0  # for a check that does not say otherwise
+
+
+def names_in(text: str | None, flag: str) -> tuple[str, ...]:
+    """The checks that a comma-separated list names.
+
+    Raises:
+        UsageError: one of them does not exist.
+    """
+    known = [check.NAME for check in CHECKS]
+    named = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    for name in named:
+        if name not in known:
+            raise UsageError(f"{flag} names {name[:60]!r}, which is no check; the checks are: {', '.join(known)}")
+    return named
+
+
+def run(
+    subject: Subject,
+    checks: Sequence[ModuleType] = CHECKS,
+    *,
+    silenced: Collection[str] = (),
+    fatal: Collection[str] = (),
+    limit_s: float | None = None,
+) -> Report:
+    """Check the subject; `limit_s` holds for every check, in place of its own limit."""
+    began_s = time.monotonic()
+    running = [_Running(check, subject, limit_s) for check in checks if check.NAME not in silenced]
+    findings = [raised(finding, fatal) for one in running for finding in one.findings()]
+    return Report(
+        findings=tuple(findings),
+        silenced=tuple(check.NAME for check in checks if check.NAME in silenced),
+        took_s=time.monotonic() - began_s,
+    )
+
+
+class _Running(threading.Thread):
+    """One check at work."""
+
+    def __init__(self, check: ModuleType, subject: Subject, limit_s: float | None) -> None:
+        super().__init__(daemon=True, name=f"check {check.NAME}")
+        self._check_name: str = check.NAME
+        self._check: Callable[[Subject], Iterable[Finding]] = check.check
+        self._subject = subject
+        own = check.limit_s(subject) if hasattr(check, "limit_s") else LIMIT_S
+        self._limit_s = own if limit_s is None else limit_s
+        self._began_s = time.monotonic()
+        self._found: tuple[Finding, ...] = ()
+        self._trouble = ""
+        self._took_s = 0.0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = tuple(self._check(self._subject))
+        except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
+            self._trouble = f"{type(problem).__name__}: {problem}"
+        self._took_s = time.monotonic() - self._began_s
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What it found, at the latest when its time is up."""
+        self.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
+        if self.is_alive():
+            text = f"it did not end within {self._limit_s:g} s"
+            return (Finding(check=self._check_name, status=Status.UNKNOWN, text=text, took_s=self._limit_s),)
+        if self._trouble:
+            text = f"the check itself failed, which is a bug: {self._trouble}"
+            return (Finding(check=self._check_name, status=Status.UNKNOWN, text=text, took_s=self._took_s),)
+        return tuple(replace(finding, took_s=self._took_s) for finding in self._found)

@@ -1,0 +1,196 @@
+"""All nodes' names resolve, and to the same addresses each time; where not, what DNS says about them.
+
+In an init container names resolve only if the Service publishes addresses of pods that are not ready.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.host import names
+from trainer_launch.host.dns import Answer
+from trainer_launch.preflight.subject import Subject
+
+NAME = "dns"
+ALIKE = 3  # equal answers in a row, before a name counts as stable
+SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
+_DIAGNOSE_S = 3.0
+_SHOWN = 5
+
+Waiting = dict[str, list[names.Addresses]]
+
+
+def limit_s(subject: Subject) -> float:
+    """How long it may take."""
+    return subject.deadline_s + _POLL_S + _DIAGNOSE_S * (_SHOWN + 1)
+
+
+def check(subject: Subject) -> Iterable[Finding]:
+    """Wait for the names until the deadline, then ask DNS about those that did not come."""
+    peers = _peers(subject)
+    if not peers:
+        return [Finding(check=NAME, status=Status.SKIPPED, text="there are no names of other nodes to look up")]
+    began_s = time.monotonic()
+    seen = _wait(subject, peers)
+    absent = [name for name in peers if not seen[name]]
+    if absent:
+        return [_absent(subject, peers, absent, time.monotonic() - began_s)]
+    restless = [name for name in peers if not _is_stable(seen[name])]
+    return [_restless(restless, seen)] if restless else [_found(subject, peers, seen)]
+
+
+def _peers(subject: Subject) -> list[str]:
+    """Names of all nodes, this one's too; addresses need no DNS."""
+    job, coordinator = subject.job, subject.topology.coordinator
+    told = [member.host for member in job.members or ()]
+    told += [coordinator.host] if coordinator is not None and not told else []
+    return list(dict.fromkeys(name for name in told if not _is_address(name))) if subject.has_peers else []
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
+
+
+def _is_stable(answers: Sequence[names.Addresses]) -> bool:
+    return len(answers) >= ALIKE and len(set(answers[-ALIKE:])) == 1
+
+
+def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
+    """The answers for each name, in order, until all are stable or the time is up."""
+    seen: Waiting = {name: [] for name in peers}
+    until_s = time.monotonic() + subject.deadline_s
+    pause_s = _FIRST_PAUSE_S
+    for looks in range(1, 1_000_000):
+        pending = [name for name in peers if not _is_stable(seen[name])]
+        answers = names.lookup_all(pending, _POLL_S, subject.lookup)
+        for name in pending:
+            addresses = answers.get(name)
+            seen[name] = [*seen[name], addresses] if addresses else []
+        is_done = all(_is_stable(seen[name]) for name in pending)
+        if is_done or (looks >= ALIKE and time.monotonic() >= until_s):
+            break
+        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        pause_s *= 1 if all(answers.values()) else 2
+    return seen
+
+
+# -- what is said -----------------------------------------------------------------------------
+
+
+def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
+    kinds = {name: {":" in address for address in seen[name][-1]} for name in peers}
+    here = {
+        ":" in address
+        for one in subject.interfaces
+        for address in one.addresses
+        if one.is_up and not ipaddress.ip_address(address).is_loopback
+    }
+    apart = [name for name in peers if here and not kinds[name] & here]
+    if apart:
+        theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
+        return Finding(
+            check=NAME,
+            status=Status.FAIL,
+            fault=Fault.NODE,
+            text=f"{_shown(apart)}: only {theirs} addresses, and this node has only {ours}",
+            evidence=tuple(_addresses(name, seen) for name in apart[:_SHOWN]),
+            action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
+        )
+    families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in peers)
+    told = ", ".join(f"{count} with {kind}" for kind, count in families.items())
+    return Finding(
+        check=NAME,
+        status=Status.PASS,
+        text=f"{len(peers)} names resolve, {ALIKE} times alike: {told}",
+        measured=len(peers),
+        expected=len(peers),
+        unit="names",
+        evidence=tuple(_addresses(name, seen) for name in peers[:_SHOWN]),
+    )
+
+
+def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
+    return Finding(
+        check=NAME,
+        status=Status.WARN,
+        text=f"{_shown(restless)}: the answers differ from one look to the next",
+        evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
+        action="see whether two pods of this name exist, or an old record stays in a DNS cache",
+    )
+
+
+def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waited_s: float) -> Finding:
+    answers = {name: subject.ask(name, _DIAGNOSE_S) for name in _telling(subject, absent)}
+    by_answer: defaultdict[Answer, list[str]] = defaultdict(list)
+    for name, answer in answers.items():
+        by_answer[answer].append(name)
+    worst = min(by_answer, key=list(Answer).index)
+    denied = set(answers.values()) <= {Answer.NXDOMAIN, Answer.NO_DATA}
+    is_all = len(absent) == len(peers) and denied
+    fault = Fault.JOB if is_all and waited_s >= SETTLED_S and _own(subject) in absent else Fault.NODE
+    more = f" and {len(absent) - len(answers)} more" if len(absent) > len(answers) else ""
+    said = "; ".join(f"{', '.join(found)}: {_worded(answer)}" for answer, found in by_answer.items())
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=fault,
+        text=f"{len(absent)} of {len(peers)} names do not resolve after {waited_s:.0f} s: {said}{more}",
+        measured=len(peers) - len(absent),
+        expected=len(peers),
+        unit="names",
+        action=_advice(worst, is_all=is_all),
+    )
+
+
+def _telling(subject: Subject, absent: Sequence[str]) -> list[str]:
+    """The names to ask DNS about: this node's own says most, the first few stand for the others."""
+    own = [name for name in absent if name == _own(subject)]
+    return list(dict.fromkeys([*own, *absent[:_SHOWN]]))[:_SHOWN]
+
+
+def _own(subject: Subject) -> str | None:
+    """This node's own name among the job's."""
+    rank, members = subject.topology.node_rank, subject.job.members or ()
+    return members[rank].host if rank is not None and rank < len(members) else None
+
+
+def _worded(answer: Answer) -> str:
+    words: Mapping[Answer, str] = {
+        Answer.FOUND: "in DNS, but this container's resolver does not find it",
+        Answer.TIMEOUT: "the DNS server does not answer",
+        Answer.NO_SERVER: "/etc/resolv.conf names no DNS server",
+    }
+    return words.get(answer, answer.value)
+
+
+def _advice(worst: Answer, *, is_all: bool) -> str:
+    if is_all:
+        return (
+            "none of the job's names is known: does its headless Service exist, with the pods' subdomain and with "
+            "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
+        )
+    if worst in (Answer.NXDOMAIN, Answer.NO_DATA):
+        return "their pods are not there yet: see whether they are scheduled and have started"
+    if worst is Answer.FOUND:
+        return "see /etc/nsswitch.conf and /etc/resolv.conf (search, ndots) of this image"
+    return "DNS itself is in trouble here: see the cluster's DNS pods, and network policies for port 53"
+
+
+def _addresses(name: str, seen: Waiting) -> str:
+    answers = list(dict.fromkeys(", ".join(sorted(found)) for found in seen[name]))
+    return f"{name}: {' / '.join(answers)}"
+
+
+def _shown(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more

@@ -1,0 +1,41 @@
+"""GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer_launch import ifnames
+from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.preflight.subject import Subject
+
+NAME = "gloo-socket-ifname"
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """Evaluate it as gloo does."""
+    spec = subject.env.get("GLOO_SOCKET_IFNAME")
+    if not spec:
+        yield Finding(check=NAME, status=Status.SKIPPED, text="it is not set; own-name tells what gloo does then")
+        return
+    found, missing = ifnames.gloo_interfaces(spec, subject.interfaces)
+    if missing:
+        text = f"GLOO_SOCKET_IFNAME={spec} names {', '.join(missing)}, which is not here"
+        if any(mark in spec for mark in "^=*:"):
+            text += "; gloo knows no patterns"
+        yield _bad(subject, text)
+    elif subject.has_peers and any(one.is_loopback for one in found):
+        yield _bad(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, where no other node can come")
+    else:
+        yield Finding(check=NAME, status=Status.PASS, text=f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
+
+
+def _bad(subject: Subject, text: str) -> Finding:
+    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.JOB,
+        text=text,
+        evidence=tuple(f"{found.name}: {', '.join(found.addresses)}" for found in subject.interfaces),
+        action=f"set GLOO_SOCKET_IFNAME={usable[0]}" if usable else "unset it",
+    )

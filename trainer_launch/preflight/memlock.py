@@ -1,0 +1,46 @@
+"""Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.preflight.subject import Subject
+from trainer_launch.shared_memory import MIB
+
+NAME = "memlock"
+TRIED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are below
+_CHILD_S = 3.0
+_HEADROOM = 8  # of the memory limit's rest, this part at most is locked
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """Lock some in a child."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
+    size = TRIED_BYTES if limit is None else min(TRIED_BYTES, max(1, limit - used) // _HEADROOM)
+    tried = subject.try_out("memlock", str(max(4096, size)), _CHILD_S)
+    shown = f"{size / MIB:.0f} MiB"
+    if tried.is_good:
+        yield Finding(
+            check=NAME, status=Status.PASS, text=f"{shown} can be locked", measured=size // MIB, unit="MiB"
+        )
+        return
+    if tried.errno is None:
+        why = tried.trouble or "the child did not end in time"
+        yield Finding(check=NAME, status=Status.UNKNOWN, text=f"whether memory can be locked is not known: {why}")
+        return
+    allowed = subject.limits.memlock_bytes
+    yield Finding(
+        check=NAME,
+        status=Status.FAIL if subject.has_rdma else Status.WARN,
+        fault=Fault.JOB if subject.has_rdma else None,
+        text=f"{shown} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is "
+        + ("none" if allowed is None else f"{allowed // 1024} KiB")
+        + ("" if subject.has_rdma else "; only RDMA needs it, and no RDMA device is here"),
+        measured=0,
+        expected=size // MIB,
+        unit="MiB",
+        action="add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the "
+        "container runtime)",
+    )

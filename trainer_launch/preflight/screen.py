@@ -1,0 +1,130 @@
+"""A report for people, for Prometheus and for the pod's status: text made of a report. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from trainer_launch.findings import Finding, Report, Severity, Status, Verdict
+from trainer_launch.preflight.document import Place
+
+_WIDTH = 80
+_WORDS = {
+    Verdict.PASS: "all is well",
+    Verdict.UNKNOWN: "nothing failed, but not all is known",
+    Verdict.WARN: "may start, with warnings",
+    Verdict.RETRYABLE: "not now or not here: this node or what surrounds it is at fault",
+    Verdict.FATAL: "cannot work: the job itself is at fault",
+}
+_MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
+_QUIET = (Status.PASS, Status.SKIPPED)
+_REASONS = {
+    Verdict.PASS: "PreflightPassed",
+    Verdict.UNKNOWN: "PreflightIncomplete",
+    Verdict.WARN: "PreflightWarned",
+    Verdict.RETRYABLE: "PreflightRetryable",
+    Verdict.FATAL: "PreflightFatal",
+}
+_FIRST_LINE = 900  # what stays readable where only the beginning is shown
+
+
+def screen(report: Report, place: Place, code: int) -> str:
+    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line."""
+    lines = [f"Preflight: {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
+    for finding in loud(report.findings):
+        lines += ["", *_paragraph(finding)]
+    quiet = [("passed", _names(report, Status.PASS)), ("skipped", _names(report, Status.SKIPPED))]
+    quiet.append(("silenced", report.silenced))
+    lines += [""]
+    for word, names in quiet:
+        lines += _wrapped(f"{word}: {', '.join(names)}", "", "  ") if names else []
+    return "\n".join(lines) + "\n"
+
+
+def tally(report: Report) -> str:
+    """How many of each, in words."""
+    counts = report.counts
+    words = {Status.FAIL: "failed", Status.WARN: "warned", Status.UNKNOWN: "unknown", Status.PASS: "passed"}
+    told = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
+    return f"{', '.join(told) or 'nothing was checked'} in {report.took_s:.2f} s"
+
+
+def loud(findings: Iterable[Finding]) -> list[Finding]:
+    """What a person has to read, the worst first."""
+    order = list(Severity)
+    found = [finding for finding in findings if finding.status not in _QUIET]
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def last_words(report: Report, place: Place, code: int) -> str:
+    """The pod's termination message, before it is cut: the first line can be read alone."""
+    found = loud(report.findings)
+    first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}node={place.node_rank}"
+    first = f"{first.replace('node=None', 'node=?')} host={place.host} | {tally(report)}"
+    if found:
+        first += f": {found[0].check}: {found[0].text}"
+    lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
+    for finding in found:
+        lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
+        lines += [f"  What to do: {finding.action}"] if finding.action else []
+    return "\n".join(lines) + "\n"
+
+
+def prometheus(report: Report, code: int, at_s: float) -> str:
+    """For the textfile collector: one series for each check and status that occurred."""
+    lines = [
+        "# HELP trainer_launch_preflight_exit_code What the preflight ended with.",
+        "# TYPE trainer_launch_preflight_exit_code gauge",
+        f"trainer_launch_preflight_exit_code {code}",
+        "# HELP trainer_launch_preflight_time_seconds When it ended, in seconds since 1970.",
+        "# TYPE trainer_launch_preflight_time_seconds gauge",
+        f"trainer_launch_preflight_time_seconds {at_s:.3f}",
+        "# HELP trainer_launch_preflight_duration_seconds How long all of it took.",
+        "# TYPE trainer_launch_preflight_duration_seconds gauge",
+        f"trainer_launch_preflight_duration_seconds {report.took_s:.4f}",
+        "# HELP trainer_launch_preflight_findings Findings of a check, by status and severity.",
+        "# TYPE trainer_launch_preflight_findings gauge",
+        *_series(report.findings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _series(findings: Iterable[Finding]) -> Iterator[str]:
+    counts: dict[tuple[str, str, str], int] = {}
+    for finding in findings:
+        key = (finding.check, finding.status.value, finding.severity.value)
+        counts[key] = counts.get(key, 0) + 1
+    for (check, status, severity), count in counts.items():
+        labels = f'check="{check}",status="{status}",severity="{severity}"'
+        yield f"trainer_launch_preflight_findings{{{labels}}} {count}"
+
+
+def _paragraph(finding: Finding) -> list[str]:
+    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else _MARKS[finding.severity]
+    about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
+    lines = _wrapped(f"{mark} {finding.check}{about}: {finding.text}", "", "    ")
+    for line in finding.evidence:
+        lines += _wrapped(f"- {line}", "    ", "      ")
+    return lines + (_wrapped(f"-> {finding.action}", "    ", "       ") if finding.action else [])
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    # Names and values are to be copied: they are not broken.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _names(report: Report, status: Status) -> tuple[str, ...]:
+    names = dict.fromkeys(finding.check for finding in report.findings if finding.status is status)
+    return tuple(names)
+
+
+def _again(verdict: Verdict) -> str:
+    words = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
+    return words.get(verdict, "")

@@ -1,0 +1,93 @@
+"""What a check looks at: values that were captured once, and the few ways it has to act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from trainer_launch.command import Command
+from trainer_launch.host import cgroup, dns, leftovers, names, net, shm, tryout
+from trainer_launch.host import interfaces as network
+from trainer_launch.host.interfaces import AdapterPort, Interface, Route
+from trainer_launch.host.limits import Limits
+from trainer_launch.host.limits import limits as read_limits
+from trainer_launch.model import Host, Job, Topology
+
+_HOSTS_FILE = "etc/hosts"
+_HOSTS_BYTES = 1 << 20
+_NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None, ephemeral_ports=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One container of a job. Without further words, a container in which all is well."""
+
+    job: Job
+    host: Host
+    topology: Topology
+    command: Command | None = None
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    is_torch: bool = True  # torch elastic runs the command, so gloo may be used
+    deadline_s: float = 0.0  # for what may appear later, such as a peer's name
+    storage: tuple[str, ...] = ()
+    shm_size: str = "auto"  # as --shm-size has it
+
+    limits: Limits = _NO_LIMITS
+    pids: tuple[int, int] | None = None  # the limit, and how many it still allows
+    interfaces: tuple[Interface, ...] = ()
+    adapters: tuple[AdapterPort, ...] = ()
+    has_rdma: bool = False  # the container was given RDMA devices
+    hosts_file: str = ""
+
+    lookup: names.Lookup = names.lookup
+    ask: Callable[[str, float], dns.Answer] = dns.ask
+    route_to: Callable[[str], Route] = network.route_to
+    port_trouble: Callable[[int], tuple[int, str] | None] = net.port_trouble
+    write_trouble: Callable[[int], int | None] = shm.write_trouble
+    leftovers: Callable[[], tuple[shm.Segment, ...]] = leftovers.unheld
+    try_out: Callable[[str, str, float], tryout.Tried] = tryout.try_out
+
+    @property
+    def workers(self) -> int:
+        """Processes on this node."""
+        return self.topology.local_world_size or 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes in the job, at most."""
+        return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether there are other nodes, or may be."""
+        return self.topology.nodes is None or self.topology.nodes.max > 1
+
+
+def with_container(subject: Subject, root: Path = Path("/")) -> Subject:
+    """Add what each container has of its own."""
+    return replace(
+        subject,
+        limits=read_limits(root),
+        pids=cgroup.pids_left(cgroup.own_groups(root)),
+        has_rdma=network.may_use_rdma(root),
+    )
+
+
+def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
+    """Add what a pod's containers share."""
+    return replace(
+        subject,
+        interfaces=network.interfaces(),
+        adapters=network.adapter_ports(root),
+        hosts_file=_hosts(root / _HOSTS_FILE),
+    )
+
+
+def _hosts(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_HOSTS_BYTES)
+    except OSError:
+        return ""
