@@ -38,7 +38,7 @@ _PREFLIGHT = (
     "state_dir",
     "contract",
     "engine",
-    *_JOB,
+    *(name for name in _JOB if name != "max_restarts"),
     "min_nodes",
     "ssh_dir",
     "shm_size",
