@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 RANK = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(60)\n"
+both_ways = pytest.mark.parametrize("method", ["forkserver", "exec"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,8 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
         assert any("no luck" in line for line in rest)
 
 
-def test_of_two_failures_in_one_instant_the_first_is_blamed(tmp_path: Path) -> None:
+@both_ways
+def test_of_two_failures_in_one_instant_the_first_is_blamed(tmp_path: Path, method: str) -> None:
     """torch's own stamps have whole seconds, and it would blame the lower rank."""
     note = tmp_path / "note"
     dying = f"    open({str(note)!r}, 'x').write(f'{{os.getpid()}}\\n')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -172,8 +174,12 @@ print("ready", rank, flush=True)
 {WAIT}"""
 
 
-def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_with_143(tmp_path: Path) -> None:
-    with start("run", "--nproc-per-node", "2", "--prefix", "--", script(tmp_path, LOADER)) as launcher:
+@both_ways
+def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_with_143(
+    tmp_path: Path, method: str
+) -> None:
+    words = ("run", "--nproc-per-node", "2", "--prefix", "--start-method", method, "--", script(tmp_path, LOADER))
+    with start(*words) as launcher:
         launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)
         code, output = launcher.end()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import os
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.launching import launch, script, start
 from tests.conftest import require
 from tests.warm.forks import Forks
+from trainer_launch.child.server import Server, ServerError
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -90,8 +92,20 @@ def test_a_restart_finds_edited_modules_and_nothing_of_the_attempt_before(tmp_pa
     assert "mine.py has changed" in err
 
 
-def children_of(words: Sequence[str]) -> int:
-    return sum("multiprocessing.forkserver" in word for word in words)
+def test_a_server_that_cannot_be_started_is_an_error_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no folder may be written; the agent then starts workers the ordinary way."""
+
+    def refuse() -> None:
+        raise FileNotFoundError("No usable temporary directory")
+
+    monkeypatch.setattr(forkserver, "ensure_running", refuse)
+    server = Server({"script": "train.py", "preload": [], "required": False}, str(tmp_path))
+    with pytest.raises(ServerError, match="No usable temporary directory"):
+        server.start()
+    assert server.reason is None
+    assert "TRAINER_LAUNCH_FORKSERVER" not in os.environ
 
 
 DIES = """
