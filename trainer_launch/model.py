@@ -12,6 +12,9 @@ from signal import SIGTERM
 from types import MappingProxyType
 from typing import TypeAlias
 
+from trainer_launch.places import Endpoint as Endpoint  # values of this module, too
+from trainer_launch.places import PortRange as PortRange
+from trainer_launch.places import Seats as Seats
 from trainer_launch.signals import SignalAction, StopOrder
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
@@ -61,33 +64,6 @@ class NodeRange:
     def fixed(self) -> int | None:
         """The node count when there is only one, else None."""
         return self.min if self.min == self.max else None
-
-
-@dataclass(frozen=True, slots=True)
-class PortRange:
-    """Ports from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def __str__(self) -> str:
-        return f"{self.low}-{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A host name or address, and a port."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine itself can mean anything by it."""
-        return self.host in ("localhost", "127.0.0.1", "::1")
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +196,8 @@ class Hosting:
     shrink_after_s: float = 0.0  # how long before they go on without it, where the minimum allows
     restart_window_s: float | None = None  # in which `max_restarts` failures are too many; None: ever
     secret_file: str | None = None  # what a node must know to be let in
+    seats: Seats | None = None  # all nodes' coordinators, where each hosts one; None: only node 0 does
+    seat: int = 0  # whose this is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

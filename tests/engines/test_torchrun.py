@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engines.requests import request
+from tests.engines.requests import MACHINE, request
 from trainer_launch import engines
 from trainer_launch.engines import torchrun
 from trainer_launch.errors import ContractError, UsageError
@@ -119,6 +119,32 @@ def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() 
     (agent,) = plan.processes
     assert "ports=7-9" in shlex.join(agent.argv)
     assert agent.env["TRAINER_LAUNCH_SECRET_FILE"] == "/s"
+
+
+@pytest.mark.parametrize(
+    ("home", "own", "rank", "pattern"),
+    [
+        ("job-worker-0", "job-worker-2", 2, "job-worker-#/0/3"),
+        ("job-node-0-0.job", "job-node-0-1", 1, "job-node-0-#.job/0/3"),
+        ("job-master-0", "job-worker-0", 1, "job-worker-#/-1/3"),
+        ("job-worker-0", "machine-7", 2, None),
+        ("10.0.0.1", "job-worker-2", 2, None),
+    ],
+)
+def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_index(home, own, rank, pattern) -> None:
+    job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint(home, 29500), node_rank=rank)
+    machine = replace(MACHINE, hostname=own)
+    plan = engines.plan(request("train.py", job, our_rendezvous=True, host=machine))
+    assert (f"seats={pattern}" in shlex.join(plan.processes[0].argv)) == (pattern is not None)
+    assert plan.wait_for == (() if pattern else (home,)), "node 0 may be gone for good"
+    if pattern is None:
+        assert plan.hosting is None
+    else:
+        assert plan.hosting is not None
+        assert plan.hosting.seat == rank
+        assert plan.hosting.seats is not None
+        assert plan.hosting.seats.endpoint(0) == Endpoint(home, 29500)
+        assert plan.hosting.seats.endpoint(rank).host.startswith(own)
 
 
 def test_the_jobs_budget_and_range_are_the_contracts() -> None:

@@ -26,8 +26,9 @@ _numbers = itertools.count()  # several sets of hosts may exist at once
 class Host:
     """One host; programs started in it run as its process 1."""
 
-    def __init__(self, namespace: str, name: str, address: str) -> None:
+    def __init__(self, namespace: str, name: str, address: str, plug: tuple[str, str]) -> None:
         self.namespace, self.name, self.address = namespace, name, address
+        self._plug = plug  # the switch, and its port that leads here
         self._hosts_file = _NETNS / namespace / "hosts"
 
     def knows(self, names: Mapping[str, str]) -> None:
@@ -41,6 +42,16 @@ class Host:
         _ip("-n", self.namespace, "addr", "flush", "dev", "eth0")
         _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         self.address = address
+
+    def unplug(self) -> None:
+        """Let nothing reach the others, nor theirs this host: no packet is refused, all are lost."""
+        switch, port = self._plug
+        _ip("-n", switch, "link", "set", port, "nomaster")
+
+    def plug(self) -> None:
+        """Undo `unplug`."""
+        switch, port = self._plug
+        _ip("-n", switch, "link", "set", port, "master", "br0")
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a program as process 1 of this host."""
@@ -77,7 +88,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     require(missing() is None, str(missing()))
     mark = f"tl{os.getpid()}-{next(_numbers)}"
     switch = f"{mark}-switch"
-    made = [Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}") for n, name in enumerate(names)]
+    made = [Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}", (switch, f"port{n}")) for n, name in enumerate(names)]
     with contextlib.ExitStack() as undo:
         _namespace(switch, undo)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.hosts.network import SUBNET
+from tests.hosts.network import SUBNET, Host
 from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 
 Fault = Callable[[Job], None]
@@ -108,6 +108,20 @@ def move_pod(node: int) -> Fault:
 
 def lose_pod(node: int) -> Fault:
     return lambda job: job.pods[node].end()
+
+
+def unplug(node: int) -> Fault:
+    return lambda job: _host(job, node).unplug()
+
+
+def plug(node: int) -> Fault:
+    return lambda job: _host(job, node).plug()
+
+
+def _host(job: Job, node: int) -> Host:
+    machine = job.machines[node]
+    assert isinstance(machine, Host)
+    return machine
 
 
 def start_late(job: Job) -> None:

@@ -120,7 +120,7 @@ def _hosted(how: Launching) -> Iterator[None]:
         return
     secret = None if how.secret_file is None else read_secret(how.secret_file)
     with serve(how.hosting, secret) as server:
-        if how.deadline_s is None:
+        if how.deadline_s is None or server is None:
             yield
             return
         reason = f"the job took longer than active_deadline_seconds, {how.deadline_s:g} s"

@@ -22,7 +22,7 @@ from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
 from trainer_launch.errors import UsageError
 from trainer_launch.host.secret import read_secret
-from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.model import Endpoint, PortRange, Seats
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def member(
     node_rank = int(conf["node_rank"]) if "node_rank" in conf else None
     host = str(conf.get("host", os.uname().nodename))
     hello = say.Hello(say.VERSION, config.run_id, node_rank, host, incarnation)
-    client = news.TellingClient(endpoint, hello, _secret(), say=_log.info)
+    client = news.TellingClient(endpoint, hello, _secret(), _log.info, _seats(conf, endpoint))
     first_death = FirstDeath(stop.deaths, config.event_log_handler, watch, look)
     rendezvous = CoordinatedRendezvous(
         client,
@@ -126,6 +126,14 @@ def member(
 def _secret() -> bytes | None:
     path = os.environ.get("TRAINER_LAUNCH_SECRET_FILE")
     return read_secret(path) if path else None
+
+
+def _seats(conf: Mapping[str, Any], home: Endpoint) -> Seats | None:
+    text = str(conf.get("seats", ""))
+    if not text:
+        return None
+    pattern, offset, count = text.split("/")
+    return Seats(home, pattern, int(offset), int(count))
 
 
 def _ports(conf: Mapping[str, Any]) -> PortRange | None:

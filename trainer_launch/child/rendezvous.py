@@ -248,12 +248,8 @@ class CoordinatedRendezvous(RendezvousHandler):
         """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
         if self._me.address:
             return self._me.address
-        family, kind, proto, _, address = socket.getaddrinfo(
-            self._coordinator.host, self._coordinator.port, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(address)  # a datagram socket: nothing is sent
-            own = str(probe.getsockname()[0])
-        if own != address[0]:
+        coordinator, own = self._client.where()
+        found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+        if own is not None and all(own != address[0] for *_, address in found):
             return own
-        return self._me.host if self._coordinator.is_loopback else self._coordinator.host
+        return self._me.host if coordinator.is_loopback else coordinator.host

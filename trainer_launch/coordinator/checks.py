@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 MAX_NODES = 65536
+MAX_NUMBER = 2**53  # exact in every JSON reader
+MAX_CLAIMS = 32
 MAX_TEXT = 2000  # escaped at its worst it takes 24 KB
 _MAX_NAME = 253  # as in DNS
+
+
+_RANKS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+
+
+class Claim(NamedTuple):
+    """A generation as its members know it; see claims.py."""
+
+    generation: int
+    seat: int  # the rank of the node whose launcher formed it
+    ranks: str  # its members, as 0-3,7
+    sure: bool  # whether every member has taken it
 
 
 class UnfitError(Exception):
@@ -87,3 +102,18 @@ def rows(value: Any) -> tuple[tuple[int | None, str, str, float | None], ...]:
 
 def optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
+
+
+def claim(value: Any) -> Claim:
+    if not isinstance(value, list) or len(value) != len(Claim._fields):
+        raise UnfitError("a generation, a seat, ranks and whether it is sure")
+    generation, seat, ranks, sure = value
+    if not isinstance(ranks, str) or len(ranks) > MAX_TEXT or not _RANKS.fullmatch(ranks):
+        raise UnfitError("ranks such as 0-3,7")
+    return Claim(number(MAX_NUMBER)(generation), number(MAX_NODES)(seat), ranks, flag(sure))
+
+
+def claims(value: Any) -> tuple[Claim, ...]:
+    if not isinstance(value, list) or len(value) > MAX_CLAIMS:
+        raise UnfitError("a list of claims")
+    return tuple(map(claim, value))

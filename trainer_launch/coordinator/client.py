@@ -9,20 +9,25 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.checks import Claim
+from trainer_launch.coordinator.claims import remember
+from trainer_launch.coordinator.lines import Lines, LostError, abort_when_lost
 from trainer_launch.coordinator.sockets import tune
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _CONNECT_S = 5.0
+TAKEOVER_S = 4.0  # without node 0's coordinator, until the others' are asked: kubelet restarts a pod after 3
+_CONNECT_TO_SEAT_S = 1.0  # where another one may be there
+_MAX_SEATS = 64  # that are asked for a coordinator
 _ANSWER_S = 5.0  # for the Challenge and for the Welcome
-_READ_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,6 @@ class Disconnected:
 News: TypeAlias = msg.FromServer | Connected | Disconnected
 
 
-class _Lost(Exception):
-    """This connection is over; its text says at which stage and why."""
-
-
 class Client:
     """Talks to the coordinator for one node. `hello` says who it is; its proof is filled in here."""
 
@@ -53,8 +54,12 @@ class Client:
         hello: msg.Hello,
         secret: bytes | None = None,
         say: Callable[[str], None] = lambda text: None,
+        seats: Seats | None = None,
     ) -> None:
-        self._endpoint = endpoint
+        self._home = self._endpoint = endpoint
+        self._seats = seats
+        self._away_s = time.monotonic()  # since when there has been no coordinator
+        self._own_address: str | None = None
         self._hello = hello
         self._secret = secret
         self._say = say
@@ -94,6 +99,10 @@ class Client:
         except Empty:
             return None
 
+    def where(self) -> tuple[Endpoint, str | None]:
+        """The coordinator that was there last, and the address that this node had towards it."""
+        return self._endpoint, self._own_address
+
     def close(self, leave_reason: str | None = None) -> None:
         """End the connection, with a Leave if there is a reason to tell. Never blocks for long."""
         if leave_reason is not None:
@@ -109,8 +118,8 @@ class Client:
         pause_s = _FIRST_PAUSE_S
         try:
             while not self._closing.is_set() and not self._is_over:
-                if self._try_once():
-                    pause_s = _FIRST_PAUSE_S
+                if any(self._try_once(endpoint) for endpoint in self._candidates()):
+                    pause_s, self._away_s = _FIRST_PAUSE_S, time.monotonic()
                 if not self._is_over:
                     self._closing.wait(pause_s * random.uniform(0.5, 1.0))  # so that a thousand do not come at once
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -119,49 +128,65 @@ class Client:
                 self._wake.close()
                 self._waker.close()
 
-    def _try_once(self) -> bool:
+    def _candidates(self) -> Iterator[Endpoint]:
+        """Node 0's first, always; the others' seats only when it has been away for longer than a pod's restart."""
+        last = self._endpoint
+        yield self._home
+        if self._seats is None:
+            return
+        if time.monotonic() - self._away_s <= TAKEOVER_S:
+            if last != self._home:
+                yield last
+            return
+        for rank in range(1, min(self._seats.count, _MAX_SEATS)):
+            if not self._closing.is_set() and not self._is_over:
+                yield self._seats.endpoint(rank)
+
+    def _try_once(self, endpoint: Endpoint) -> bool:
         """Use one connection to its end; whether it was any good."""
         welcomed = False
         try:
-            with self._connect() as sock:
-                self._greet(sock, lines := _Lines(sock))
+            with self._connect(endpoint) as sock, abort_when_lost(sock):
+                self._greet(sock, lines := Lines(sock), endpoint)
                 welcomed = True
-                self._change("connected")
+                self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
+                self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
                 self._news.put(Connected())
                 self._talk(sock, lines)
-        except _Lost as problem:
+        except LostError as problem:
             reason = str(problem)
             if not self._is_over:
-                self._change(reason)
+                if endpoint == self._home or welcomed:
+                    self._change(reason)
                 if welcomed:
                     self._news.put(Disconnected(reason))
         return welcomed
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, endpoint: Endpoint) -> socket.socket:
         """Ask for the address each time: a pod that comes back has a new one."""
         try:
-            found = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:
             why = getattr(problem, "strerror", None) or problem
-            raise _Lost(f"no address for {self._endpoint.host} yet: {why}") from None
+            raise LostError(f"no address for {endpoint.host} yet: {why}") from None
         why = "no address"
         for family, _, _, _, address in found:
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
-                sock.settimeout(_CONNECT_S)
+                sock.settimeout(_CONNECT_S if self._seats is None else _CONNECT_TO_SEAT_S)
                 sock.connect(address)
                 tune(sock, self._lease_s)
                 return sock
             except OSError as problem:
                 sock.close()
                 why = problem.strerror or "no answer in time"
-        raise _Lost(f"cannot connect to the coordinator at {self._endpoint}: {why}")
+        raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}")
 
-    def _greet(self, sock: socket.socket, lines: _Lines) -> None:
+    def _greet(self, sock: socket.socket, lines: Lines, endpoint: Endpoint) -> None:
         until_s = time.monotonic() + _ANSWER_S
         challenge = lines.next(until_s)
         if not isinstance(challenge, msg.Challenge):
-            raise _Lost(f"what listens at {self._endpoint} is not a coordinator")
+            raise LostError(f"what listens at {endpoint} is not a coordinator")
         hello = self._hello
         proof = None
         if self._secret is not None and challenge.nonce:
@@ -173,9 +198,9 @@ class Client:
                 self._is_over = True
                 self._change(f"refused by the coordinator: {answer.reason}")
                 self._news.put(answer)
-            raise _Lost(f"refused by the coordinator for now: {answer.reason}")
+            raise LostError(f"refused by the coordinator for now: {answer.reason}")
         if not isinstance(answer, msg.Welcome):
-            raise _Lost(f"what listens at {self._endpoint} is not a coordinator")
+            raise LostError(f"what listens at {endpoint} is not a coordinator")
         self._lease_s = answer.lease_s
         sock.settimeout(max(1.0, self._lease_s))
         tune(sock, self._lease_s)
@@ -183,13 +208,13 @@ class Client:
             if self._wish is not None and self._wish not in self._unsent:
                 self._unsent.appendleft(self._wish)
 
-    def _talk(self, sock: socket.socket, lines: _Lines) -> None:
+    def _talk(self, sock: socket.socket, lines: Lines) -> None:
         with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             self._talk_until_over(sock, lines, selector)
 
-    def _talk_until_over(self, sock: socket.socket, lines: _Lines, selector: selectors.BaseSelector) -> None:
+    def _talk_until_over(self, sock: socket.socket, lines: Lines, selector: selectors.BaseSelector) -> None:
         every_s = self._lease_s / 3
         renew_s = time.monotonic() + every_s
         while True:
@@ -219,7 +244,7 @@ class Client:
         try:
             sock.sendall(b"".join(map(msg.render, messages)))
         except OSError as problem:
-            raise _Lost(f"lost the coordinator: {problem.strerror or 'it does not read'}") from None
+            raise LostError(f"lost the coordinator: {problem.strerror or 'it does not read'}") from None
         return bool(messages)
 
     def _take(self, message: msg.Message) -> None:
@@ -228,13 +253,28 @@ class Client:
             if isinstance(message, msg.Formed):
                 self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)
                 self._wish = None
+                self._remember(message.claim)
+            elif isinstance(message, msg.Go) and self._hello.claims[-1:]:
+                last = self._hello.claims[-1]
+                if last.generation == message.generation:
+                    self._remember(last._replace(sure=True))
             if isinstance(message, msg.Restart) and message.generation <= self._joined_after:
                 return
+        if isinstance(message, msg.Formed):
+            self._nudge()
         self._is_over = isinstance(message, msg.Finished | msg.GiveUp) or (
             isinstance(message, msg.Refused) and not message.retry
         )
         if isinstance(message, msg.FromServer):
             self._news.put(message)
+
+    def _remember(self, claim: Claim | None) -> None:
+        """What this node says from now on wherever it goes; only then it says that it has taken it."""
+        if claim is None:
+            return
+        self._hello = replace(self._hello, claims=remember(self._hello.claims, claim))
+        if not claim.sure:
+            self._unsent.append(msg.Took(claim.generation))
 
     def _change(self, text: str) -> None:
         if text != self._said:
@@ -244,43 +284,3 @@ class Client:
     def _nudge(self) -> None:
         with self._lock, contextlib.suppress(OSError):  # full: it is due to wake up anyway; closed: nobody is there
             self._waker.send(b".")
-
-
-class _Lines:
-    """The messages of a connection; what is no message of ours ends it."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._ready: deque[msg.Message] = deque()
-        self._rest = b""
-
-    def ready(self) -> list[msg.Message]:
-        """What has come so far."""
-        messages = list(self._ready)
-        self._ready.clear()
-        return messages
-
-    def next(self, until_s: float) -> msg.Message:
-        """The next message, or _Lost when it does not come in time."""
-        while not self._ready:
-            self._sock.settimeout(max(0.01, until_s - time.monotonic()))
-            self.fill()
-        return self._ready.popleft()
-
-    def fill(self) -> None:
-        """Read once."""
-        try:
-            data = self._sock.recv(_READ_BYTES)
-        except TimeoutError:
-            raise _Lost("the coordinator accepts connections but says nothing") from None
-        except OSError as problem:
-            raise _Lost(f"lost the coordinator: {problem.strerror}") from None
-        if not data:
-            raise _Lost("the coordinator has closed the connection")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            self._ready.extend(map(msg.parse, lines))
-        except msg.ProtocolError as problem:
-            raise _Lost(f"the coordinator said what is not a message: {problem}") from None
-        if len(self._rest) > msg.MAX_LINE_BYTES:
-            raise _Lost("the coordinator said what is not a message: its line has no end")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.checks import MAX_TEXT, Claim
+from trainer_launch.coordinator.claims import binding, may_form, remember, spell
 from trainer_launch.coordinator.state import Node, Phase, Reply, Run, Say, Send, State, runs
 
 
 def reckon(state: State) -> State:
     """Set when to form, or when to let newcomers in."""
     if state.phase is Phase.GATHERING:
-        return replace(state, form_at_s=_form_at_s(state), admit_at_s=None)
+        return replace(state, form_at_s=_form_at_s(state) if may_form(state) else None, admit_at_s=None)
     return replace(state, form_at_s=None, admit_at_s=_admit_at_s(state))
 
 
@@ -24,10 +26,13 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
     # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
     kept = {key: node for key, node in state.nodes.items() if node.peer is not None}
+    claim = _claim(state, chosen, run.number)
     state = replace(
         state,
         phase=Phase.FORMED,
         run=run,
+        claims=state.claims if claim is None else remember(binding(state), claim),
+        formed=state.formed | {run.number},
         generation=run.number,
         nodes={**kept, **members},
         failure=None,
@@ -35,10 +40,17 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         said=None,
     )
     say = Say(f"generation {run.number}: {len(chosen)} nodes, {state.restarts} restarts so far")
-    return reckon(state), (say, *_tell(chosen, run.number, state.restarts))
+    return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
 
 
-def _tell(chosen: list[Node], number: int, restarts: int) -> list[Reply]:
+def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
+    if state.settings.seat is None:
+        return None
+    ranks = spell(node.node_rank or 0 for node in chosen)
+    return Claim(number, state.settings.seat, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
+
+
+def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -> list[Reply]:
     names: list[str] = []
     room = msg.MAX_MEMBERS_BYTES
     for node in chosen:
@@ -48,7 +60,7 @@ def _tell(chosen: list[Node], number: int, restarts: int) -> list[Reply]:
         names.append(node.host)
     members, size = tuple(names), len(chosen)
     return [
-        Send(node.peer, msg.Formed(number, rank, size, members, restarts, is_store_host=rank == 0))
+        Send(node.peer, msg.Formed(number, rank, size, members, restarts, is_store_host=rank == 0, claim=claim))
         for rank, node in enumerate(chosen)
         if node.peer is not None
     ]
@@ -76,6 +88,8 @@ def _form_at_s(state: State) -> float | None:
         return None
     else:
         ready_s = max(state.joined_s + settings.gather_s, begun_s + settings.shrink_after_s)
+        if settings.seat == 0 and state.run is None:  # more pods are about to start, or to come back
+            ready_s = max(ready_s, begun_s + settings.window_of_seat_0_s)
     return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
 
 

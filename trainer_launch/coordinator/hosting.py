@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
 from trainer_launch.coordinator.table import Progress
+from trainer_launch.errors import NodeError
 from trainer_launch.model import Endpoint, Hosting
 
 _log = logging.getLogger(__name__)
@@ -20,11 +21,11 @@ def serve(
     secret: bytes | None,
     heard: Callable[[str], None] = lambda text: None,
     progress: Callable[[], Progress | None] = lambda: None,
-) -> Iterator[Server]:
+) -> Iterator[Server | None]:
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says.
 
     Raises:
-        NodeError: the port is taken.
+        NodeError: the port is taken; a standby goes without.
     """
     settings = Settings(
         job=hosting.job,
@@ -34,14 +35,22 @@ def serve(
         max_restarts=hosting.max_restarts,
         window_s=hosting.restart_window_s,
         shrink_after_s=hosting.shrink_after_s,
+        seat=None if hosting.seats is None else hosting.seat,
     )
 
     def say(text: str) -> None:
         _log.info("%s", text)
         heard(text)
 
-    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, log=say, progress=progress)
-    server.start()
+    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
+    try:
+        server.start()
+    except NodeError as problem:
+        if hosting.seat == 0:
+            raise
+        _log.warning("%s; so the others cannot go on here without node 0", problem)
+        yield None
+        return
     try:
         yield server
     finally:

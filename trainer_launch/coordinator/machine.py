@@ -29,13 +29,14 @@ from trainer_launch.coordinator.ending import (
     settle,
     stumble,
 )
-from trainer_launch.coordinator.presence import expire, greet, leave, lose, printable, with_key
+from trainer_launch.coordinator.presence import expire, give_way, greet, leave, lose, printable, with_key
 from trainer_launch.coordinator.state import (
     Close,
     Connected,
     Disconnect,
     Event,
     Gone,
+    Looked,
     Node,
     Phase,
     Reply,
@@ -70,8 +71,11 @@ def step(state: State, event: Event, now_s: float) -> Step:
             return _hear(heard, heard.nodes[heard.peers[peer]], message, now_s)
         case Said(peer, _):
             return state, (Disconnect(peer),)
-        case Gone(peer):
-            return lose(state, state.peers[peer], "is gone", now_s) if peer in state.peers else (state, ())
+        case Gone(peer, ended):
+            known = peer in state.peers
+            return lose(state, state.peers[peer], "is gone", now_s, ended=ended) if known else (state, ())
+        case Looked():
+            return give_way(state, event, now_s)
         case Tick():
             return _tick(state, now_s)
         case Close(reason):
@@ -87,8 +91,10 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return state, ()
         case msg.Join():
             return _join(state, node, message, now_s)
-        case msg.Store(generation, host, port) if _is_current(state, node, generation):
-            return _go(state, node, msg.Go(generation, host, port), now_s)
+        case msg.Store(generation) if _is_current(state, node, generation):
+            return _note_store(state, node, message, now_s)
+        case msg.Took(generation) if _is_current(state, node, generation):
+            return _note_taken(state, node, now_s)
         case msg.Failed(generation) if _is_current(state, node, generation):
             return fail(state, node, message, now_s)
         case msg.Done(generation) if _is_current(state, node, generation):
@@ -119,11 +125,31 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     return settle(state, replies, now_s)
 
 
-def _go(state: State, node: Node, go: msg.Go, now_s: float) -> Step:
+def _note_store(state: State, node: Node, store: msg.Store, now_s: float) -> Step:
     run = state.run
     if run is None or state.phase is not Phase.FORMED or run.members[0] != node.key:
         return state, ()
-    state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s))
+    return _go(replace(state, run=replace(run, store=store)), now_s)
+
+
+def _note_taken(state: State, node: Node, now_s: float) -> Step:
+    run = state.run
+    if run is None or state.phase is not Phase.FORMED:
+        return state, ()
+    return _go(replace(state, run=replace(run, took=run.took | {node.key})), now_s)
+
+
+def _go(state: State, now_s: float) -> Step:
+    """Workers start when the store is open and, where other seats could form one too, all members know of it."""
+    run, claims = state.run, state.claims
+    if run is None or run.store is None:
+        return state, ()
+    if claims and claims[-1].generation == run.number:
+        if len(run.took) < len(run.members):
+            return state, ()
+        claims = (claims[-1]._replace(sure=True),)
+    state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s), claims=claims)
+    go = msg.Go(run.number, run.store.host, run.store.port)
     return state, tuple(Send(peer, go) for peer in peers_of(state, run.members))
 
 

@@ -11,12 +11,14 @@ from trainer_launch.coordinator.ending import Step, die, forgive, settle
 from trainer_launch.coordinator.state import (
     Disconnect,
     Key,
+    Looked,
     Node,
     Reply,
     Send,
     State,
     has_finished,
     is_working,
+    runs,
 )
 
 _K = TypeVar("_K")
@@ -28,7 +30,13 @@ def greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
     refusal = _refusal(state, peer, hello, now_s)
     if refusal is not None:
         return state, (Send(peer, refusal), Disconnect(peer))
-    node = Node(node_rank=hello.node_rank, host=hello.host, incarnation=hello.incarnation, peer=peer)
+    node = Node(
+        node_rank=hello.node_rank,
+        host=hello.host,
+        incarnation=hello.incarnation,
+        peer=peer,
+        claims=hello.claims,
+    )
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)
     state = replace(
@@ -61,6 +69,8 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
         return msg.Refused(
             f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}", retry=False
         )
+    if settings.seat is not None and (elsewhere := _elsewhere(state, hello, now_s)):
+        return elsewhere
     if peer in state.peers:
         return msg.Refused("a connection is for one node", retry=False)
     old = None if rank is None else state.nodes.get(rank)
@@ -69,6 +79,32 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
     silent = now_s - state.heard[old.peer] > settings.lease_s / 2
     return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
+
+
+def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+    """Whom this seat does not take: anybody while it yields; a standby, who has no generation to go on with."""
+    if hello.node_rank is None:
+        return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
+    if state.yielding_until_s is not None and now_s < state.yielding_until_s:
+        return msg.Refused("a node with a lower index is there again", retry=True)
+    if state.settings.seat != 0 and state.run is None and not hello.claims:
+        return msg.Refused("this is a standby, and no generation has run here", retry=True)
+    return None
+
+
+def give_way(state: State, looked: Looked, now_s: float) -> Step:
+    """What is known of other seats: node 0's begins where nobody else is; the others send their nodes to it."""
+    seat = state.settings.seat
+    state = replace(state, absent=looked.absent)
+    lower = [rank for rank in looked.there if seat is not None and rank < seat]
+    if not lower or not state.peers or state.end is not None or (runs(state) and 0 not in lower):
+        return settle(state, (), now_s)
+    reason = f"node {min(lower)} is there again"
+    state, told = die(state, reason, now_s)
+    word = msg.Refused(reason, retry=True)
+    told += tuple(reply for peer in state.peers for reply in (Send(peer, word), Disconnect(peer)))
+    until_s = now_s + state.settings.yield_s
+    return replace(state, yielding_until_s=until_s, run=None, suspicion=None, gather_from_s=None), told
 
 
 def _replace_old(state: State, node: Node, now_s: float) -> Step:
@@ -83,7 +119,7 @@ def _replace_old(state: State, node: Node, now_s: float) -> Step:
     return state, (*told, Disconnect(old.peer), *replies)
 
 
-def lose(state: State, key: Key, how: str, now_s: float) -> Step:
+def lose(state: State, key: Key, how: str, now_s: float, *, ended: bool = False) -> Step:
     """A node is not connected any more."""
     node = state.nodes[key]
     working = is_working(state, key)
@@ -93,6 +129,8 @@ def lose(state: State, key: Key, how: str, now_s: float) -> Step:
         peers=without_key(state.peers, node.peer),
         heard=without_key(state.heard, node.peer),
     )
+    if ended and state.run is not None and key in state.run.members:
+        state = replace(state, ended=with_key(state.ended, key, state.run.number))
     return _go_on_without(state, node, how, now_s, working=working)
 
 

@@ -15,8 +15,11 @@ from trainer_launch.coordinator.checks import (
     MAX_NODES,
     MAX_TEXT,
     Check,
+    Claim,
     UnfitError,
     amount,
+    claim,
+    claims,
     flag,
     name,
     names,
@@ -27,9 +30,12 @@ from trainer_launch.coordinator.checks import (
     text,
     texts,
 )
+from trainer_launch.coordinator.questions import ASKING as ASKING  # messages as those below
+from trainer_launch.coordinator.questions import Row as Row
+from trainer_launch.coordinator.questions import Status as Status
+from trainer_launch.coordinator.questions import StatusQuery as StatusQuery
 
-VERSION = 1
-ASKING = "status"  # stands for the incarnation of who only asks
+VERSION = 2
 MAX_LINE_BYTES = 65536  # with its newline
 MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
@@ -55,6 +61,7 @@ class Hello:
     generation: int = 0  # the highest that it has seen
     restarts: int = 0  # likewise
     proof: str | None = None  # see prove()
+    claims: tuple[Claim, ...] = ()  # the generations that it may still have a say about
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,13 @@ class Join:
 @dataclass(frozen=True, slots=True)
 class Renew:
     """Still here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """This node has heard of the generation, and will say so wherever it goes."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +124,6 @@ class Done:
     """All workers of this node have succeeded."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StatusQuery:
-    """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
-
-    version: int
-    job: str
-    proof: str | None = None  # see prove(), with ASKING as the incarnation
 
 
 # -- from the server --------------------------------------------------------------------------
@@ -165,6 +170,7 @@ class Formed:
     members: tuple[str, ...]  # hosts by group rank; shorter than `size` when they are too many for a line
     restarts: int  # failures of the job so far
     is_store_host: bool
+    claim: Claim | None = None  # answered with Took; None: nobody but this coordinator ever forms a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +207,7 @@ class Finished:
     """All nodes are done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How the job stands."""
-
-    phase: str
-    generation: int
-    restarts: int
-    max_restarts: int
-    min_nodes: int
-    max_nodes: int
-    n_nodes: int  # all that are known; `nodes` are as many of them as fit, above all the absent
-    nodes: tuple[Row, ...]  # node rank, host, state, seconds since it was lost
-    progress: float | None  # of rank 0
-    progress_age_s: float | None
-    end: str | None  # why the job is over
-
-
-Row: TypeAlias = "tuple[int | None, str, str, float | None]"
-FromNode: TypeAlias = Hello | Join | Renew | Store | Failed | Leave | Quit | Done | StatusQuery
+FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | StatusQuery
 FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished | Status
 Message: TypeAlias = FromNode | FromServer
 
@@ -268,9 +256,10 @@ _SEEN, _COUNT, _GENERATION = number(_MAX_SEEN), number(MAX_NODES + 1), number(_M
 _PORT, _CODE, _RANK = number(65536, 1), optional(number(2**32, -(2**31))), optional(number(2**31))
 _CHECKS: dict[type, dict[str, Check]] = {
     Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
-    | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text)},
+    | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims},
     Join: {"incarnation": name, "generation": _GENERATION},
     Renew: {},
+    Took: {"generation": _GENERATION},
     Store: {"generation": _GENERATION, "host": name, "port": _PORT},
     Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text}
     | {"error": optional(text)},
@@ -282,7 +271,7 @@ _CHECKS: dict[type, dict[str, Check]] = {
     Refused: {"reason": text, "retry": flag},
     Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
     Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
-    | {"restarts": _GENERATION, "is_store_host": flag},
+    | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)},
     Go: {"generation": _GENERATION, "host": name, "port": _PORT},
     Restart: {"generation": _GENERATION, "reason": text},
     GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import resource
 import secrets
 import selectors
 import socket
@@ -15,9 +13,12 @@ from collections.abc import Callable
 
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator import table
+from trainer_launch.coordinator.claims import wanted_seats
+from trainer_launch.coordinator.complaints import Complaints
 from trainer_launch.coordinator.connection import Connection, hang_up
 from trainer_launch.coordinator.machine import begin, step
-from trainer_launch.coordinator.sockets import listen, tune
+from trainer_launch.coordinator.scout import Scout
+from trainer_launch.coordinator.sockets import listen, spare_files, tune
 from trainer_launch.coordinator.state import (
     Close,
     Connected,
@@ -31,16 +32,14 @@ from trainer_launch.coordinator.state import (
     Tick,
     deadline_s,
 )
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
 GREET_S = 5.0  # for a valid Hello
 CROWD_S = 0.2  # the oldest without a Hello has this long when MAX_UNGREETED are there and more wait
-_SPARE_FILES = 256  # descriptors that stay free for the rest of the process
 _ACCEPT_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 _HANG_UP_S = 1.0  # for last words when stopping
-_log = logging.getLogger(__name__)
 
 
 class Server:
@@ -53,12 +52,14 @@ class Server:
         secret: bytes | None = None,
         log: Callable[[str], None] = print,
         progress: Callable[[], table.Progress | None] = lambda: None,
+        seats: Seats | None = None,
     ) -> None:
         self._settings = settings
         self._endpoint = endpoint
         self._secret = secret
         self._log = log
         self._progress = progress
+        self._scout = Scout(seats, self._nudge)
         self._state = begin(settings)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
@@ -68,11 +69,10 @@ class Server:
         self._last_peer = 0
         self._is_accepting = False
         self._accept_again_s: float | None = None
-        self._grumbled: set[str] = set()
+        self._grumble = Complaints(log)
         self._stopping = threading.Event()
         self._close_reason: str | None = None
-        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_connections = max(64, min(MAX_CONNECTIONS, soft_limit - _SPARE_FILES))
+        self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
 
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
@@ -81,6 +81,7 @@ class Server:
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._accept(True)
+        self._scout.start()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
         return int(self._listener.getsockname()[1])
@@ -89,8 +90,7 @@ class Server:
         """End the connections and the thread. With a reason the job is given up; without, its nodes wait for us."""
         self._close_reason = reason
         self._stopping.set()
-        with contextlib.suppress(OSError):
-            self._waker.send(b".")
+        self._nudge()
         self._thread.join()
 
     # -- the loop -----------------------------------------------------------------------------
@@ -104,6 +104,7 @@ class Server:
                 self._work_off()
             hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + _HANG_UP_S)
         finally:
+            self._scout.close()
             for connection in self._connections.values():
                 connection.sock.close()
             for sock in (self._listener, self._wake, self._waker):
@@ -117,12 +118,20 @@ class Server:
                 self._take_connections()
             elif isinstance(key.data, Connection):
                 self._serve(key.data, mask)
+            else:
+                self._wake.recv(4096)
+        self._events.extend(self._scout.found())
         now_s = time.monotonic()
         due_s = deadline_s(self._state)
         if due_s is not None and due_s <= now_s:
             self._events.append(Tick())
         self._drop_silent(now_s)
         self._work_off()
+        self._scout.want(wanted_seats(self._state))
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b".")
 
     def _sleep_s(self) -> float | None:
         times = [deadline_s(self._state), self._accept_again_s]
@@ -220,7 +229,7 @@ class Server:
     def _hear(self, connection: Connection) -> None:
         lines = connection.read()
         if lines is None:
-            return self._drop(connection)
+            return self._drop(connection, ended=True)
         for line in lines:
             message = msg.parse(line)
             if connection.is_closing:
@@ -239,14 +248,11 @@ class Server:
             self._send(connection.peer, msg.Refused("the secret is not the job's", retry=False))
             return self._close_after_flush(connection.peer)
         if isinstance(message, msg.StatusQuery):
-            return self._tell_status(connection.peer, message)
+            self._send(connection.peer, table.answer(message, self._state, time.monotonic(), self._progress()))
+            return self._close_after_flush(connection.peer)
         connection.is_greeted = True
         self._ungreeted.pop(connection.peer, None)
         return None
-
-    def _tell_status(self, peer: int, query: msg.StatusQuery) -> None:
-        self._send(peer, table.answer(query, self._state, time.monotonic(), self._progress()))
-        self._close_after_flush(peer)
 
     def _send(self, peer: int, message: msg.FromServer) -> None:
         connection = self._connections.get(peer)
@@ -281,7 +287,7 @@ class Server:
             connection.is_closing = True
             self._to_flush[peer] = connection
 
-    def _drop(self, connection: Connection, why: str | None = None) -> None:
+    def _drop(self, connection: Connection, why: str | None = None, *, ended: bool = False) -> None:
         if self._connections.pop(connection.peer, None) is None:
             return
         self._ungreeted.pop(connection.peer, None)
@@ -289,12 +295,6 @@ class Server:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.sock.close()
-        self._events.append(Gone(connection.peer))
+        self._events.append(Gone(connection.peer, ended))
         if why is not None:
             self._grumble(why, connection.address)
-
-    def _grumble(self, why: str, address: str) -> None:
-        """Say each complaint once: a flood of strangers must not become a flood of lines."""
-        if why not in self._grumbled and len(self._grumbled) < 50:
-            self._grumbled.add(why)
-            self._log(f"coordinator: dropped a connection from {address}: {why} (said once)")

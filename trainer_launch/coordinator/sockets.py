@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 
 from trainer_launch.errors import NodeError
@@ -12,6 +13,7 @@ from trainer_launch.host import net
 from trainer_launch.model import Endpoint
 
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
+_OTHER_FILES = 256  # descriptors that stay free for the rest of the process
 _ANY = ("", "0.0.0.0", "::", "*")
 
 
@@ -54,3 +56,8 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1000)))
+
+
+def spare_files() -> int:
+    """How many descriptors may be connections."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.checks import Claim
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
@@ -34,6 +35,9 @@ class Settings:
     settle_s: float = 35.0  # how long fewer wait for a live node that still stops its workers (torch takes 30)
     rejoin_timeout_s: float = 600.0
     store_timeout_s: float = 60.0  # from Formed to Store
+    seat: int | None = None  # the rank of the node whose launcher this is; None: there are no other seats
+    window_of_seat_0_s: float = 5.0  # how long a job begins to gather before fewer than max go on
+    yield_s: float = 3.0  # how long a seat refuses nodes after it has sent them to a lower one
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
     crash_loop_s: float = 10.0
     start_s: float = 30.0  # from Go; what fails within it fails at its start
@@ -50,6 +54,7 @@ class Node:
     joined: bool = False  # waits for a generation
     returning: bool = False  # has been in a generation; if it is alive it will join again
     lost_s: float | None = None  # when its connection ended
+    claims: tuple[Claim, ...] = ()  # the generations that it has taken
 
     @property
     def key(self) -> Key:
@@ -76,6 +81,8 @@ class Run:
     members: tuple[Key, ...]  # by group rank
     formed_s: float
     go_s: float | None = None
+    store: msg.Store | None = None
+    took: frozenset[Key] = frozenset()
     done: frozenset[Key] = frozenset()
 
 
@@ -107,6 +114,11 @@ class State:
     peers: Mapping[int, Key] = field(default_factory=_empty)
     heard: Mapping[int, float] = field(default_factory=_empty)  # when each peer said its last line
     run: Run | None = None
+    claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
+    formed: frozenset[int] = frozenset()  # their numbers, and those of all before them
+    ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
+    absent: frozenset[int] = frozenset()  # ranks whose launcher is certainly not there
+    yielding_until_s: float | None = None  # nodes are refused: a lower seat is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
@@ -147,6 +159,15 @@ class Gone:
     """A peer's connection has ended."""
 
     peer: int
+    ended: bool = False  # by its own kernel, so that its process has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Other seats were looked for: which launchers are there, and which certainly are not."""
+
+    there: frozenset[int]
+    absent: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +182,7 @@ class Close:
     reason: str
 
 
-Event: TypeAlias = Connected | Said | Gone | Tick | Close
+Event: TypeAlias = Connected | Said | Gone | Looked | Tick | Close
 
 
 # -- what has to be done ----------------------------------------------------------------------
@@ -246,7 +267,7 @@ def missing(state: State) -> tuple[str, ...]:
     names = [node.name for node in absent]
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
-    if ranked and state.settings.min_nodes == high:
+    if ranked and (state.settings.min_nodes == high or state.settings.seat is not None):
         absentees = (rank for rank in range(high) if rank not in state.nodes or not state.nodes[rank].joined)
         names = [state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees]
     return tuple(names[:MAX_NAMED])

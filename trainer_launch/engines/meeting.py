@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Topology
+from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Seats, Topology
 
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
+_FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
 _UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and the coordinator keeps it
 
 
@@ -38,9 +41,10 @@ def hosting(request: Request) -> Hosting | None:
     if not _is_ours(request):
         return None
     nodes = nodes_of(request)
-    if not request.topology.is_coordinator and nodes.max > 1:
+    node_rank, coordinator = _own_place(request, nodes)
+    seats = _seats(request, nodes)
+    if not request.topology.is_coordinator and nodes.max > 1 and seats is None:
         return None
-    _, coordinator = _own_place(request, nodes)
     return Hosting(
         job=_job_id(request, coordinator),
         host=coordinator.host if nodes.max == 1 else "",
@@ -51,6 +55,8 @@ def hosting(request: Request) -> Hosting | None:
         shrink_after_s=request.shrink_after_s,
         restart_window_s=request.restart_window_s,
         secret_file=request.secret_file,
+        seats=seats,
+        seat=node_rank,
     )
 
 
@@ -67,8 +73,11 @@ def meeting(request: Request) -> tuple[str, Endpoint] | None:
 def wait_for(request: Request) -> tuple[str, ...]:
     """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
     topology = request.topology
-    if nodes_of(request).max == 1 or topology.coordinator is None or topology.is_coordinator:
+    nodes = nodes_of(request)
+    if nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
         return ()
+    if _is_ours(request) and _seats(request, nodes) is not None:
+        return ()  # node 0 may be gone for good; the agent knows where else to ask
     return (topology.coordinator.host,)
 
 
@@ -92,6 +101,9 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
     }
     if request.port_range is not None:
         conf["ports"] = str(request.port_range)
+    seats = _seats(request, nodes)
+    if seats is not None:
+        conf["seats"] = f"{seats.pattern}/{seats.offset}/{seats.count}"
     return {
         "nnodes": str(nodes),
         "node_rank": "0",  # torch warns of a PET_NODE_RANK that it ignores; ours is in the configuration
@@ -101,6 +113,21 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         "rdzv_id": _job_id(request, coordinator),
         "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
     }
+
+
+def _seats(request: Request, nodes: NodeRange) -> Seats | None:
+    """Where each node's coordinator is, in a job that may shrink and whose nodes' names tell their index."""
+    node_rank, coordinator = _own_place(request, nodes)
+    label, dot, domain = coordinator.host.partition(".")
+    first = _FIRST.fullmatch(label)
+    if nodes.min == nodes.max or first is None:
+        return None
+    stem, offset = first["stem"], 0
+    if stem.endswith("-master-"):
+        stem, offset = f"{stem.removesuffix('-master-')}-worker-", -1
+    seats = Seats(coordinator, f"{stem}#{dot}{domain}", offset, nodes.max)
+    own = seats.endpoint(node_rank).host.partition(".")[0]
+    return seats if own == request.host.hostname.partition(".")[0] else None
 
 
 def _budget(request: Request) -> int:

@@ -1,0 +1,210 @@
+"""A pure job of several nodes, each with a seat of its own, in a network that falls apart and heals.
+
+Agents do what `Client` and the rendezvous do; seats are pure states; lines between them take no time, but a cut one
+ends its connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.checks import Claim
+from trainer_launch.coordinator.claims import remember, wanted_seats
+from trainer_launch.coordinator.client import TAKEOVER_S
+from trainer_launch.coordinator.machine import begin, step
+from trainer_launch.coordinator.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
+
+STEP_S = 0.25
+SILENCE_S = 3.0  # until a connection over a cut line is noticed
+STOPS_S = 2.0  # how long an agent without a coordinator lets its workers run
+JOB = "job"
+
+
+class Agent:
+    """One node's agent: at most one connection, the claims it has taken, and whether its workers run."""
+
+    def __init__(self, rank, name, now_s):
+        self.rank, self.incarnation = rank, name
+        self.claims: tuple[Claim, ...] = ()
+        self.generation = 0
+        self.seat: int | None = None
+        self.peer = 0
+        self.broken = False  # a line was lost, so no later one comes through
+        self.heard_s = now_s
+        self.away_s = now_s
+        self.last = 0
+        self.training: tuple[int, int] | None = None  # generation and seat
+
+    def hello(self):
+        hello = msg.Hello(msg.VERSION, JOB, self.rank, f"pod-{self.rank}", self.incarnation)
+        return replace(hello, generation=self.generation, claims=self.claims)
+
+
+class Divided:
+    """The whole job; `members[(generation, seat)]` are the incarnations that such a generation told to start."""
+
+    def __init__(self, nodes, least=1):
+        self.nodes, self.least = nodes, least
+        self.now_s = 100.0
+        self.seats = {}
+        self.agents = {}
+        self.side = dict.fromkeys(range(nodes), 0)  # nodes of one side reach each other
+        self.members = {}
+        self.counter = 0
+        self.problems = []
+        for rank in range(nodes):
+            self.start(rank)
+
+    # -- what happens to nodes ------------------------------------------------------------------
+
+    def start(self, rank):
+        settings = Settings(
+            job=JOB, min_nodes=self.least, max_nodes=self.nodes, max_restarts=99, seat=rank, rejoin_timeout_s=1e6
+        )
+        self.seats[rank] = begin(settings)
+        self.start_agent(rank)
+
+    def start_agent(self, rank):
+        self.counter += 1
+        self.agents[rank] = Agent(rank, f"a{self.counter}", self.now_s)
+
+    def kill(self, rank):
+        """The pod: its agent and its seat."""
+        self.kill_agent(rank)
+        self.seats.pop(rank, None)
+        for agent in self.agents.values():
+            if agent.seat == rank and self.reach(agent.rank, rank):
+                self.hang_up(agent)
+
+    def kill_agent(self, rank):
+        agent = self.agents.pop(rank, None)
+        if agent is not None and agent.seat is not None and self.reach(rank, agent.seat):
+            self.play(agent.seat, Gone(agent.peer, ended=True))
+
+    def cut(self, sides):
+        self.side = dict(enumerate(sides))
+
+    def reach(self, one, other):
+        return other in self.seats and self.side[one] == self.side[other]
+
+    # -- lines ----------------------------------------------------------------------------------
+
+    def play(self, seat, event):
+        if seat not in self.seats:
+            return
+        self.seats[seat], replies = step(self.seats[seat], event, self.now_s)
+        for reply in replies:
+            if isinstance(reply, Send):
+                agent = next((a for a in self.agents.values() if (a.seat, a.peer) == (seat, reply.peer)), None)
+                if agent is not None and self.goes_through(agent):
+                    self.hear(agent, reply.message)
+            elif isinstance(reply, Disconnect):
+                for agent in self.agents.values():
+                    if (agent.seat, agent.peer) == (seat, reply.peer) and self.reach(agent.rank, seat):
+                        self.hang_up(agent)
+                self.play(seat, Gone(reply.peer))  # also when no word reaches the agent
+
+    def say(self, agent, message):
+        if agent.seat is not None and self.goes_through(agent):
+            self.play(agent.seat, Said(agent.peer, message))
+
+    def goes_through(self, agent):
+        agent.broken = agent.broken or not self.reach(agent.rank, agent.seat)
+        return not agent.broken
+
+    def hang_up(self, agent):
+        seat, peer = agent.seat, agent.peer
+        agent.seat, agent.away_s, agent.broken = None, self.now_s, False
+        if self.reach(agent.rank, seat):
+            self.play(seat, Gone(peer))
+
+    def hear(self, agent, message):
+        agent.heard_s = self.now_s
+        seat = agent.seat
+        if isinstance(message, msg.Formed) and message.claim is not None:
+            agent.generation, agent.training = message.generation, None
+            agent.claims = remember(agent.claims, message.claim)
+            self.say(agent, msg.Took(message.generation))
+            if message.is_store_host:
+                self.say(agent, msg.Store(message.generation, "h", 1))
+        elif isinstance(message, msg.Go) and agent.claims and agent.claims[-1].generation == message.generation:
+            agent.claims = remember((), agent.claims[-1]._replace(sure=True))
+            run = self.seats[seat].run
+            self.members[message.generation, seat] = run.members
+            agent.training = message.generation, seat
+            self.check()
+        elif isinstance(message, msg.Restart):
+            agent.training = None
+            self.say(agent, msg.Join(agent.incarnation, agent.generation))
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def pass_time(self, seconds):
+        for _ in range(int(seconds / STEP_S)):
+            self.now_s += STEP_S
+            for agent in list(self.agents.values()):
+                if self.agents.get(agent.rank) is agent:
+                    self.live(agent)
+            for seat in list(self.seats):
+                self.scout(seat)
+                self.play(seat, Tick())
+
+    def live(self, agent):
+        if agent.seat is not None and not self.goes_through(agent):
+            if self.now_s - agent.heard_s > SILENCE_S:
+                self.hang_up(agent)
+        elif agent.seat is not None:
+            agent.heard_s = self.now_s
+            self.say(agent, msg.Renew())
+        if agent.seat is None:
+            if self.now_s - agent.away_s > STOPS_S:
+                agent.training = None
+            self.look_for_a_seat(agent)
+
+    def look_for_a_seat(self, agent):
+        ranks = [0, agent.last]
+        if self.now_s - agent.away_s > TAKEOVER_S:
+            ranks = list(range(self.nodes))
+        for rank in ranks:
+            if agent.seat is None and self.reach(agent.rank, rank):
+                self.counter += 1
+                agent.seat, agent.peer, agent.heard_s = rank, self.counter, self.now_s
+                self.play(rank, Connected(agent.peer))
+                self.say(agent, agent.hello())
+                if agent.seat is not None:
+                    agent.last = rank
+                    if agent.training is None:
+                        self.say(agent, msg.Join(agent.incarnation, agent.generation))
+
+    def scout(self, seat):
+        wanted = wanted_seats(self.seats[seat])
+        if wanted:
+            there = frozenset(rank for rank in wanted if self.reach(seat, rank))
+            absent = frozenset(rank for rank in wanted - there if self.side[rank] == self.side[seat])
+            self.play(seat, Looked(there, absent))
+
+    # -- what must hold -------------------------------------------------------------------------
+
+    def trains(self):
+        """The generations all of whose members were told to start and have not stopped."""
+        by_generation: dict[tuple[int, int], set[int]] = {}
+        for agent in self.agents.values():
+            if agent.training is not None:
+                by_generation.setdefault(agent.training, set()).add(agent.rank)
+        return [run for run, ranks in by_generation.items() if ranks == set(self.members[run])]
+
+    def check(self):
+        if len(self.trains()) > 1:
+            self.problems.append((self.now_s, self.trains(), self.members))
+
+    def sizes(self):
+        return [len(self.members[run]) for run in self.trains()]
+
+
+def settled(nodes, least=1):
+    """A job that trains with all nodes."""
+    job = Divided(nodes, least)
+    job.pass_time(2)
+    assert job.sizes() == [nodes]
+    return job

@@ -1,0 +1,112 @@
+"""Other seats on real sockets: who is there, who certainly is not, and how a connection ended."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.checks import Claim
+from trainer_launch.coordinator.client import Client, Connected
+from trainer_launch.coordinator.hosting import serve
+from trainer_launch.coordinator.scout import look
+from trainer_launch.coordinator.server import Server
+from trainer_launch.coordinator.state import Settings
+from trainer_launch.host.net import free_port
+from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
+
+JOB = "job"
+
+
+@contextlib.contextmanager
+def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Server, int]]:
+    settings = Settings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, seat=rank)
+    server = Server(settings, Endpoint(address, port), log=lambda text: None)
+    port = server.start()
+    try:
+        yield server, port
+    finally:
+        server.stop()
+
+
+def test_a_launcher_is_there_when_it_says_so_and_absent_when_its_kernel_does() -> None:
+    with seat(0, "127.0.0.1") as (_, port), socket.create_server(("127.0.0.1", 0)) as silent:
+        there, absent = look(
+            {
+                0: Endpoint("127.0.0.1", port),
+                1: Endpoint("127.0.0.1", silent.getsockname()[1]),
+                2: Endpoint("127.0.0.1", free_port()),
+                3: Endpoint("no-such-name.invalid", port),
+            }
+        )
+    assert there == {0}
+    assert 1 not in absent, "silence tells nothing"
+    assert 2 in absent
+
+
+def test_a_standby_takes_only_who_has_been_in_a_generation() -> None:
+    claim = Claim(1, 0, "0-2", sure=True)
+    with seat(1, "127.0.0.1") as (_, port):
+        for claims, kind in (((), msg.Refused), ((claim,), msg.Welcome)):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+                lines = sock.makefile("rb")
+                assert isinstance(msg.parse(lines.readline()), msg.Challenge)
+                hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=claims)
+                sock.sendall(msg.render(hello))
+                assert isinstance(msg.parse(lines.readline()), kind)
+
+
+def test_a_standby_without_its_port_is_no_reason_not_to_run() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        hosting = Hosting(
+            job=JOB, host="", port=port, nodes=NodeRange(1, 3), max_restarts=3, rejoin_timeout_s=60.0, seat=1
+        )
+        with serve(hosting, None) as server:
+            assert server is None
+
+
+@pytest.mark.parametrize(("said_last", "end"), [(b"garbage\n", "reset"), (b"", "closed")])
+def test_who_goes_elsewhere_resets_its_connection_and_only_a_process_that_ends_closes_it(said_last, end) -> None:
+    """The coordinator takes an orderly end for the end of the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = Client(Endpoint("127.0.0.1", port), msg.Hello(msg.VERSION, JOB, 0, "pod-0", "i"))
+        sock, _ = server.accept()
+        server.close()
+        with sock:
+            sock.settimeout(5)
+            sock.sendall(msg.render(msg.Challenge("")))
+            sock.recv(65536)
+            sock.sendall(msg.render(msg.Welcome(3.0)) + said_last)
+            if not said_last:
+                assert isinstance(client.receive(5), Connected)
+                client.close()
+            assert ended(sock) == end
+        client.close()
+
+
+def ended(sock: socket.socket) -> str:
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        return "reset"
+    return "closed"
+
+
+def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_launch.coordinator.client.TAKEOVER_S", 0.5)
+    port = free_port()
+    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
+    hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))
+    with seat(1, "127.0.0.3", port):
+        client = Client(seats.home, hello, seats=seats)
+        try:
+            assert isinstance(client.receive(10), Connected)
+            assert client.where() == (seats.endpoint(1), "127.0.0.1")
+        finally:
+            client.close()

@@ -1,0 +1,62 @@
+"""An elastic job goes on without node 0, and with it again; a fixed one that may shrink goes on with fewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.hosts import network
+from tests.survival.jobs import (
+    ELASTIC,
+    FIXED,
+    Recovery,
+    begun,
+    completed,
+    is_steady,
+    lose_pod,
+    move_pod,
+    training,
+)
+from tests.survival.kubelet import job, wait_until
+
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(autouse=True)
+def need_names() -> None:
+    require(network.missing() is None, str(network.missing()))
+
+
+def test_an_elastic_job_goes_on_without_node_0(tmp_path: Path) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
+        begun(running)
+        recovery = Recovery(running)
+        lose_pod(0)(running)
+        recovery.wait(workers=2)
+        completed(running)
+        assert recovery.starts == [0, 0, 0]
+
+
+def test_node_0_comes_back_late_and_under_another_address(tmp_path: Path) -> None:
+    """The others have gone on by then; all meet at node 0 again."""
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, restart_s=10.0) as running:
+        begun(running)
+        recovery = Recovery(running)
+        move_pod(0)(running)
+        recovery.wait(workers=2)
+        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, 60)
+        completed(running)
+        assert recovery.starts == [1, 0, 0]
+
+
+def test_a_fixed_job_with_a_minimum_goes_on_with_fewer(tmp_path: Path) -> None:
+    options = ("--min-nodes", "2", "--shrink-after", "1")
+    with job(FIXED.names, training(tmp_path), FIXED.env_of, *options) as running:
+        begun(running)
+        recovery = Recovery(running)
+        lose_pod(2)(running)
+        recovery.wait(workers=2)
+        completed(running)
+        assert recovery.starts == [0, 0, 0]

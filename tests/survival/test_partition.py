@@ -1,0 +1,46 @@
+"""The network falls apart: at most one side goes on, and when it heals all train together again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.hosts import network
+from tests.survival.jobs import ELASTIC, FIXED, Recovery, begun, completed, is_steady, plug, steps, training, unplug
+from tests.survival.kubelet import job, wait_until
+
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(autouse=True)
+def need_hosts() -> None:
+    require(network.missing() is None, str(network.missing()))
+
+
+@pytest.mark.parametrize("alone", [0, 2], ids=["node-0-alone", "node-2-alone"])
+def test_the_majority_of_an_elastic_job_goes_on_and_the_other_side_waits(alone: int, tmp_path: Path) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
+        begun(running)
+        recovery = Recovery(running)
+        unplug(alone)(running)
+        recovery.wait(workers=2)
+        wait_until(lambda: not running.pods[alone].workers(), "the minority to stop", running.pods, 30)
+        plug(alone)(running)
+        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, 60)
+        completed(running)
+        assert recovery.starts == [0, 0, 0]
+    assert {step.workers for step in steps(tmp_path)} == {2, 3}, "nobody has trained alone"
+
+
+def test_a_fixed_job_waits_until_the_network_heals(tmp_path: Path) -> None:
+    with job(FIXED.names, training(tmp_path), FIXED.env_of) as running:
+        begun(running)
+        recovery = Recovery(running)
+        unplug(0)(running)
+        wait_until(lambda: not any(pod.workers() for pod in running.pods), "all workers to stop", running.pods, 60)
+        plug(0)(running)
+        recovery.wait()
+        completed(running)
+        assert recovery.starts == [0, 0, 0]
