@@ -16,7 +16,8 @@ from trainer_launch.host.interfaces import AdapterPort, Interface
 from trainer_launch.host.limits import Limits
 from trainer_launch.host.shm import Segment
 from trainer_launch.host.tryout import Tried
-from trainer_launch.model import Cpus, Endpoint, Gpus, NodeRange
+from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
+from trainer_launch.preflight import dns
 from trainer_launch.preflight.subject import Subject
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
@@ -283,6 +284,40 @@ def test_every_name_unknown_names_the_field_that_publishes_names_of_pods_that_ar
 def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
     late = of_names(node_0=[None, None, frozenset({"10.0.0.6"})])
     assert preflight.run(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
+
+
+def test_an_elastic_job_does_not_need_all_its_names() -> None:
+    lonely = Names({name: found for name, found in ADDRESSES.items() if name != "job-node-0-1.job"})
+    elastic = subject(lookup=lonely, topology={"nodes": NodeRange(1, 2)}, deadline_s=60.0)
+    report = preflight.run(elastic)
+    assert report.verdict is Verdict.PASS
+    assert "1 of 2, enough to start, names resolve" in " ".join(finding.text for finding in report.findings)
+
+
+def test_an_elastic_job_needs_node_0() -> None:
+    finding = the_one_finding(subject(lookup=of_names(node_0=None), topology={"nodes": NodeRange(1, 2)}))
+    assert (finding.check, finding.fault) == ("dns", Fault.NODE)
+
+
+def test_in_a_large_job_each_node_looks_up_a_few_names_and_all_nodes_together_all() -> None:
+    members = tuple(Member(f"job-node-0-{index}.job") for index in range(200))
+    looked_up: list[set[str]] = []
+    for rank in range(0, 200, 15):
+        asked: set[str] = set()
+
+        def lookup(name: str, asked: set[str] = asked) -> frozenset[str]:
+            asked.add(name)
+            return frozenset({"10.0.0.6"})
+
+        large = subject(
+            job=replace(JOB, members=members),
+            topology={"nodes": NodeRange(200, 200), "node_rank": rank},
+            lookup=lookup,
+        )
+        assert next(iter(dns.check(large))).status is Status.PASS
+        looked_up.append(asked)
+    assert max(map(len, looked_up)) <= dns.SOME
+    assert set().union(*looked_up) == {member.host for member in members}
 
 
 def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:

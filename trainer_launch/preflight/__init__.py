@@ -97,36 +97,49 @@ def run(
     )
 
 
-class _Running(threading.Thread):
-    """One check at work."""
+class _Running:
+    """One check at work, in a thread of its own."""
 
     def __init__(self, check: ModuleType, subject: Subject, limit_s: float | None) -> None:
-        super().__init__(daemon=True, name=f"check {check.NAME}")
-        self._check_name: str = check.NAME
+        self._name: str = check.NAME
         self._check: Callable[[Subject], Iterable[Finding]] = check.check
         self._subject = subject
         own = check.limit_s(subject) if hasattr(check, "limit_s") else LIMIT_S
         self._limit_s = own if limit_s is None else limit_s
-        self._began_s = time.monotonic()
         self._found: tuple[Finding, ...] = ()
         self._trouble = ""
         self._took_s = 0.0
-        self.start()
+        self._began_s = time.monotonic()
+        self._thread = self._start()
 
-    def run(self) -> None:
+    def _start(self) -> threading.Thread | None:
+        thread = threading.Thread(target=self._work, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more of them are allowed; one may end soon
+            return None
+        return thread
+
+    def _work(self) -> None:
+        began_s = time.monotonic()
         try:
             self._found = tuple(self._check(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-            self._trouble = f"{type(problem).__name__}: {problem}"
-        self._took_s = time.monotonic() - self._began_s
+            self._trouble = f"the check itself failed, which is a bug: {type(problem).__name__}: {problem}"
+        self._took_s = time.monotonic() - began_s
 
     def findings(self) -> tuple[Finding, ...]:
         """What it found, at the latest when its time is up."""
-        self.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
-        if self.is_alive():
-            text = f"it did not end within {self._limit_s:g} s"
-            return (Finding(check=self._check_name, status=Status.UNKNOWN, text=text, took_s=self._limit_s),)
+        thread = self._thread or self._start()
+        if thread is None:
+            return (self._unknown("no thread could be started for it"),)
+        thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
+        if thread.is_alive():
+            return (self._unknown(f"it did not end within {self._limit_s:g} s"),)
         if self._trouble:
-            text = f"the check itself failed, which is a bug: {self._trouble}"
-            return (Finding(check=self._check_name, status=Status.UNKNOWN, text=text, took_s=self._took_s),)
+            return (self._unknown(self._trouble),)
         return tuple(replace(finding, took_s=self._took_s) for finding in self._found)
+
+    def _unknown(self, text: str) -> Finding:
+        took_s = self._took_s or time.monotonic() - self._began_s
+        return Finding(check=self._name, status=Status.UNKNOWN, text=text, took_s=took_s)

@@ -1,0 +1,232 @@
+"""`trainer-launch preflight` as a pod's init container runs it: real limits, a real /dev/shm, a real network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.conftest import require
+from tests.host.test_real_cgroup import MEMORY, limited
+from tests.host.test_real_shm import inside
+from tests.preflight.schema import violations
+from trainer_launch import preflight as checks
+
+pytestmark = pytest.mark.process
+
+NODE_1 = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "JOB_COMPLETION_INDEX": "1",
+    "HOSTNAME": "job-node-0-1",
+}
+CONTAINER = ",".join(check.NAME for check in checks.OF_A_CONTAINER)
+NO_LOCK = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise AssertionError(done.stderr) from None
+    assert violations(report) == []
+    assert report["exit_code"] == done.returncode
+    return report
+
+
+def loud(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """The findings that speak, by check."""
+    found = report_of(done)["findings"]
+    return {finding["check"]: finding for finding in found if finding["status"] not in ("pass", "skipped")}
+
+
+def wrapped(
+    wrap: Sequence[str], *words: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command inside another one."""
+    require(subprocess.run([*wrap, "true"], capture_output=True).returncode == 0, f"needs {wrap[0]}, and root")
+    argv = [*wrap, *LAUNCHER, "preflight", "--json", *words]
+    return subprocess.run(argv, env=clean_env(env), capture_output=True, text=True, timeout=60)
+
+
+# -- what it says, where ----------------------------------------------------------------------
+
+
+def test_this_container_is_told_on_one_screen() -> None:
+    done = launch("preflight", "--", "true")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("Preflight: ")
+    assert "program" in done.stdout.partition("passed: ")[2].partition("skipped: ")[0]
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_every_output_tells_the_same(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("report", "prom", "words")}
+    flags = ("--report", str(files["report"]), "--prometheus-file", str(files["prom"]))
+    state = ("--state-dir", str(tmp_path), "--termination-log", str(files["words"]))
+    done = launch("preflight", "--json", *flags, *state, "--", "no-such-program")
+    report = report_of(done)
+    assert (done.returncode, report["verdict"]) == (30, "fatal")
+    left = tmp_path / "preflight.json"
+    assert json.loads(files["report"].read_text()) == json.loads(left.read_text()) == report
+    assert left.stat().st_mode & 0o777 == 0o600
+    assert "trainer_launch_preflight_exit_code 30\n" in files["prom"].read_text()
+    assert files["words"].read_text().startswith("reason=PreflightFatal exit=30 retryable=false ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["preflight.json", "prom", "report", "words"]
+
+
+def test_the_kill_switch_checks_nothing() -> None:
+    done = launch("preflight", "--", "no-such-program", env={"TRAINER_LAUNCH_PREFLIGHT": "off"})
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing was checked" in done.stderr
+
+
+def test_in_mode_warn_a_failure_is_only_told() -> None:
+    done = launch("preflight", "--json", "--mode", "warn", "--", "no-such-program")
+    assert (done.returncode, list(loud(done))[:1]) == (0, ["program"])
+    assert launch("preflight", "--mode", "warn", "--exit-warning", "--", "no-such-program").returncode == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--skip", "dnss"), "--skip names 'dnss', which is no check"),
+        (("--mode", "hope"), "--preflight is 'hope'"),
+        (("--report", "/nowhere/report"), "--report /nowhere/report cannot be written: No such file or directory"),
+        (("--node-rank", "5", "--nodes", "2", "--master-addr", "a"), "rank"),
+    ],
+)
+def test_what_is_configured_badly_ends_with_2_and_the_pods_status_says_why(
+    words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "words"
+    done = launch("preflight", *words, env={"TRAINER_LAUNCH_TERMINATION_LOG": str(log)})
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert sentence in log.read_text()
+
+
+# -- containers that are broken ---------------------------------------------------------------
+
+
+def test_a_full_shared_memory_is_the_jobs_fault() -> None:
+    done = inside([*LAUNCHER, "preflight", "--json"], "64k")
+    assert done.returncode == 30
+    assert "No space left on device" in loud(done)["shm"]["text"]
+    assert "shm" in loud(done)
+
+
+def test_few_open_files_are_told_with_what_the_job_may_need() -> None:
+    done = wrapped(("prlimit", "--nofile=100:100"), "--only", CONTAINER)
+    assert done.returncode == 30
+    assert list(loud(done)) == ["nofile"]
+    assert loud(done)["nofile"]["measured"] == 100
+
+
+def test_memory_that_cannot_be_locked_is_found_by_trying() -> None:
+    wrap = ("prlimit", "--memlock=65536:65536", *NO_LOCK)
+    done = wrapped(wrap, "--only", "memlock")
+    assert (done.returncode, loud(done)["memlock"]["status"]) == (0, "warn")
+    assert "the limit is 64 KiB" in loud(done)["memlock"]["text"]
+    assert wrapped(wrap, "--only", "memlock", "--fatal", "memlock").returncode == 30
+
+
+def test_the_limit_alone_is_not_believed() -> None:
+    """With CAP_IPC_LOCK the kernel does not look at it."""
+    done = wrapped(("prlimit", "--memlock=65536:65536", "setpriv", "--inh-caps", "+ipc_lock"), "--only", "memlock")
+    assert report_of(done)["verdict"] == "pass"
+
+
+def test_a_small_memory_limit_is_told_with_what_is_left_of_it() -> None:
+    with limited(*MEMORY) as enter:
+        done = wrapped(("sh", "-c", enter), "--only", CONTAINER)
+    assert done.returncode == 30
+    assert loud(done)["memory"]["measured"] == 64
+    assert list(loud(done)) == ["memory"]
+
+
+def test_a_node_without_a_way_to_node_0_is_retryable() -> None:
+    words = ("--nodes", "2", "--node-rank", "1", "--master-addr", "10.9.8.7", "--only", "mtu")
+    done = wrapped(("unshare", "-n"), *words)
+    assert done.returncode == 20
+    assert "there is no route to node 0 at 10.9.8.7: Network is unreachable" in loud(done)["mtu"]["text"]
+
+
+def test_small_packets_and_variables_that_fit_no_interface_are_told() -> None:
+    links = "ip link add net1 mtu 576 type veth peer name net2 && ip link set net2 up && ip link set net1 up"
+    make = f"{links} && ip addr add 10.9.8.6/24 dev net1"
+    wrap = ("unshare", "-n", "sh", "-c", make + ' && exec "$0" "$@"')
+    words = ("--nodes", "2", "--node-rank", "1", "--master-addr", "10.9.8.7")
+    env = {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "net"}
+    done = wrapped(wrap, *words, "--only", "mtu,nccl-socket-ifname,gloo-socket-ifname", env=env)
+    assert done.returncode == 30
+    assert loud(done)["mtu"]["text"] == "packets may be no larger than 576 bytes: net1 576"
+    assert "GLOO_SOCKET_IFNAME=net1" in loud(done)["gloo-socket-ifname"]["action"]
+    assert "NCCL_SOCKET_IFNAME=eth leaves no interface here" in loud(done)["nccl-socket-ifname"]["text"]
+
+
+def test_a_service_that_publishes_no_names_is_told_by_the_field_that_would(tmp_path: Path) -> None:
+    conf = tmp_path / "resolv.conf"
+    conf.write_text("nameserver 127.0.0.1\nsearch team.svc.cluster.local\noptions ndots:5 timeout:1 attempts:1\n")
+    server = Path(__file__).with_name("nxdomain.py")
+    make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {sys.executable} {server} "$0" "$@"'
+    wrap = ("unshare", "-nm", "sh", "-c", make)
+    done = wrapped(wrap, "--deadline", "0", "--only", "dns", env=NODE_1)
+    found = loud(done)["dns"]
+    assert done.returncode == 20
+    assert found["text"].startswith("2 of 2 names do not resolve after 0 s: ")
+    assert "job-node-0-0.job: NXDOMAIN" in found["text"]
+    assert "publishNotReadyAddresses: true" in found["action"]
+
+
+def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
+    taken = (
+        "import socket, subprocess, sys; s = socket.create_server(('', 29500)); "
+        "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    )
+    wrap = ("unshare", "-n", sys.executable, "-c", taken)
+    done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "ports")
+    assert done.returncode == 20
+    assert "Address already in use, pid " in loud(done)["ports"]["text"]
+
+
+def test_a_read_only_checkpoint_folder_is_the_jobs_fault(tmp_path: Path) -> None:
+    make = f'mount -t tmpfs -o ro tmpfs {tmp_path} && exec "$0" "$@"'
+    done = wrapped(("unshare", "-m", "sh", "-c", make), "--only", "storage", "--storage", str(tmp_path))
+    assert done.returncode == 30
+    assert loud(done)["storage"]["text"] == f"{tmp_path}: Read-only file system at create"
+    assert loud(done)["storage"]["subject"] == str(tmp_path)
+
+
+# -- the main container -----------------------------------------------------------------------
+
+
+def test_run_says_what_its_own_container_has_otherwise(tmp_path: Path) -> None:
+    assert launch("preflight", "--state-dir", str(tmp_path), "--only", CONTAINER).returncode == 0
+    argv = [*LAUNCHER, "run", "--state-dir", str(tmp_path), "--", "true"]
+    same = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=60)
+    assert same.returncode == 0
+    assert "preflight's container" not in same.stderr
+    other = subprocess.run(
+        ["prlimit", "--nofile=100:100", *argv], env=clean_env(), capture_output=True, text=True, timeout=60
+    )
+    assert other.returncode == 0
+    assert "this one has 100 files: 100 open files are allowed" in other.stderr
+
+
+def test_run_goes_on_where_the_report_is_none(tmp_path: Path) -> None:
+    (tmp_path / "preflight.json").write_text("{}")
+    done = launch("run", "--state-dir", str(tmp_path), "--", "true")
+    assert done.returncode == 0
+    assert "is not what a preflight of this version leaves" in done.stderr
+    (tmp_path / "preflight.json").unlink()
+    assert "preflight" not in launch("run", "--state-dir", str(tmp_path), "--", "true").stderr

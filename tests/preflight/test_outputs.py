@@ -1,0 +1,166 @@
+"""A report for programs, people, Prometheus and the pod's status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.preflight.schema import violations
+from trainer_launch import outcome
+from trainer_launch.findings import Basis, Fault, Finding, Report, Scope, Status
+from trainer_launch.preflight import document, screen
+from trainer_launch.preflight.document import Place
+
+HERE = Place(host="job-node-0-1", node_rank=1, nodes="2", contract="trainer-v2-torch")
+FATAL = Finding(
+    check="shm",
+    status=Status.FAIL,
+    fault=Fault.JOB,
+    text="/dev/shm has 64 MiB free of 64 MiB, 8 workers may need 2356 MiB (data loaders, a rule of thumb; NCCL)",
+    measured=64,
+    expected=2356,
+    unit="MiB",
+    basis=Basis.ABSOLUTE,
+    evidence=("torch_1_2: 12 MiB",),
+    action="volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 3Gi}}] in the pod",
+    took_s=0.25,
+)
+RETRYABLE = Finding(
+    check="dns", status=Status.FAIL, fault=Fault.NODE, scope=Scope.LINK, subject="0-1", text="no", action="wait"
+)
+WARNED = Finding(check="cpu", status=Status.WARN, text="2 workers have 1.5 CPUs", measured=1.5, unit="CPUs")
+UNKNOWN = Finding(check="memlock", status=Status.UNKNOWN, text="nobody knows")
+PASSED = Finding(check="mtu", status=Status.PASS, text="1450", measured=True)
+SKIPPED = Finding(check="ports", status=Status.SKIPPED, text="not here")
+ALL = Report(findings=(PASSED, UNKNOWN, WARNED, RETRYABLE, SKIPPED, FATAL), silenced=("storage",), took_s=0.5)
+
+
+def made(report: Report = ALL, **changes: Any) -> dict[str, Any]:
+    told = document.document(report, HERE, mode="enforce", exit_code=30, at_s=1.5e9) | changes
+    read: dict[str, Any] = json.loads(json.dumps(told))
+    return read
+
+
+def data(**changes: Any) -> bytes:
+    return json.dumps(made(**changes)).encode()
+
+
+# -- JSON -------------------------------------------------------------------------------------
+
+
+def test_the_document_is_as_its_published_schema_says() -> None:
+    assert violations(made()) == []
+    assert violations(made(Report(findings=()))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"verdict": "fine"},
+        {"more": 1},
+        {"findings": [{}]},
+        {"counts": {}},
+        {"took_s": -1},
+        {"silenced": [1]},
+        {"exit_code": True},
+    ],
+)
+def test_the_schema_refuses_what_is_otherwise(changes: dict[str, Any]) -> None:
+    assert violations(made(**changes))
+
+
+def test_a_document_can_be_read_back() -> None:
+    assert document.parse(data()) == ALL.findings
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        b"",
+        b"[]",
+        b"nonsense",
+        b"[" * 100_000,
+        data(version=2),
+        data(format="other"),
+        data(findings={}),
+        data(findings=[1]),
+        data(findings=[{}]),
+        data(findings=[{**made()["findings"][0], "text": 1}]),
+        data(findings=[{**made()["findings"][0], "status": "fine"}]),
+        data(findings=[{**made()["findings"][0], "fault": "job"}]),
+        data(findings=[{**made()["findings"][0], "measured": []}]),
+        data(findings=[{**made()["findings"][0], "evidence": "x"}]),
+        data(findings=[made()["findings"][0]] * 1001),
+        b" " * (document.MAX_BYTES + 1),
+    ],
+)
+def test_what_is_no_document_is_refused(changed: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        document.parse(changed)
+
+
+# -- people -----------------------------------------------------------------------------------
+
+
+def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well() -> None:
+    lines = screen.screen(ALL, HERE, 30).splitlines()
+    assert lines[0] == "Preflight: cannot work: the job itself is at fault (exit code 30)"
+    assert lines[1] == "  node 1 of 2 (job-node-0-1): 2 failed, 1 warned, 1 unknown, 1 passed in 0.50 s"
+    marks = [line.split()[0] for line in lines if line and line.split()[0].isupper() and not line[0].isspace()]
+    assert marks == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
+    assert lines[-3:] == ["passed: mtu", "skipped: ports", "silenced: storage"]
+    assert any(line.startswith("    -> volumes:") for line in lines)
+
+
+def test_the_screen_fits_into_80_columns_unless_a_single_word_does_not() -> None:
+    long = replace(FATAL, text="word " * 60 + "/a" * 60)
+    assert all(len(line) <= 80 for line in screen.screen(ALL, HERE, 30).splitlines())
+    wide = [line for line in screen.screen(Report(findings=(long,)), HERE, 30).splitlines() if len(line) > 80]
+    assert [line.strip() for line in wide] == ["/a" * 60]
+
+
+def test_a_report_without_findings_says_that_nothing_was_checked() -> None:
+    assert "nothing was checked" in screen.screen(Report(findings=()), HERE, 0)
+
+
+# -- the pod's status -------------------------------------------------------------------------
+
+
+def test_the_first_of_the_last_words_can_be_read_alone() -> None:
+    first, *rest = screen.last_words(ALL, HERE, 30).splitlines()
+    assert first.startswith("reason=PreflightFatal exit=30 retryable=false node=1 host=job-node-0-1 | 2 failed, ")
+    assert "shm: /dev/shm has 64 MiB" in first
+    assert [line.split()[0] for line in rest if not line.startswith(" ")] == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
+    assert "  What to do: wait" in rest
+
+
+def test_the_last_words_fit_however_much_was_found() -> None:
+    many = Report(findings=tuple(replace(RETRYABLE, text="ö" * 500) for _ in range(100)))
+    words = outcome.fitted(screen.last_words(many, HERE, 20))
+    assert len(words.encode()) <= 4096
+    assert words.splitlines()[0].startswith("reason=PreflightRetryable exit=20 retryable=true")
+    assert len(words.splitlines()[0]) < 1000
+
+
+def test_a_pass_has_a_reason_too() -> None:
+    report = Report(findings=(PASSED,))
+    assert screen.last_words(report, replace(HERE, node_rank=None), 0).startswith(
+        "reason=PreflightPassed exit=0 node=? host=job-node-0-1 | 1 passed in "
+    )
+
+
+# -- Prometheus -------------------------------------------------------------------------------
+
+
+def test_the_textfile_has_a_series_for_each_check() -> None:
+    text = screen.prometheus(ALL, 30, 1.5e9)
+    assert "trainer_launch_preflight_exit_code 30\n" in text
+    assert 'trainer_launch_preflight_findings{check="shm",status="fail",severity="fatal"} 1\n' in text
+    for line in text.splitlines():
+        assert line.startswith(("# HELP ", "# TYPE ")) or line.rsplit(" ", 1)[1].replace(".", "").isdigit()
+    names = [line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert all(f"# TYPE {name} gauge" in text for name in names)

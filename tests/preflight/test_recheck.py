@@ -1,0 +1,54 @@
+"""What `run` says about the container that it is in, beside what an init container's preflight has left."""
+
+from __future__ import annotations
+
+import logging
+
+from trainer_launch.commands.recheck import differences
+from trainer_launch.findings import Fault, Finding, Status
+
+LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
+SMALL = Finding(
+    check="shm",
+    status=Status.FAIL,
+    fault=Fault.JOB,
+    text="64 MiB are too little",
+    measured=64,
+    unit="MiB",
+    action="mount more",
+)
+UNLIMITED = Finding(check="memory", status=Status.PASS, text="no limit", unit="MiB")
+LIMITED = Finding(check="memory", status=Status.PASS, text="enough", measured=4096, unit="MiB")
+UNKNOWN = Finding(check="shm", status=Status.UNKNOWN, text="?")
+
+
+def told(before: Finding, now: Finding) -> list[tuple[int, str]]:
+    return list(differences({before.check: before}, (now,)))
+
+
+def test_what_is_worse_here_is_a_warning_with_what_to_do() -> None:
+    assert told(LARGE, SMALL) == [
+        (
+            logging.WARNING,
+            "shm: preflight's container had 8192 MiB, this one has 64 MiB: 64 MiB are too little. "
+            "What to do: mount more",
+        )
+    ]
+
+
+def test_what_is_only_different_is_told() -> None:
+    (said,) = told(UNLIMITED, LIMITED)
+    assert said == (logging.INFO, "memory: preflight's container had no limit, this one has 4096 MiB")
+    assert told(SMALL, LARGE)[0][0] == logging.INFO
+
+
+def test_what_is_the_same_or_unknown_says_nothing() -> None:
+    assert told(LARGE, LARGE) == told(SMALL, SMALL) == told(UNKNOWN, SMALL) == told(LARGE, UNKNOWN) == []
+    assert list(differences({}, (SMALL,))) == []
+
+
+def test_nothing_of_another_containers_file_breaks_a_line_of_the_log() -> None:
+    nasty = Finding(check="shm", status=Status.PASS, text="", measured="1\n[trainer-launch] all is lost" + "x" * 99)
+    ((_, sentence),) = told(nasty, LARGE)
+    assert "\n" not in sentence
+    assert len(sentence) < 150

@@ -1,0 +1,134 @@
+"""How checks are run: at once, in time, whatever they do; by name, silenced and made fatal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import ModuleType
+
+import pytest
+
+from tests.preflight.world import HEALTHY
+from trainer_launch import preflight
+from trainer_launch.errors import UsageError
+from trainer_launch.findings import Fault, Finding, Severity, Status, Verdict
+from trainer_launch.preflight.subject import Subject
+
+WARNED = Finding(check="warns", status=Status.WARN, text="so so")
+
+
+def module(name: str, check: object, **more: object) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update({"NAME": name, "check": check, **more})
+    return made
+
+
+def warns(subject: Subject) -> list[Finding]:
+    return [WARNED]
+
+
+def raises(subject: Subject) -> list[Finding]:
+    raise KeyError("oops")
+
+
+def test_a_check_that_raises_is_unknown_and_disturbs_no_other() -> None:
+    report = preflight.run(HEALTHY, [module("raises", raises), module("warns", warns)])
+    first, second = report.findings
+    assert (first.check, first.status) == ("raises", Status.UNKNOWN)
+    assert "the check itself failed, which is a bug: KeyError: 'oops'" in first.text
+    assert second.text == "so so"
+    assert report.verdict is Verdict.WARN
+
+
+def test_a_check_that_hangs_is_given_up_at_its_own_limit() -> None:
+    release = threading.Event()
+    hangs = module("hangs", lambda subject: [WARNED] if release.wait(60) else [], limit_s=lambda subject: 0.2)
+    began_s = time.monotonic()
+    try:
+        (finding,) = preflight.run(HEALTHY, [hangs]).findings
+    finally:
+        release.set()
+    assert time.monotonic() - began_s < 30
+    assert (finding.check, finding.status) == ("hangs", Status.UNKNOWN)
+    assert finding.text == "it did not end within 0.2 s"
+
+
+def test_all_run_at_once_and_are_told_in_their_order() -> None:
+    both = threading.Barrier(2)
+
+    def met(subject: Subject) -> list[Finding]:
+        both.wait(30)
+        return [Finding(check="met", status=Status.PASS, text="met")]
+
+    report = preflight.run(HEALTHY, [module("one", met), module("two", met), module("warns", warns)], limit_s=60)
+    assert [finding.text for finding in report.findings] == ["met", "met", "so so"]
+
+
+def test_where_no_more_threads_are_allowed_the_checks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = threading.active_count()
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if threading.active_count() > alive:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    report = preflight.run(HEALTHY, [module(name, warns) for name in ("one", "two", "three")], limit_s=60)
+    assert [finding.text for finding in report.findings] == ["so so"] * 3
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: _refuse())
+    (finding,) = preflight.run(HEALTHY, [module("none", warns)]).findings
+    assert (finding.status, finding.text) == (Status.UNKNOWN, "no thread could be started for it")
+
+
+def _refuse() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_silenced_check_does_not_run_and_the_report_says_so() -> None:
+    report = preflight.run(HEALTHY, [module("raises", raises), module("warns", warns)], silenced=["raises"])
+    assert [finding.check for finding in report.findings] == ["warns"]
+    assert report.silenced == ("raises",)
+
+
+def test_a_check_can_be_made_fatal() -> None:
+    report = preflight.run(HEALTHY, [module("warns", warns)], fatal=["warns"])
+    assert report.findings[0].severity is Severity.FATAL
+    assert report.findings[0].fault is Fault.JOB
+    assert report.verdict is Verdict.FATAL
+
+
+def test_each_finding_says_how_long_its_check_took() -> None:
+    assert preflight.run(HEALTHY, [module("warns", warns)]).findings[0].took_s > 0
+
+
+def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
+    assert preflight.names_in(" dns, shm,", "--skip") == ("dns", "shm")
+    assert preflight.names_in(None, "--skip") == ()
+    with pytest.raises(UsageError, match="--skip names 'dnss', which is no check; the checks are: program, "):
+        preflight.names_in("dns,dnss", "--skip")
+
+
+def test_no_name_of_a_check_is_ever_changed() -> None:
+    """They are in people's pod templates; a new one is added here, none is taken away."""
+    assert {check.NAME for check in preflight.CHECKS} >= {
+        "program",
+        "rank-collision",
+        "memory",
+        "cpu",
+        "pids",
+        "nofile",
+        "memlock",
+        "shm",
+        "shm-leftovers",
+        "storage",
+        "own-name",
+        "subdomain",
+        "dns",
+        "gloo-socket-ifname",
+        "nccl-socket-ifname",
+        "nccl-ib-hca",
+        "mtu",
+        "ports",
+        "ephemeral-ports",
+    }
