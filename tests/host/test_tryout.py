@@ -78,7 +78,7 @@ def test_a_child_that_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.Mo
         def kill(self) -> None:
             children.append(self)
 
-    monkeypatch.setattr(tryout.subprocess, "Popen", Deaf)
+    monkeypatch.setattr(subprocess, "Popen", Deaf)
     monkeypatch.setattr(tryout, "_REAP_S", 0.1)
     try:
         tried = tryout.try_out("storage", "/", 2.0)
