@@ -22,8 +22,10 @@ from trainer_launch.coordinator.sockets import tune
 from trainer_launch.model import Endpoint, Seats
 
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
-_CONNECT_S = 5.0
+_SOON_PAUSE_S = 0.4  # the longest while a pod may just be starting again
+_SOON_S = 20.0
+_LONGEST_PAUSE_S = 2.0  # after that, for the name servers' sake
+_CONNECT_S = 1.5  # the kernel asks again after 1; an address that a pod no longer has gives no answer at all
 TAKEOVER_S = 4.0  # without node 0's coordinator, until the others' are asked: kubelet restarts a pod after 3
 _CONNECT_TO_SEAT_S = 1.0  # where another one may be there
 _MAX_SEATS = 64  # that are asked for a coordinator
@@ -122,7 +124,8 @@ class Client:
                     pause_s, self._away_s = _FIRST_PAUSE_S, time.monotonic()
                 if not self._is_over:
                     self._closing.wait(pause_s * random.uniform(0.5, 1.0))  # so that a thousand do not come at once
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    is_soon = time.monotonic() - self._away_s < _SOON_S
+                    pause_s = min(2 * pause_s, _SOON_PAUSE_S if is_soon else _LONGEST_PAUSE_S)
         finally:
             with self._lock:
                 self._wake.close()
