@@ -403,6 +403,14 @@ def test_newcomers_are_gathered_and_cost_one_restart():
     assert world.last(zero, msg.Formed).size == 3
 
 
+def test_newcomers_that_take_all_the_room_are_admitted_at_once():
+    world, (zero,) = running(1, 3, ranks=(0,))
+    for rank in (1, 2):
+        world.come(rank)
+    world.pass_time(0.0)
+    assert world.count(zero, msg.Restart) == 1
+
+
 def test_a_fixed_job_shrinks_only_after_its_patience():
     world, (zero, one, _) = running(2, 3, shrink_after_s=30.0)
     world.play(Gone(one))

@@ -103,10 +103,11 @@ def _is_one_late(state: State) -> bool:
 
 
 def _admit_at_s(state: State) -> float | None:
-    """A moment after the latest newcomer, while there is room and nobody has finished."""
+    """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
     if not runs(state) or state.run is None or state.run.done:
         return None
-    members = state.run.members
-    if len(members) >= state.settings.max_nodes or not any(node.joined for node in state.nodes.values()):
+    room = state.settings.max_nodes - len(state.run.members)
+    newcomers = sum(node.joined for node in state.nodes.values())
+    if room <= 0 or newcomers == 0:
         return None
-    return state.joined_s + state.settings.gather_s
+    return state.joined_s + (state.settings.gather_s if newcomers < room else 0.0)
