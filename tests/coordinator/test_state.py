@@ -407,7 +407,7 @@ def test_newcomers_that_take_all_the_room_are_admitted_at_once():
     world, (zero,) = running(1, 3, ranks=(0,))
     for rank in (1, 2):
         world.come(rank)
-    world.pass_time(0.0)
+    world.pass_time(0.01)
     assert world.count(zero, msg.Restart) == 1
 
 
