@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from dataclasses import replace
 
 import pytest
@@ -53,9 +54,18 @@ JOBS: list[tuple[str, Subject, str]] = [
         subject(job=replace(JOB, details={"foreign_replicated_job": True})),
         "another replicatedJob than the trainer's nodes, yet it was told the node rank 1",
     ),
-    ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "3072 MiB are left of the limit of 4096 MiB"),
-    ("pids", subject(pids=(1000, 60)), "60 more processes and threads are allowed (limit 1000) for 2 workers"),
+    ("memory", subject(host={"memory_limit_bytes": 1400 * MIB}), "376 MiB are left of the limit of 1400 MiB"),
+    ("pids", subject(pids=(1000, 10)), "10 more processes and threads are allowed (limit 1000) for 2 workers"),
     ("nofile", subject(limits=limits(nofile_soft=64)), "64 open files are allowed to each process"),
+    (
+        "nofile",
+        subject(
+            host=CPU_ONLY,
+            limits=limits(nofile_soft=1024),
+            topology={"nodes": NodeRange(1000, 1000)},
+        ),
+        "a worker of 2000 ranks may need 4256",
+    ),
     (
         "memlock",
         subject(
@@ -67,7 +77,6 @@ JOBS: list[tuple[str, Subject, str]] = [
         "32 MiB of memory cannot be locked: Cannot allocate memory; the limit is 64 KiB",
     ),
     ("shm", subject(host={"shm_bytes": None, "shm_free_bytes": None}), "/dev/shm is not there"),
-    ("shm", subject(host={"shm_bytes": 32 * MIB, "shm_free_bytes": 32 * MIB}), "NCCL and MPI alone take 37 MiB"),
     ("shm", subject(write_trouble=lambda size: errno.EROFS), "cannot be written: Read-only file system"),
     (
         "own-name",
@@ -92,14 +101,9 @@ JOBS: list[tuple[str, Subject, str]] = [
         subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": ""}, lookup=Names(ADDRESSES | {"job-node-0-1": None})),
         "does not resolve",
     ),
-    (
-        "subdomain",
-        subject(hosts_file="10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"),
-        "this job's pods are in the domain net",
-    ),
-    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not here"),
-    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "^lo"}), "gloo knows no patterns"),
-    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "lo"}), "takes loopback"),
+    ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not"),
+    ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "^lo"}), "gloo knows no patterns"),
+    ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "lo"}), "takes loopback"),
     ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "^lo,eth"}), "leaves no interface here"),
     ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "=eth"}), "leaves no interface here"),
     ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "lo"}), "leaves only lo (127.0.0.1)"),
@@ -161,7 +165,17 @@ NODES: list[tuple[str, Subject, str]] = [
 ]
 
 WARNINGS: list[tuple[str, Subject, str]] = [
-    ("memory", subject(host={**CPU_ONLY, "memory_limit_bytes": 2 * GIB}), "that is little"),
+    ("memory", subject(host={**CPU_ONLY, "memory_limit_bytes": 1536 * MIB}), "512 MiB for each are usual"),
+    ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "2048 MiB for each are usual"),
+    ("shm", subject(host={"shm_bytes": 32 * MIB, "shm_free_bytes": 32 * MIB}), "alone may take 37 MiB"),
+    ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "eth9"}), "names eth9, which is not here"),
+    ("nccl-ib-hca", subject(has_rdma=False), "this container was given no RDMA adapter"),
+    ("nccl-socket-ifname", subject(host=CPU_ONLY, env={"NCCL_SOCKET_IFNAME": "ib"}), "leaves no interface here"),
+    (
+        "subdomain",
+        subject(hosts_file="10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"),
+        "this job's pods are in the domain net",
+    ),
     ("cpu", subject(host={"cpus": Cpus(affinity=16, quota=1.5)}), "2 workers have 1.5 CPUs"),
     ("pids", subject(pids=(1000, 200)), "with data loaders 128 in each are usual"),
     ("nofile", subject(limits=limits(nofile_soft=200)), "a worker of 4 ranks may need 264"),
@@ -169,6 +183,8 @@ WARNINGS: list[tuple[str, Subject, str]] = [
         "memlock",
         subject(
             has_rdma=False,
+            adapters=(),
+            env={"NCCL_IB_HCA": ""},
             try_out=lambda what, argument, limit_s: (
                 STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
             ),
@@ -284,6 +300,41 @@ def test_every_name_unknown_names_the_field_that_publishes_names_of_pods_that_ar
 def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
     late = of_names(node_0=[None, None, frozenset({"10.0.0.6"})])
     assert preflight.run(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
+
+
+def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "_POLL_S", 0.1)
+    release = threading.Event()
+    looks: list[str] = []
+
+    def lookup(name: str) -> frozenset[str]:
+        looks.append(name)
+        release.wait(60)
+        raise OSError(-3, "Temporary failure in name resolution")
+
+    hanging = subject(lookup=lookup, ask=lambda name, limit_s: Answer.TIMEOUT)
+    try:
+        finding = next(iter(dns.check(hanging)))
+    finally:
+        release.set()
+    assert (finding.status, finding.fault) == (Status.FAIL, Fault.NODE)
+    assert "the DNS server does not answer" in finding.text
+    assert len(looks) == 2  # both names once: a second look would hang as well
+
+
+def test_a_custom_subdomain_is_fatal_where_node_0_has_no_name_because_of_it() -> None:
+    hosts_file = "10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"
+    report = preflight.run(subject(hosts_file=hosts_file, lookup=of_names(node_0=None)))
+    loud = {finding.check: finding for finding in report.findings if finding.status is Status.FAIL}
+    assert {check: finding.fault for check, finding in loud.items()} == {"subdomain": Fault.JOB, "dns": Fault.NODE}
+    assert "--master-addr job-node-0-0.net" in loud["subdomain"].action
+
+
+def test_an_init_container_without_gpus_knows_that_the_workers_may_have_them() -> None:
+    loopback = Names(ADDRESSES | {"job-node-0-1": frozenset({"127.0.1.1"})})
+    env = {"GLOO_SOCKET_IFNAME": "", "NVIDIA_VISIBLE_DEVICES": "all"}
+    finding = the_one_finding(subject(host=CPU_ONLY, env=env, lookup=loopback))
+    assert (finding.check, finding.status) == ("own-name", Status.WARN)
 
 
 def test_an_elastic_job_does_not_need_all_its_names() -> None:

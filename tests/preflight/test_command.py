@@ -84,6 +84,17 @@ def test_every_output_tells_the_same(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["preflight.json", "prom", "report", "words"]
 
 
+def test_a_report_to_what_is_no_file_replaces_nothing(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    launch("preflight", "--report", str(link), "--only", "cpu")
+    assert link.is_symlink()
+    assert violations(json.loads(target.read_text())) == []
+    done = launch("preflight", "--report", "/dev/null", "--only", "cpu")
+    assert done.returncode == 0
+    assert Path("/dev/null").is_char_device()
+
+
 def test_the_kill_switch_checks_nothing() -> None:
     done = launch("preflight", "--", "no-such-program", env={"TRAINER_LAUNCH_PREFLIGHT": "off"})
     assert (done.returncode, done.stdout) == (0, "")

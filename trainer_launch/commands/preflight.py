@@ -129,22 +129,28 @@ def _dumped(made: dict[str, Json]) -> str:
 
 
 def _write(path: str, text: str, flag: str, mode: int) -> None:
-    """Write beside it and rename: a reader sees all of it or the old one.
+    """Write beside it and rename: a reader sees all of it or the old one. What is no file is written as it is.
 
     Raises:
         UsageError: it cannot be written.
     """
-    place_for_it = os.path.dirname(path) or "."
     try:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=place_for_it)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(beside, mode)
-            os.replace(beside, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            raise
+        if os.path.exists(path) and not os.path.isfile(path):
+            Path(path).write_text(text, encoding="utf-8")
+        else:
+            _replace(os.path.realpath(path), text, mode)
     except OSError as problem:
         raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable folder") from None
+
+
+def _replace(path: str, text: str, mode: int) -> None:
+    descriptor, beside = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=os.path.dirname(path))
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(beside, mode)
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise

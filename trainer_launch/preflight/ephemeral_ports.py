@@ -8,7 +8,9 @@ from trainer_launch.findings import Finding, Status
 from trainer_launch.preflight.subject import Subject
 
 NAME = "ephemeral-ports"
-BASE, EACH_RANK = 1024, 8  # connections of a node: to services of all kinds; of each worker to other ranks
+# Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
+# the connections to each rank.
+BASE, EACH_WORKER, EACH_RANK = 1024, 256, 1
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -19,7 +21,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     low, high = subject.limits.ephemeral_ports
     reserved = subject.limits.reserved_ports
     count = high - low + 1 - sum(max(0, min(high, last) - max(low, first) + 1) for first, last in reserved)
-    need = BASE + EACH_RANK * subject.ranks
+    need = BASE + EACH_WORKER * subject.workers + EACH_RANK * subject.ranks
     yield from _too_few(low, high, count, need) if count < need else ()
     coordinator = subject.topology.coordinator
     port = coordinator.port if coordinator is not None and subject.has_peers else None

@@ -30,11 +30,13 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 
 def _bad(subject: Subject, text: str) -> Finding:
+    """A failure where gloo will be used; beside NCCL it may not be."""
+    fails = subject.is_torch and not subject.may_use_gpus
     usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
     return Finding(
         check=NAME,
-        status=Status.FAIL,
-        fault=Fault.JOB,
+        status=Status.FAIL if fails else Status.WARN,
+        fault=Fault.JOB if fails else None,
         text=text,
         evidence=tuple(f"{found.name}: {', '.join(found.addresses)}" for found in subject.interfaces),
         action=f"set GLOO_SOCKET_IFNAME={usable[0]}" if usable else "unset it",

@@ -9,9 +9,10 @@ from trainer_launch.preflight.subject import Subject
 from trainer_launch.shared_memory import MIB
 
 NAME = "memory"
-# What a worker takes before it has done anything: `import torch` 220 MiB, with a CUDA context and NCCL about 2 GiB.
-BARE_MIB, GPU_MIB = 256, 2048
-COMFORT = 4  # so much more before it is no longer worth a warning, without a GPU
+# What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), more for CUDA.
+LEAST_MIB, LEAST_GPU_MIB = 128, 256
+# What one usually takes; a warning below.
+USUAL_MIB, USUAL_GPU_MIB = 512, 2048
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -20,7 +21,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     if limit is None:
         yield Finding(check=NAME, status=Status.PASS, text="the container's memory is not limited")
         return
-    each = GPU_MIB if subject.host.gpus.count else BARE_MIB
+    each, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.count else (LEAST_MIB, USUAL_MIB)
     least = each * subject.workers
     left = max(0, limit - used) // MIB
     measured = limit // MIB
@@ -36,11 +37,11 @@ def check(subject: Subject) -> Iterator[Finding]:
             unit="MiB",
             action="raise resources.limits.memory, or start fewer workers",
         )
-    elif left < (least if each == GPU_MIB else COMFORT * least):
+    elif left < usual * subject.workers:
         yield Finding(
             check=NAME,
             status=Status.WARN,
-            text=f"{text}; that is little",
+            text=f"{text}; {usual} MiB for each are usual",
             measured=measured,
             unit="MiB",
             action="raise resources.limits.memory, or start fewer workers",

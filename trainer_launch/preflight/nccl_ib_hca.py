@@ -16,13 +16,13 @@ def check(subject: Subject) -> Iterator[Finding]:
     spec = subject.env.get("NCCL_IB_HCA")
     if subject.env.get("NCCL_IB_DISABLE") == "1":
         yield Finding(check=NAME, status=Status.SKIPPED, text="NCCL_IB_DISABLE=1")
-    elif not subject.adapters and not spec:
-        yield Finding(check=NAME, status=Status.SKIPPED, text="no RDMA adapter is here")
-    elif not subject.adapters:
+    elif not (subject.adapters and subject.has_rdma) and not spec:
+        yield Finding(check=NAME, status=Status.SKIPPED, text="this container was given no RDMA adapter")
+    elif not (subject.adapters and subject.has_rdma):
         yield Finding(
             check=NAME,
             status=Status.WARN,
-            text=f"NCCL_IB_HCA={spec}, but no RDMA adapter is here: NCCL will use plain sockets",
+            text=f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
             action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
         )
     else:

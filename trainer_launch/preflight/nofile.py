@@ -9,7 +9,7 @@ from trainer_launch.preflight.subject import Subject
 
 NAME = "nofile"
 BASE = 256  # libraries, data files, loaders' pipes
-EACH_RANK = 2  # gloo connects each rank with each, NCCL's bootstrap and proxies with some
+EACH_RANK = 2  # gloo connects each rank with each, NCCL its root with all and the others with some
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -23,7 +23,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(check=NAME, status=Status.PASS, text=text, measured=soft, unit="files")
         return
     can_raise = hard is None or hard >= need
-    is_certain = soft < EACH_RANK * subject.ranks or soft < BASE // 2
+    is_gloo = subject.is_torch and not subject.may_use_gpus  # it connects each rank with each, surely
+    is_certain = soft < BASE // 2 or (is_gloo and soft < subject.ranks)
     yield Finding(
         check=NAME,
         status=Status.FAIL if is_certain else Status.WARN,

@@ -36,7 +36,7 @@ def check(subject: Subject) -> Iterator[Finding]:
 def _bad(subject: Subject, text: str, measured: str) -> Finding:
     """A failure where gloo will be used and was not told better."""
     told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
-    certain = subject.has_peers and subject.is_torch and not told and subject.host.gpus.count == 0
+    certain = subject.has_peers and subject.is_torch and not told and not subject.may_use_gpus
     usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
     return Finding(
         check=NAME,

@@ -8,7 +8,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
 
 NAME = "pids"
-LEAST, USUAL = 32, 128  # threads of a worker: torch, NCCL and gloo alone; with data loaders and OpenMP
+LEAST, USUAL = 8, 128  # threads of a worker: torch alone; with NCCL, data loaders and OpenMP
 
 
 def check(subject: Subject) -> Iterator[Finding]:

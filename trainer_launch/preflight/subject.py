@@ -60,6 +60,12 @@ class Subject:
         return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
 
     @property
+    def may_use_gpus(self) -> bool:
+        """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
+        promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")
+        return self.host.gpus.count > 0 or promised or self.job.nproc_per_node == "gpu"
+
+    @property
     def has_peers(self) -> bool:
         """Whether there are other nodes, or may be."""
         return self.topology.nodes is None or self.topology.nodes.max > 1

@@ -1,0 +1,45 @@
+"""Whatever a controller really sends can be checked: every case of every contract, through every check."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.contracts.test_cases import FILES, name_of, read
+from tests.preflight.world import HEALTHY, HOST
+from trainer_launch import preflight
+from trainer_launch.errors import LaunchError
+from trainer_launch.findings import Status
+from trainer_launch.preflight.subject import Subject
+from trainer_launch.topology import place
+
+CASES = [(path, json.loads(path.read_text())) for path in FILES]
+READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]
+
+
+def subject_of(case: dict[str, object]) -> Subject | None:
+    job = read(case)
+    try:
+        topology = place(job, HOST)
+    except LaunchError:
+        return None  # a rank beyond the job's nodes; every command says so
+    fields = {name: getattr(HEALTHY, name) for name in HEALTHY.__slots__}
+    return Subject(**{**fields, "job": job, "topology": topology, "lookup": lambda name: frozenset({"10.0.0.7"})})
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_no_check_fails_a_pod_in_which_all_is_well(case: dict[str, object]) -> None:
+    subject = subject_of(case)
+    if subject is None:
+        return
+    loud = [
+        finding
+        for finding in preflight.run(subject).findings
+        if finding.status not in (Status.PASS, Status.SKIPPED)
+    ]
+    # What the pod's own variables ask for is judged: ten workers on 8 CPUs, a million nodes, Paddle's ports.
+    warned = {finding.check for finding in loud if finding.status is Status.WARN}
+    assert warned <= {"cpu", "nofile", "ephemeral-ports"}
+    rest = [(finding.check, finding.status) for finding in loud if finding.status is not Status.WARN]
+    assert rest == ([("rank-collision", Status.FAIL)] if subject.job.details.get("foreign_replicated_job") else [])
