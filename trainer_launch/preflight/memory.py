@@ -9,7 +9,7 @@ from trainer_launch.preflight.subject import Subject
 from trainer_launch.shared_memory import MIB
 
 NAME = "memory"
-# What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), more for CUDA.
+# What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
 LEAST_MIB, LEAST_GPU_MIB = 128, 256
 # What one usually takes; a warning below.
 USUAL_MIB, USUAL_GPU_MIB = 512, 2048
