@@ -100,6 +100,8 @@ def test_asked_to_stop(body: str, present: int, nodes: int, point: Point, tmp_pa
         assert time.monotonic() - asked_s < GRACE_S + 3, output
         assert survivors(token) == []
         assert not re.search("Traceback", output), output
+        if body == IMPORTS:
+            assert "sent SIGKILL" not in output, f"whoever only imports ends when asked:\n{output}"
     finally:
         for env in (*others, {"TOKEN": token}):
             end_all(env["TOKEN"])

@@ -30,7 +30,7 @@ _NEEDED = (
     "trainer_launch.child.program",
 )
 _SETTLING_S = 0.2  # for the kernel to take the last thread off the list after its end
-_OURS_ALONE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_OURS_ALONE = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass
@@ -61,6 +61,7 @@ def _serve(settings: dict[str, Any]) -> State:
         signal.signal(number, signal.SIG_IGN)  # those are for the agent and the workers
     before = _descriptors()
     state.reason = _import(settings) or _unfit()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only now: who asks before that wants nothing of this to go on
     state.descriptors = _descriptors() - before
     _tell(settings["status"], state)
     gc.collect()
