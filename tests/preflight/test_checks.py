@@ -94,7 +94,7 @@ JOBS: list[tuple[str, Subject, str]] = [
             env={"GLOO_SOCKET_IFNAME": ""},
             lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"10.0.0.99"})}),
         ),
-        "resolves to 10.0.0.99, but this host has 10.0.0.7",
+        "resolves to 10.0.0.99, but this host has eth0 (10.0.0.7)",
     ),
     (
         "own-name",
@@ -281,6 +281,19 @@ def test_what_may_go_well_is_a_warning(check: str, broken: Subject, text: str) -
 def test_what_cannot_be_found_out_is_unknown_and_no_failure(check: str, broken: Subject) -> None:
     finding = the_one_finding(broken)
     assert (finding.check, finding.status, finding.fault) == (check, Status.UNKNOWN, None)
+
+
+def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
+    blind = subject(interfaces=(), topology=COORDINATOR)
+    found = {finding.check for finding in preflight.run(blind).findings if finding.status is Status.UNKNOWN}
+    assert found == {"own-name", "gloo-socket-ifname", "nccl-socket-ifname", "mtu"}
+    assert preflight.run(blind).verdict is Verdict.UNKNOWN
+
+
+def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
+    many = tuple(Interface(name=f"cali{number}", addresses=("169.254.1.1",), mtu=1450) for number in range(500))
+    finding = the_one_finding(subject(interfaces=(LO, ETH0, *many), env={"NCCL_SOCKET_IFNAME": "ib"}))
+    assert len(finding.text) + sum(map(len, finding.evidence)) < 1000
 
 
 def test_every_check_has_a_broken_fixture() -> None:

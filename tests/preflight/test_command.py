@@ -126,6 +126,18 @@ def test_what_is_configured_badly_ends_with_2_and_the_pods_status_says_why(
     assert sentence in log.read_text()
 
 
+def test_nobody_else_pays_for_the_checks() -> None:
+    def loaded(*words: str) -> set[str]:
+        argv = (sys.executable, "-X", "importtime", "-m", "trainer_launch", *words)
+        done = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=60, check=True)
+        return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import")}
+
+    assert not {"trainer_launch.preflight", "psutil"} & loaded("run", "--", "true")
+    checking = loaded("preflight", "--only", "cpu")
+    assert "trainer_launch.preflight" in checking
+    assert not {"torch", "numpy", "yaml", "multiprocessing"} & checking
+
+
 # -- containers that are broken ---------------------------------------------------------------
 
 

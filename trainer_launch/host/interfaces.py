@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _ACTIVE = "4"  # as in "4: ACTIVE"
 _IP_MTU, _IPV6_MTU = 14, 24  # <linux/in.h>, <linux/in6.h>; Python does not name them
+_SHOWN = 8
 _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port will do
 
 
@@ -34,6 +35,12 @@ class Interface:
         return all(address.is_link_local or address.is_loopback for address in parsed)
 
 
+def named(found: Sequence[Interface]) -> str:
+    """For people: `eth0 (10.0.0.7), net1 (10.1.0.7)`; a node's own network may have hundreds."""
+    shown = ", ".join(f"{one.name} ({one.addresses[0]})" for one in found[:_SHOWN])
+    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterPort:
     """One port of an RDMA adapter."""
@@ -52,12 +59,15 @@ class Route:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """List those that have an IP address, in the kernel's order."""
+    """List those that have an IP address, in the kernel's order; none where a sandbox does not tell."""
     import psutil  # only preflight needs it
 
-    stats = psutil.net_if_stats()
+    try:
+        stats, listed = psutil.net_if_stats(), psutil.net_if_addrs()
+    except OSError:
+        return ()
     found = []
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in listed.items():
         families = (socket.AF_INET, socket.AF_INET6)
         addresses = tuple(entry.address.partition("%")[0] for entry in entries if entry.family in families)
         if addresses and name in stats:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch import ifnames
 from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.host.interfaces import named
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gloo-socket-ifname"
@@ -16,6 +17,9 @@ def check(subject: Subject) -> Iterator[Finding]:
     spec = subject.env.get("GLOO_SOCKET_IFNAME")
     if not spec:
         yield Finding(check=NAME, status=Status.SKIPPED, text="it is not set; own-name tells what gloo does then")
+        return
+    if not subject.interfaces:
+        yield Finding(check=NAME, status=Status.UNKNOWN, text="the kernel does not list the network interfaces")
         return
     found, missing = ifnames.gloo_interfaces(spec, subject.interfaces)
     if missing:
@@ -38,6 +42,6 @@ def _bad(subject: Subject, text: str) -> Finding:
         status=Status.FAIL if fails else Status.WARN,
         fault=Fault.JOB if fails else None,
         text=text,
-        evidence=tuple(f"{found.name}: {', '.join(found.addresses)}" for found in subject.interfaces),
+        evidence=(f"here are {named(subject.interfaces)}",),
         action=f"set GLOO_SOCKET_IFNAME={usable[0]}" if usable else "unset it",
     )

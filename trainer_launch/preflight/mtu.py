@@ -17,6 +17,9 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(check=NAME, status=Status.SKIPPED, text="one node sends nothing to others")
         return
     target = _coordinator(subject)
+    if target is None and not subject.interfaces:
+        yield Finding(check=NAME, status=Status.UNKNOWN, text="the kernel does not list the network interfaces")
+        return
     if target is None:
         found = {one.name: one.mtu for one in subject.interfaces if one.is_up and not one.is_loopback}
         yield _judged(found) if found else _no_way("no interface but loopback is up")

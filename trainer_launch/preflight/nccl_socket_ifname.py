@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch import ifnames
 from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.host.interfaces import named
 from trainer_launch.preflight.subject import Subject
 
 NAME = "nccl-socket-ifname"
@@ -17,8 +18,11 @@ def check(subject: Subject) -> Iterator[Finding]:
     if spec is None and subject.host.gpus.count == 0:
         yield Finding(check=NAME, status=Status.SKIPPED, text="it is not set, and no GPU is here")
         return
+    if not subject.interfaces:
+        yield Finding(check=NAME, status=Status.UNKNOWN, text="the kernel does not list the network interfaces")
+        return
     chosen = ifnames.nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names = ", ".join(f"{found.name} ({found.addresses[0]})" for found in chosen)
+    names = named(chosen)
     said = "NCCL_SOCKET_IFNAME is not set" if spec is None else f"NCCL_SOCKET_IFNAME={spec}"
     if not chosen:
         yield _bad(subject, f"{said} leaves no interface here")
@@ -39,6 +43,6 @@ def _bad(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
         status=Status.FAIL if fails else Status.WARN,
         fault=Fault.JOB if fails else None,
         text=text,
-        evidence=tuple(f"{found.name}: {', '.join(found.addresses)}" for found in subject.interfaces),
+        evidence=(f"here are {named(subject.interfaces)}",),
         action=f"set NCCL_SOCKET_IFNAME=={usable[0]} (= for an exact name)" if usable else "give the pod a network",
     )

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.host.interfaces import named
 from trainer_launch.preflight.subject import Subject
 
 NAME = "own-name"
@@ -21,13 +22,16 @@ def check(subject: Subject) -> Iterator[Finding]:
             subject, f"this host's own name {name} does not resolve ({problem.strerror or problem})", "nothing"
         )
         return
+    if not subject.interfaces:
+        yield Finding(check=NAME, status=Status.UNKNOWN, text="the kernel does not list the network interfaces")
+        return
     own = {address for interface in subject.interfaces for address in interface.addresses}
     shown = ", ".join(sorted(found))
     beyond = [address for address in found if not ipaddress.ip_address(address).is_loopback]
     if subject.has_peers and not beyond:
         yield _bad(subject, f"this host's own name {name} resolves to {shown}, where no other node can come", shown)
     elif not found & own:
-        has = ", ".join(sorted(own)) or "no address"
+        has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
         yield _bad(subject, f"this host's own name {name} resolves to {shown}, but this host has {has}", shown)
     else:
         yield Finding(check=NAME, status=Status.PASS, text=f"{name} resolves to {shown}", measured=shown)
