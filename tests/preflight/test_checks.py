@@ -315,6 +315,18 @@ def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
     assert preflight.run(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
 
 
+def test_names_that_an_operator_hides_from_init_containers_are_unknown_and_not_waited_for() -> None:
+    job = replace(JOB, contract="pytorchjob-v1", members=(Member("job-master-0"), Member("job-node-0-1")))
+    topology = {"coordinator": Endpoint("job-master-0", 23456)}
+    finding = the_one_finding(subject(job=job, topology=topology))
+    assert (finding.check, finding.status) == ("dns", Status.UNKNOWN)
+    assert finding.text.startswith(
+        "job-master-0: not in DNS yet; Services of pytorchjob-v1 name only pods that are"
+    )
+    sick = subject(job=job, topology=topology, ask=lambda name, limit_s: Answer.SERVFAIL)
+    assert the_one_finding(sick).status is Status.FAIL
+
+
 def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dns, "_POLL_S", 0.1)
     release = threading.Event()
