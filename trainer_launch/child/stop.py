@@ -99,3 +99,10 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:  # it ended meanwhile
         return
+
+
+def stop_listening() -> None:
+    """Nothing is left to stop: whatever comes now, also the end of the fork-server, changes nothing any more."""
+    for number in STOP_SIGNALS | RELAYED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -32,7 +32,7 @@ from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
 from trainer_launch.child.roster import Roster
 from trainer_launch.child.server import Server
 from trainer_launch.child.slate import Slate
-from trainer_launch.child.stop import Stop
+from trainer_launch.child.stop import Stop, stop_listening
 from trainer_launch.errors import LaunchError
 
 # What has to be in order before workers start, the first time and each time again; given their environments.
@@ -200,6 +200,7 @@ def run(argv: list[str], server: Server | None, no_server: str | None) -> None:
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
     code = main(argv, server, no_server)
+    stop_listening()
     if server is not None:
         server.close()
     sys.stdout.flush()
