@@ -24,6 +24,7 @@ class Stop:
 
     def __init__(self, order: str, roster: Roster) -> None:
         self.asked = False  # whether we were asked to stop
+        self._left = False  # whether torch's loop was told to end
         self._draining = False  # whether we stop when the workers have ended by themselves
         self.deaths = roster.deaths
         self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
@@ -52,6 +53,7 @@ class Stop:
         if self.tell is not None and not again:
             os.write(self.tell, b"!")
         if again or self._order == "group" or not self._ask():
+            self._left = True
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
@@ -63,11 +65,13 @@ class Stop:
         """End torch's loop, which would start the workers again, or wait minutes for other agents."""
         if self.tell is not None and not self.asked:
             os.write(self.tell, b"!")
-        self.asked = True
+        self.asked = self._left = True
         raise SignalException(why, sigval=signal.SIGTERM)
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
         self._roster.look()
+        if self._left:  # torch ends its workers now; to raise again would only break what it does at this moment
+            return
         is_over = (self.asked and not self._ask()) or (self._draining and not self._roster.living())
         if is_over:
             self._leave("all workers ended on request")
