@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from trainer_launch import exits
-from trainer_launch.child.membership import HowItDied
-
-PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from trainer_launch.child.death import HowItDied
+from trainer_launch.child.stop import PARKED
+from trainer_launch.signals import STOP_SIGNALS
 
 
 class Asked:
@@ -30,8 +29,8 @@ class Asked:
         """Take over the signals that ask to stop, but for those that are ignored."""
         if threading.current_thread() is not threading.main_thread():
             return
-        self._before = {number: signal.getsignal(number) for number in (*_STOPPING, signal.Signals[PARKED_SIGNAL])}
-        for number in _STOPPING:
+        self._before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, PARKED)}
+        for number in STOP_SIGNALS:
             if self._before[number] is not signal.SIG_IGN:
                 signal.signal(number, self._on_stop)
 

@@ -10,15 +10,14 @@ import select
 import threading
 from collections.abc import Iterator
 
-from trainer_launch.child.roster import how_it_died
+from trainer_launch.child.death import HowItDied, how_it_died
 
 
 class Deaths:
     """Looks at processes from a thread that sleeps until one of them ends."""
 
-    def __init__(self, seen: dict[int, tuple[int | None, int | None] | None]) -> None:
-        # Gets pids in the order they died, and how: (code, None) or (None, signal); None: collected before us.
-        self._seen = seen
+    def __init__(self, seen: dict[int, HowItDied]) -> None:
+        self._seen = seen  # gets pids in the order they died
         self._ends = select.epoll()
         self._pids: dict[int, int] = {}  # by descriptor
         self._wake, self._waker = os.pipe()

@@ -19,10 +19,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainer_launch.child import logs, membership
-from trainer_launch.child.asked import PARKED_SIGNAL, Asked
+from trainer_launch.child.asked import Asked
 from trainer_launch.child.call import Call
 from trainer_launch.child.deaths import Deaths
 from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
+from trainer_launch.child.stop import park
 from trainer_launch.contracts.grammar import parse_conf
 from trainer_launch.coordinator.hosting import serve
 from trainer_launch.elastic import WorkerFailedError
@@ -105,8 +106,7 @@ def _config(how: Launching, folder: str) -> LaunchConfig:
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         local_addr="127.0.0.1" if how.nodes.max == 1 else None,
     )
-    if hasattr(config, "signals_to_handle"):
-        config.signals_to_handle = PARKED_SIGNAL
+    park(config)
     if hasattr(config, "shutdown_timeout"):
         config.shutdown_timeout = int(how.grace_s)
     return config

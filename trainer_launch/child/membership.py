@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -15,8 +14,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainer_launch.child import handlers, hangs, logs, news
-from trainer_launch.child.death import WorkerDeath
-from trainer_launch.child.rendezvous import BACKEND, CoordinatedRendezvous, Identity
+from trainer_launch.child.death import HowItDied, Starts, WorkerDeath
+from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
 from trainer_launch.contracts.grammar import parse_port_range
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -26,9 +25,6 @@ from trainer_launch.model import Endpoint, PortRange, Seats
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
-
-
-HowItDied = tuple[int | None, int | None] | None  # (code, None), (None, signal), or nobody knows
 
 
 class Stop(Protocol):
@@ -90,7 +86,7 @@ def member(
 
     `watch` is told pids; `look` brings `stop.deaths` up to date.
     """
-    if config.rdzv_backend != BACKEND:
+    if config.rdzv_backend != handlers.BACKEND:
         yield Alone()
         return
     conf = config.rdzv_configs
@@ -156,7 +152,7 @@ def _leave_when_asked(client: Client, stop: Stop) -> None:
     threading.Thread(target=wait_and_tell, name="leave", daemon=True).start()
 
 
-class FirstDeath(logging.Handler):
+class FirstDeath:
     """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
 
     def __init__(
@@ -166,35 +162,26 @@ class FirstDeath(logging.Handler):
         watch: Callable[[int], None] = lambda pid: None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__()
         self._look = look
         self._deaths = deaths
         self._watch = watch
         self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
         self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
         self._seen = 0  # deaths that were told
-        self._events = logging.getLogger(f"torchelastic-events-{destination}")
-        self._events.addHandler(self)
+        self._starts = Starts(destination, self._started)
 
     def close(self) -> None:
         """Listen to torch no more."""
-        self._events.removeHandler(self)
-        super().close()
+        self._starts.close()
 
     def begin(self, environments: dict[int, dict[str, str]]) -> None:
         """New workers are about to start; whoever died before is no failure of theirs."""
         self.environments = environments
         self._seen = len(self._deaths)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Learn a worker's rank when torch has started it."""
-        event = json.loads(record.getMessage())
-        about = event.get("metadata", {})
-        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
-            local_rank = json.loads(about["metadata"])["local_rank"][0]
-            pid = int(about["worker_id"])
-            self._ranks[pid] = int(about["global_rank"]), int(local_rank)
-            self._watch(pid)
+    def _started(self, pid: int, rank: int, local_rank: int) -> None:
+        self._ranks[pid] = rank, local_rank
+        self._watch(pid)
 
     def __call__(self) -> WorkerDeath | None:
         self._look()

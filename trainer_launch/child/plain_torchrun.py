@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousP
 
 from trainer_launch import exits, log
 from trainer_launch.child import plain_conf
+from trainer_launch.child.death import HowItDied
 from trainer_launch.child.deaths import Deaths
-from trainer_launch.child.membership import FirstDeath, HowItDied
+from trainer_launch.child.membership import FirstDeath
 from trainer_launch.child.plain_conf import Conf
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.coordinator import protocol as say
@@ -103,10 +104,7 @@ class PlainTorchrun(CoordinatedRendezvous):
             raise SystemExit(exits.SUCCEEDED) from None
         except GaveUpError as ended:
             self._close(str(ended))
-            own = ended.own
-            code = exits.INFRASTRUCTURE
-            if own is not None:
-                code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
+            code = exits.INFRASTRUCTURE if ended.own is None else ended.own.code
             _end(f"the job has failed: {ended}", code)
 
     def _tell_last_failure(self, failure: ChildFailedError) -> None:

@@ -12,12 +12,12 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from trainer_launch.child.death import WorkerDeath
+from trainer_launch.child.handlers import BACKEND
 from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint, PortRange
 
-BACKEND = "trainer-launch"
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 _GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once

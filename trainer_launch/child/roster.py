@@ -7,15 +7,14 @@ and `living` are called in signal handlers: they only call `os`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from trainer_launch.child.death import HowItDied, Starts, how_it_died
 from trainer_launch.child.places import journal_of, note_place
 
-How = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
 _log = logging.getLogger(__name__)
 
 
@@ -23,7 +22,7 @@ class Roster:
     """All workers of the present start; `begin` forgets those before."""
 
     def __init__(self, folder: str | None) -> None:
-        self.deaths: dict[int, How] = {}  # by torch's pid, in the order they died
+        self.deaths: dict[int, HowItDied] = {}  # by torch's pid, in the order they died
         self.environments: dict[int, dict[str, str]] = {}  # by local rank
         self._folder = folder
         self._ranks: dict[int, tuple[int, int]] = {}  # by torch's pid: rank, local rank
@@ -46,7 +45,7 @@ class Roster:
 
     def listen(self, destination: str) -> None:
         """Learn ranks from torch's events."""
-        logging.getLogger(f"torchelastic-events-{destination}").addHandler(_Starts(self))
+        Starts(destination, self.started)
 
     def started(self, pid: int, rank: int, local_rank: int) -> None:
         """Torch has started a worker."""
@@ -121,22 +120,6 @@ class Roster:
         return environment.get("TORCHELASTIC_ERROR_FILE")
 
 
-class _Starts(logging.Handler):
-    """Tell a roster which workers torch has started."""
-
-    def __init__(self, roster: Roster) -> None:
-        super().__init__()
-        self._roster = roster
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One event of torch's."""
-        event = json.loads(record.getMessage())
-        about = event.get("metadata", {})
-        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
-            local_rank = json.loads(about["metadata"])["local_rank"][0]
-            self._roster.started(int(about["worker_id"]), int(about["global_rank"]), int(local_rank))
-
-
 def _children() -> dict[int, bool]:
     """Our own children that lead a session and were not collected yet, and whether they are alive."""
     found = {}
@@ -156,17 +139,6 @@ def _is_alive(pid: int) -> bool:
 def _stat(pid: int) -> list[bytes]:
     """/proc/PID/stat reads: pid (name) state ppid pgrp session …; the name may hold blanks and brackets."""
     return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def how_it_died(pid: int) -> How:
-    """How a child died, left for torch to collect."""
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    if ended is None:
-        return None
-    return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
 
 
 def _read(path: str, offset: int = 0) -> bytes:

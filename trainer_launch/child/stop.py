@@ -12,11 +12,18 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.launcher.api import LaunchConfig
 
 from trainer_launch.child.roster import Roster
 from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of
 
-_PARKED = signal.SIGRTMAX  # torch has its own handler for it, see torch_agent
+PARKED = signal.SIGRTMAX  # torch insists on handling some signal; nobody sends this one
+
+
+def park(config: LaunchConfig) -> None:
+    """Leave torch a signal that is never sent, in place of those that are ours to handle."""
+    if hasattr(config, "signals_to_handle"):  # older ones give no choice
+        config.signals_to_handle = PARKED.name
 
 
 class Stop:
@@ -38,7 +45,7 @@ class Stop:
         stopping = {number for number in {*stopping, *STOP_SIGNALS} if given.get(number, stop) is stop}
         for number in stopping:
             signal.signal(number, self._on_stop)
-        for other in (STOP_SIGNALS | RELAYED) - stopping - {_PARKED}:
+        for other in (STOP_SIGNALS | RELAYED) - stopping - {PARKED}:
             drains = action_of(other, given) is SignalAction.DRAIN
             signal.signal(other, self._on_drain if drains else self._on_relayed)
         signal.signal(signal.SIGCHLD, self._on_child)

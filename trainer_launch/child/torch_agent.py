@@ -3,10 +3,12 @@
 It calls torch's own parser and `elastic_launch`, and changes these things from outside:
 
 - the first worker's death ends this process the same way, and is written as JSON (torchrun ends with 1 always);
-- SIGTERM reaches each worker alone first, so that its data loaders live while it saves a checkpoint;
-  a second SIGTERM (PID 1 sends it when most of the grace is used up) goes to the whole groups at once;
-- every other signal is handed on to the workers, where torchrun would die of it and leave them behind;
-- with `--rdzv-backend trainer-launch`, membership comes from the coordinator that node 0's launcher hosts.
+- SIGTERM reaches each worker alone first, so that its data loaders live while it saves a checkpoint; a second one
+  (PID 1 sends it when most of the grace is used up) goes to the whole groups at once; others are handed on,
+  where torchrun would die of them and leave the workers behind (`stop.py`);
+- with `--rdzv-backend trainer-launch`, membership comes from the coordinator (`membership.py`);
+- workers are forked from a process that has imported torch already, where that can be (`warm.py`);
+- between starts, what dead workers have left behind is cleared (`slate.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +30,13 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log, signals
 from trainer_launch.child import hangs, logs, membership, news, warm
-from trainer_launch.child.rendezvous import BACKEND, GaveUpError, NotNeededError
+from trainer_launch.child.handlers import BACKEND
+from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.roster import Roster
 from trainer_launch.child.server import Server
 from trainer_launch.child.slate import Slate
-from trainer_launch.child.stop import Stop, stop_listening
+from trainer_launch.child.stop import Stop, park, stop_listening
 from trainer_launch.errors import LaunchError
-
-# What has to be in order before workers start, the first time and each time again; given their environments.
-Hook = Callable[[dict[int, dict[str, str]]], None]
-BEFORE_EACH_START: tuple[Hook, ...] = ()
-_PARKED_SIGNAL = "SIGRTMAX"  # torch insists on handling some signal; nobody sends this one
 
 
 def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
@@ -66,8 +64,8 @@ def _as_member(config: LaunchConfig, stop: Stop, roster: Roster, way: warm.Ordin
     slate = Slate(os.environ.get("TRAINER_LAUNCH_RUN_DIR", ""))
     roster.listen(config.event_log_handler)
     with membership.member(config, stop, look=roster.look) as node:
-        ready: tuple[Hook, ...] = (roster.begin, stop.check, slate, way.prepare, *BEFORE_EACH_START)
-        config.logs_specs = logs.BeforeEachStart((*ready, node.prepare, news.tell_start), config.logs_specs)
+        calls = (roster.begin, stop.check, slate, way.prepare, node.prepare, news.tell_start)
+        config.logs_specs = logs.BeforeEachStart(calls, config.logs_specs)
         code = _run(way.launch, node, stop, roster)
     return exits.STOPPED if stop.asked else code
 
@@ -122,8 +120,7 @@ def _take_over_signals(config: LaunchConfig, stop: Stop) -> None:
     names = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",")
     given = signals.parse(os.environ.pop("TRAINER_LAUNCH_SIGNALS_OF_WORKERS", ""))
     stop.install({signal.Signals[name.strip()] for name in names}, given)
-    if hasattr(config, "signals_to_handle"):
-        config.signals_to_handle = _PARKED_SIGNAL
+    park(config)
 
 
 def _report(failed: ChildFailedError, roster: Roster) -> int:
@@ -157,11 +154,10 @@ def _report_given_up(gave_up: GaveUpError) -> int:
     if own is None:
         said = gave_up.given_up.message  # of the guilty worker, on another node
         return _report_lost(f"{gave_up}; it said: {said}" if said else str(gave_up))
-    code = exits.of_signal(own.signal) if own.signal is not None else own.exit_code or exits.FAILED
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
-    how = {"exit_code": code, "signal": own.signal, "message": own.message, "lines": own.lines}
+    how = {"exit_code": own.code, "signal": own.signal, "message": own.message, "lines": own.lines}
     _write({"reason": own.reason, "why_not_again": str(gave_up), **how, **place})
-    return code
+    return own.code
 
 
 def _report_lost(message: str) -> int:
