@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     engine: Literal["auto", "torchrun", "plain"] = Field(
         "auto", description="what runs the command: torch elastic, or the program as it is"
     )
+    ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
     nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
     node_rank: str | None = Field(None, description="index of this node, from 0")
@@ -46,8 +47,11 @@ class Settings(BaseSettings):
     max_restarts: str | None = Field(
         None, description="failures that the whole job's torch workers may have; 3 unless the job says"
     )
-    rendezvous: Literal["trainer-launch", "torch"] = Field(
-        "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
+    restart_window: float | None = Field(
+        None, gt=0, le=31_536_000, description="count only the failures of so many seconds against --max-restarts"
+    )
+    rejoin_timeout: float = Field(
+        600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"
     )
     min_nodes: int | None = Field(
         None,
@@ -62,11 +66,14 @@ class Settings(BaseSettings):
         description="seconds to wait for a lost node before going on with fewer, where the minimum allows; "
         "0 where the platform gives the minimum, 30 where --min-nodes does",
     )
-    restart_window: float | None = Field(
-        None, gt=0, le=31_536_000, description="count only the failures of so many seconds against --max-restarts"
+    rendezvous: Literal["trainer-launch", "torch"] = Field(
+        "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
+    )
+    wait_timeout: float = Field(
+        600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"
     )
     port_range: str | None = Field(
-        None, description="LOW-HIGH: open no other ports beside the one the nodes meet at"
+        None, description="open no other ports than these beside the one the nodes meet at"
     )
     secret_file: str | None = Field(
         None, description="file with the job's secret, the same in all pods; without it a node is not let in"
@@ -75,12 +82,8 @@ class Settings(BaseSettings):
         "auto", description="how torch's workers start: forked from a process that has imported torch, or each anew"
     )
     preload: str | None = Field(
-        None, description="modules that this process imports besides torch, such as numpy,transformers"
+        None, description="modules to import, besides torch, before workers are forked, such as numpy,transformers"
     )
-    rejoin_timeout: float = Field(
-        600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"
-    )
-    ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     grace: float = Field(
         25.0, ge=0, le=86_400, description="seconds from a request to stop until SIGKILL; keep below the pod's"
     )
@@ -89,9 +92,6 @@ class Settings(BaseSettings):
     )
     signals: str | None = Field(
         None, description="what a signal is for: forward, checkpoint, drain or terminate; as in USR1=checkpoint"
-    )
-    wait_timeout: float = Field(
-        600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"
     )
     shm_size: str = Field(
         "auto",

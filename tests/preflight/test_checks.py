@@ -24,7 +24,7 @@ from trainer_launch.preflight.subject import Subject
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
 VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",), mtu=1450)
-SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB, 0.0)
+SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB)
 
 
 def limits(**changes: object) -> Limits:

@@ -47,20 +47,20 @@ _PREFLIGHT = (
 )
 _LOCAL = (
     "engine",
-    "rendezvous",
-    "start_method",
-    "preload",
     "nodes",
     "nproc_per_node",
     "max_restarts",
+    "rendezvous",
+    "start_method",
+    "preload",
     "grace",
     "stop_order",
     "signals",
+    "hang_timeout",
     "prefix",
     "color",
     "events",
     "log_level",
-    "hang_timeout",
 )
 # Each command's module and its settings; only the one that is called is imported.
 _COMMANDS = {"run": _RUN, "preflight": _PREFLIGHT, "explain": _EXPLAIN, "local": _LOCAL, "status": ("log_level",)}

@@ -40,7 +40,6 @@ class Segment:
     device: int
     uid: int
     size_bytes: int  # pages that it takes, not its length
-    mtime_s: float
 
     @property
     def key(self) -> tuple[str, int]:
@@ -76,7 +75,7 @@ def _of(entry: os.DirEntry[str]) -> Iterator[Segment]:
         return
     if stat.S_ISREG(seen.st_mode):
         taken = seen.st_blocks * 512
-        yield Segment(entry.name, seen.st_ino, seen.st_dev, seen.st_uid, taken, seen.st_mtime)
+        yield Segment(entry.name, seen.st_ino, seen.st_dev, seen.st_uid, taken)
 
 
 def holders(of: Collection[Segment], proc: str = "/proc") -> dict[tuple[str, int], tuple[int, ...]]:
