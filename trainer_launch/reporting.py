@@ -2,13 +2,12 @@
 
 Each process writes one small JSON file into its run's private folder, whole or not at all, at most once a second.
 What is held back is written by a later call or at exit. A call that is held back reads the clock and nothing else.
-Only the standard library is imported here: this runs in any training script.
+Nothing heavy is imported here: this runs in any training script.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import math
 import numbers
 import os
@@ -16,8 +15,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-RUN_DIR = "TRAINER_LAUNCH_RUN_DIR"
-FILE_START, FILE_END = "progress-", ".json"  # around the local rank
+from trainer_launch import run_folder
+
 EVERY_S = 1.0
 MAX_METRICS = 256  # this and the next as in Kubeflow's TrainJob status
 MAX_NAME = 64
@@ -127,18 +126,18 @@ class _Reporter:
     def _set_up(self) -> None:
         """Learn once who this process is: after a fork it may be somebody else."""
         self._is_set_up = True
-        folder = os.environ.get(RUN_DIR)
+        folder = os.environ.get(run_folder.VARIABLE)
         if folder:
             self._rank, local_rank = _first(_RANKS), _first(_LOCAL_RANKS)
             self._local_rank = local_rank if local_rank is not None else 0
-            self._path = f"{folder}/{FILE_START}{self._local_rank}{FILE_END}"
+            self._path = f"{folder}/{run_folder.PROGRESS}{self._local_rank}{run_folder.PROGRESS_END}"
 
     def _write(self) -> None:
         if self._is_writing or self._path is None:
             return
         self._is_writing = True
         try:
-            self._replace(self._path)
+            run_folder.replace(self._path, self._values())
             self._is_held_back = False
         except OSError:
             pass  # the folder is gone or full; training is not concerned
@@ -146,8 +145,8 @@ class _Reporter:
             self._due_s = self._at_s + EVERY_S
             self._is_writing = False
 
-    def _replace(self, path: str) -> None:
-        values = {
+    def _values(self) -> dict[str, object]:
+        return {
             "rank": self._rank,
             "local_rank": self._local_rank,
             "pid": os.getpid(),
@@ -157,13 +156,6 @@ class _Reporter:
             "eta_s": self._eta_s,
             "metrics": self._metrics,
         }
-        temporary = f"{path}.{os.getpid()}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, json.dumps(values).encode())
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
 
 
 def _first(names: tuple[str, ...]) -> int | None:

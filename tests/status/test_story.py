@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.supervisor.fakes import FakeSystem
+from trainer_launch import run_folder
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, Verdict
 from trainer_launch.status import news, story
 from trainer_launch.supervisor import events as ev
@@ -130,7 +131,7 @@ def test_numbers_that_json_lacks_become_words() -> None:
 
 
 def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / news.FILE
+    path = tmp_path / run_folder.NEWS
     tail = news.Tail(str(tmp_path))
     assert tail.read() == []
     formed = {"time_s": 5.0, "event": "generation_formed", "generation": 2, "nodes": 3, "restarts": 1}
@@ -159,5 +160,5 @@ def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_news_is_left_out(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / news.FILE).write_bytes(line + b"\n")
+    (tmp_path / run_folder.NEWS).write_bytes(line + b"\n")
     assert news.Tail(str(tmp_path)).read() == []

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from tests.supervisor.test_frames import BATCH, REDUCE
+from trainer_launch import run_folder
 from trainer_launch.supervisor.hang import PATIENCE, Rules, Sample, Worker
-from trainer_launch.supervisor.watch import NOTE, Watch, Watched
+from trainer_launch.supervisor.watch import Watch, Watched
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
@@ -70,7 +71,7 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     workers = Workers({ZERO: REDUCE, ONE: BATCH})
     assert struck_at_s(watch(workers), workers) == pytest.approx(T, abs=3)
     assert set(workers.killed) == {ZERO, ONE}
-    note = json.loads((tmp_path / NOTE).read_text())
+    note = json.loads((tmp_path / run_folder.HANG).read_text())
     assert (note["rank"], note["local_rank"]) == (ONE.rank, ONE.local_rank)
     assert "asleep" in note["message"]
     assert note["lines"] == [

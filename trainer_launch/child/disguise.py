@@ -14,6 +14,7 @@ import sys
 from multiprocessing import context, forkserver, process, resource_tracker, util
 from typing import Any
 
+from trainer_launch import run_folder
 from trainer_launch.child import places
 from trainer_launch.child.preload import State
 
@@ -100,7 +101,7 @@ def _writer(fd: int, name: str, like: Any) -> Any:
 
 def note(folder: str, *, rank: int, local_rank: int, with_stacks: bool) -> None:
     """Tell PID 1 who trains here; a signal makes Python write where every thread stands."""
-    path = os.path.join(folder, f"stacks.{local_rank}") if with_stacks else None
+    path = f"{folder}/{run_folder.STACKS}{local_rank}" if with_stacks else None
     if path is not None:
         _arm(path)
     places.note_place(folder, pid=os.getpid(), rank=rank, local_rank=local_rank, stacks=path)

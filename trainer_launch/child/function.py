@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from trainer_launch import run_folder
 from trainer_launch.child import logs, membership
 from trainer_launch.child.asked import Asked
 from trainer_launch.child.call import Call
@@ -57,7 +58,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
             _environment(how),
             asked,
             _hosted(how),
-            tempfile.TemporaryDirectory(prefix="trainer-launch-") as folder,
+            tempfile.TemporaryDirectory(prefix=run_folder.START) as folder,
         ):
             call = Call(fn, args, kwargs, asked.forget if how.start_method == "fork" else None)
             found = _results(call, _config(how, folder), asked)

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainer_launch import run_folder
 from trainer_launch.child.death import WorkerDeath
 
 REASON = "Hung"
@@ -27,11 +28,11 @@ class Note:
 
 def about(number: int | None) -> Note | None:
     """The note about workers that have just died of this signal, if it was PID 1 who killed them; None: unknown."""
-    folder = os.environ.get("TRAINER_LAUNCH_RUN_DIR")
+    folder = os.environ.get(run_folder.VARIABLE)
     if number not in (None, signal.SIGKILL) or not folder:
         return None
     try:
-        note = json.loads(Path(folder, "hang.json").read_text(encoding="utf-8"))
+        note = json.loads(Path(folder, run_folder.HANG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if time.monotonic() - note["at_s"] > _FRESH_S:

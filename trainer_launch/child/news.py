@@ -8,25 +8,19 @@ import os
 import time
 from collections.abc import Mapping
 
+from trainer_launch import run_folder
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Disconnected, News
-
-RUN_DIR = "TRAINER_LAUNCH_RUN_DIR"
-FILE = "news.jsonl"
 
 
 def tell(event: str, **values: str | int | None) -> None:
     """Add a line; nobody is waited for, and a full disk is nobody's failure."""
-    folder = os.environ.get(RUN_DIR)
+    folder = os.environ.get(run_folder.VARIABLE)
     if not folder:
         return
-    line = json.dumps({"time_s": time.time(), "event": event, **values}).encode() + b"\n"
     with contextlib.suppress(OSError):
-        fd = os.open(f"{folder}/{FILE}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, line)
-        finally:
-            os.close(fd)
+        line = json.dumps({"time_s": time.time(), "event": event, **values})
+        run_folder.append(f"{folder}/{run_folder.NEWS}", line)
 
 
 def tell_start(envs: Mapping[int, Mapping[str, str]]) -> None:

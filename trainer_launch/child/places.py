@@ -1,21 +1,19 @@
-"""What the agent and its workers know of each other: the files in the run's private folder, and their names."""
+"""Files of the fork-server and its workers in the run's folder: the journal of starts and ends, who each one is."""
 
 from __future__ import annotations
 
-import json
 import os
 
-SERVER_SETTINGS = (
-    "TRAINER_LAUNCH_FORKSERVER"  # what the fork-server shall import, as JSON, in its environment alone
-)
+from trainer_launch import run_folder
+
+# What the fork-server shall import, as JSON, in its environment alone.
+SERVER_SETTINGS = "TRAINER_LAUNCH_FORKSERVER"
 
 
 def note_place(folder: str, *, pid: int, rank: int, local_rank: int, stacks: str | None) -> None:
     """Tell PID 1 which process trains as this local rank, and where its stacks go when it is asked for them."""
-    path = os.path.join(folder, f"worker.{local_rank}")
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump({"pid": pid, "rank": rank, "local_rank": local_rank, "stacks": stacks}, file)
-    os.replace(f"{path}.new", path)
+    values = {"pid": pid, "rank": rank, "local_rank": local_rank, "stacks": stacks}
+    run_folder.replace(f"{folder}/{run_folder.WORKER}{local_rank}", values)
 
 
 def journal_of(folder: str, agent: int) -> str:
@@ -25,8 +23,4 @@ def journal_of(folder: str, agent: int) -> str:
 
 def add_to(journal: str, word: str, pid: int, value: int) -> None:
     """Append one line at once: `start` and the program's pid, `end` and its exit code, or `cleared` and a count."""
-    fd = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, f"{word} {pid} {value}\n".encode())
-    finally:
-        os.close(fd)
+    run_folder.append(journal, f"{word} {pid} {value}")

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer_launch import run_folder
 from trainer_launch.child.places import SERVER_SETTINGS
 
 # torch's own way of starting a worker, which would otherwise be imported by each of them.
@@ -142,9 +143,7 @@ def _tell(path: str, state: State) -> None:
             with contextlib.suppress(OSError):
                 status = os.stat(name)
                 files[name] = [status.st_mtime_ns, status.st_size]
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump({"pid": state.pid, "reason": state.reason, "files": files}, file)
-    os.replace(f"{path}.new", path)
+    run_folder.replace(path, {"pid": state.pid, "reason": state.reason, "files": files})
 
 
 STATE = State(reason="this is no fork-server")

@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
+from trainer_launch import run_folder
 from trainer_launch.child import gpu_holders
 from trainer_launch.host import leftovers
 from trainer_launch.supervisor import tree
@@ -46,8 +47,8 @@ class Slate:
 
     def _sweep(self) -> None:
         try:
-            with open(os.path.join(self._run_dir, "shm-before.json"), encoding="utf-8") as file:
-                before = [(name, inode) for name, inode in json.load(file)]
+            with open(f"{self._run_dir}/{run_folder.SHM_BEFORE}", encoding="utf-8") as file:
+                before = [(name, inode) for name, inode in json.load(file)["before"]]
         except (OSError, ValueError):
             return  # without knowing what was there before us nothing is ours
         removed = leftovers.sweep(before)
@@ -57,7 +58,7 @@ class Slate:
 
 def end_leftovers(run_dir: str) -> None:
     """End what dead workers have left running; within seconds, whatever it does."""
-    mark = b"TRAINER_LAUNCH_RUN_DIR=" + os.fsencode(run_dir)
+    mark = os.fsencode(f"{run_folder.VARIABLE}={run_dir}")
     count, stuck = end_all(lambda: left_running(mark))
     if count:
         _log.info("ended %d processes that dead workers had left running", count)

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 
+from trainer_launch import run_folder
+
 
 def torch_agent() -> None:
     """The process, to its end."""
@@ -14,7 +16,7 @@ def torch_agent() -> None:
     if wanted:
         from trainer_launch.child.server import Server, ServerError
 
-        server = Server(json.loads(wanted), os.environ["TRAINER_LAUNCH_RUN_DIR"])
+        server = Server(json.loads(wanted), os.environ[run_folder.VARIABLE])
         try:
             server.start()
         except ServerError as problem:

@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
-from trainer_launch import exits, log, signals
+from trainer_launch import exits, log, run_folder, signals
 from trainer_launch.child import hangs, logs, membership, news, warm
 from trainer_launch.child.handlers import BACKEND
 from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
@@ -41,7 +41,7 @@ from trainer_launch.errors import LaunchError
 
 def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
     """Run the workers to their end; return the exit code of the first that failed, or 0."""
-    roster = Roster(os.environ.get("TRAINER_LAUNCH_RUN_DIR"))
+    roster = Roster(os.environ.get(run_folder.VARIABLE))
     stop = Stop(os.environ.get("TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS", "leader"), roster)
     try:
         config, command, command_args = _config(argv)
@@ -61,7 +61,7 @@ def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
 
 
 def _as_member(config: LaunchConfig, stop: Stop, roster: Roster, way: warm.Ordinary) -> int:
-    slate = Slate(os.environ.get("TRAINER_LAUNCH_RUN_DIR", ""))
+    slate = Slate(os.environ.get(run_folder.VARIABLE, ""))
     roster.listen(config.event_log_handler)
     with membership.member(config, stop, look=roster.look) as node:
         calls = (roster.begin, stop.check, slate, way.prepare, node.prepare, news.tell_start)

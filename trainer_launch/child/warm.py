@@ -7,6 +7,7 @@ import os
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from trainer_launch import run_folder
 from trainer_launch.child.logs import PipedLogs
 from trainer_launch.child.server import Server, ServerError
 from trainer_launch.child.worker import Program
@@ -38,7 +39,7 @@ class Forked(Ordinary):
         super().__init__(config, command, arguments)
         self._server = server
         self._ordinary = False
-        folder = os.environ["TRAINER_LAUNCH_RUN_DIR"]
+        folder = os.environ[run_folder.VARIABLE]
         self._program = Program(is_module="-m" in arguments[1:2], folder=folder)
         self._piped = config.logs_specs if isinstance(config.logs_specs, PipedLogs) else None
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainer_launch import shared_memory
+from trainer_launch import run_folder, shared_memory
 from trainer_launch.commands.gather import Reading
 from trainer_launch.errors import NodeError
 from trainer_launch.host import shm
@@ -34,11 +33,8 @@ def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
     if ground.removed.count:
         _log.info("%s of this container's previous run", ground.removed)
     # For torch's agent, which starts workers again by itself; without it, it removes nothing.
-    with (
-        contextlib.suppress(OSError),
-        open(os.path.join(scratch, "shm-before.json"), "w", encoding="utf-8") as file,
-    ):
-        json.dump(sorted(ground.before), file)
+    with contextlib.suppress(OSError):
+        run_folder.replace(f"{scratch}/{run_folder.SHM_BEFORE}", {"before": sorted(ground.before)})
     try:
         yield sweep
     finally:

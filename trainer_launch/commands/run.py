@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from trainer_launch import engines, log, outcome, programs
+from trainer_launch import engines, log, outcome, programs, run_folder
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
@@ -23,7 +23,6 @@ from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
-from trainer_launch.status.node import SCRATCH, SHM
 from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
@@ -137,11 +136,11 @@ def use_color(settings: Settings) -> bool:
 def _scratch() -> str:
     """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
     try:
-        return tempfile.mkdtemp(prefix=SCRATCH)
+        return tempfile.mkdtemp(prefix=run_folder.START)
     except OSError:
         pass
     try:
-        return tempfile.mkdtemp(prefix=SCRATCH, dir=SHM)
+        return tempfile.mkdtemp(prefix=run_folder.START, dir=run_folder.SHM)
     except OSError as problem:
         raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
 

@@ -11,7 +11,6 @@ from trainer_launch.torchrun_options import OPTIONS, check_value
 
 _MPI = ("mpirun", "sshd")
 _OPEN_MPI = "OMPI_MCA_btl_"
-RUN_DIR = "TRAINER_LAUNCH_RUN_DIR"  # the run's private folder, for `trainer_launch.report()` and the agent
 
 
 def agent(request: Request) -> dict[str, str]:

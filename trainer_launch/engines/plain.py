@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer_launch import run_folder
 from trainer_launch.command import Kind
 from trainer_launch.engines import child_env
 from trainer_launch.engines.request import Request
@@ -19,7 +20,7 @@ def plan(request: Request, reason: str) -> Plan:
     rank = request.topology.node_rank
     env = dict(child_env.plain(request))
     if not request.replace_launcher:
-        env[child_env.RUN_DIR] = request.scratch
+        env[run_folder.VARIABLE] = request.scratch
     process = Process(
         name="program",
         argv=argv,

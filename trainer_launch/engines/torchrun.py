@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch import signals, torchrun_options
+from trainer_launch import run_folder, signals, torchrun_options
 from trainer_launch.command import Kind
 from trainer_launch.engines import child_env, meeting, warm
 from trainer_launch.engines.request import Request
@@ -31,11 +31,11 @@ def plan(request: Request, reason: str) -> Plan:
     words = (*torchrun_options.render(options), *_unknown(request), *program)
     fork_server, why = warm.settings(request, options, program[0])
     start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-c", AGENT)
-    failure_file = f"{request.scratch}/failure.json"
+    failure_file = f"{request.scratch}/{run_folder.FAILURE}"
     env = child_env.agent(request)
     if not request.replace_launcher:
         env["TRAINER_LAUNCH_FAILURE_FILE"] = failure_file
-        env[child_env.RUN_DIR] = request.scratch
+        env[run_folder.VARIABLE] = request.scratch
         if fork_server is not None:
             env["TRAINER_LAUNCH_WARM"] = fork_server
         env["TRAINER_LAUNCH_STOP_ORDER_OF_WORKERS"] = request.stop_order.value

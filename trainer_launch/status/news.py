@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_launch import run_folder
 from trainer_launch.status.story import EVENTS, Event
 
-FILE = "news.jsonl"
 _LAST_BYTES = 16_384
 _READ_BYTES = 262_144
 _MAX_FIELDS = 12
@@ -39,7 +39,7 @@ class Tail:
     """Reads what has been added since the last look."""
 
     def __init__(self, folder: str) -> None:
-        self._path = f"{folder}/{FILE}"
+        self._path = f"{folder}/{run_folder.NEWS}"
         self._offset = 0
 
     def read(self) -> list[News]:
@@ -52,7 +52,7 @@ class Tail:
 
 def standing(folder: str) -> Standing:
     """What the last lines add up to."""
-    path = f"{folder}/{FILE}"
+    path = f"{folder}/{run_folder.NEWS}"
     try:
         start = max(0, os.stat(path).st_size - _LAST_BYTES)
     except OSError:

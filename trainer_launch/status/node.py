@@ -9,12 +9,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from trainer_launch import run_folder
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.supervisor import tree
 
-FILE = "launcher.json"
-SCRATCH = "trainer-launch-"  # how the name of a run's folder begins
-SHM = "/dev/shm"  # where the folder is when nothing else may be written
 _MAX_BYTES = 262_144
 
 
@@ -45,19 +43,13 @@ class View:
 
 def write(view: View) -> None:
     """Replace the file; without room for it the job goes on."""
-    path = f"{view.run_dir}/{FILE}"
     with contextlib.suppress(OSError):
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, json.dumps(asdict(view)).encode())
-        finally:
-            os.close(fd)
-        os.replace(f"{path}.new", path)
+        run_folder.replace(f"{view.run_dir}/{run_folder.LAUNCHER}", asdict(view))
 
 
 def read(folder: str) -> View | None:
     """The view of a launcher that is alive, None when there is none."""
-    text = LiveFiles(_MAX_BYTES).read(f"{folder}/{FILE}")
+    text = LiveFiles(_MAX_BYTES).read(f"{folder}/{run_folder.LAUNCHER}")
     try:
         values = json.loads(text or b"")
         values.update({name: tuple(map(tuple, values[name])) for name in ("processes", "exits")})
@@ -82,8 +74,8 @@ def _folders() -> tuple[str, ...]:
     try:
         own = tempfile.gettempdir()
     except OSError:  # nothing may be written but shared memory
-        own = SHM
-    return tuple(dict.fromkeys((own, "/tmp", "/var/tmp", SHM)))
+        own = run_folder.SHM
+    return tuple(dict.fromkeys((own, "/tmp", "/var/tmp", run_folder.SHM)))
 
 
 def _runs(folder: str) -> Iterator[str]:
@@ -92,6 +84,6 @@ def _runs(folder: str) -> Iterator[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                is_run = entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False)
+                is_run = entry.name.startswith(run_folder.START) and entry.is_dir(follow_symlinks=False)
                 if is_run and me in (0, entry.stat(follow_symlinks=False).st_uid):
                     yield entry.path

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.reporting import FILE_END, FILE_START, MAX_METRICS, MAX_NAME
+from trainer_launch.reporting import MAX_METRICS, MAX_NAME
+from trainer_launch.run_folder import PROGRESS, PROGRESS_END
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
@@ -37,7 +38,7 @@ def read(folder: str) -> tuple[Progress, ...]:
     except OSError:
         return ()
     files = LiveFiles(_MAX_BYTES)
-    chosen = [name for name in names if name.startswith(FILE_START) and name.endswith(FILE_END)][:_MAX_FILES]
+    chosen = [name for name in names if name.startswith(PROGRESS) and name.endswith(PROGRESS_END)][:_MAX_FILES]
     found = [parse(files.read(f"{folder}/{name}") or b"") for name in chosen]
     return tuple(sorted((one for one in found if one is not None), key=_order))
 

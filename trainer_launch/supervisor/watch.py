@@ -7,7 +7,6 @@ is ended by the supervisor's machine, which is told by an event.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
+from trainer_launch import run_folder
 from trainer_launch.host import stacks
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import frames, hang
@@ -24,8 +24,6 @@ from trainer_launch.supervisor.hang import Hang, Kind, Rules, Worker
 from trainer_launch.supervisor.workers import Workers
 
 log = logging.getLogger(__name__)
-
-NOTE = "hang.json"  # in the run's folder: why the workers were killed, for the agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,7 @@ class Watch:
         if not self._watched.below_agent:
             return ev.Hung(now_s, text, digest)
         guilty = sorted(workers, key=lambda worker: worker not in found.workers)
-        _note(f"{self._watched.run_dir}/{NOTE}", guilty[0], text, digest)
+        _note(f"{self._watched.run_dir}/{run_folder.HANG}", guilty[0], text, digest)
         self._workers.kill(guilty)
         return None
 
@@ -158,8 +156,6 @@ def _note(path: str, first: Worker, text: str, digest: tuple[str, ...]) -> None:
         "lines": digest,
     }
     try:
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(note, file)
-        os.replace(f"{path}.new", path)
+        run_folder.replace(path, note)
     except OSError as problem:
         log.warning("cannot write %s: %s", path, problem.strerror)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_launch import run_folder
 from trainer_launch.host import activity, stacks
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.reporting import FILE_END, FILE_START
 from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.hang import Sample, Worker
 
@@ -110,7 +110,7 @@ class Workers:
         found = {}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._sources.run_dir):
-                number = name.removeprefix("worker.")
+                number = name.removeprefix(run_folder.WORKER)
                 if number != name and number.isdigit():
                     worker = self._noted(f"{self._sources.run_dir}/{name}", int(number), alive)
                     if worker is not None:
@@ -142,7 +142,7 @@ class Workers:
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
-        report = f"{sources.run_dir}/{FILE_START}{worker.local_rank or 0}{FILE_END}"
+        report = f"{sources.run_dir}/{run_folder.PROGRESS}{worker.local_rank or 0}{run_folder.PROGRESS_END}"
         file = sources.progress_file
         changed = _changed(file) if file else 0
         return sources.heard(name, worker.local_rank), _changed(report), changed

@@ -1,0 +1,44 @@
+"""The private folder of one run: its name, its files, and how they are written.
+
+PID 1, torch's agent, the workers and `status` tell each other things here. Only the standard library is imported:
+training scripts load this with `report()`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # by which all that a launcher starts knows the folder
+START = "trainer-launch-"  # how the folder's name begins
+SHM = "/dev/shm"  # where it is when nothing else may be written
+
+# By PID 1.
+LAUNCHER = "launcher.json"  # how it stands, for `status`
+HANG = "hang.json"  # why it has killed the workers, for the agent
+SHM_BEFORE = "shm-before.json"  # which shared memory is not the run's, for the agent
+# By the agent, for PID 1.
+FAILURE = "failure.json"  # the first failure
+NEWS = "news.jsonl"  # generations and starts of workers, a line each
+# By or for each worker, by local rank.
+WORKER = "worker."  # which process it is
+STACKS = "stacks."  # what its threads do, when PID 1 asks
+PROGRESS, PROGRESS_END = "progress-", ".json"  # what it has said by `report()`
+
+
+def replace(path: str, values: Mapping[str, object]) -> None:
+    """Write a file whole or not at all."""
+    beside = f"{path}.{os.getpid()}"
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(json.dumps(values).encode())
+    os.replace(beside, path)
+
+
+def append(path: str, line: str) -> None:
+    """Add a line at once; it only calls `os`."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, line.encode() + b"\n")
+    finally:
+        os.close(fd)
