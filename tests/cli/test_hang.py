@@ -108,7 +108,7 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
 
 @pytest.mark.torch
 def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_named(tmp_path: Path) -> None:
-    output, said, stacks = run(tmp_path, TORCH, "--hang-timeout", "3")
+    output, said, stacks = run(tmp_path, TORCH, "--hang-timeout", "2")
     assert output.count("life 2") == 2
     reduce, loader = stacks
     assert "rank 0: waits in all_reduce, called from train.py" in reduce

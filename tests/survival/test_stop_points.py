@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 from tests.cli.launching import Started, script, start
 from tests.conftest import require
 from tests.process.world import end_all, eventually, survivors
+from trainer_launch.host.net import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -59,12 +59,6 @@ def need_torch() -> None:
 def environment(nodes: int, node: int, port: int, token: str) -> dict[str, str]:
     job = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": "1" if nodes > 1 else "2", "PET_MASTER_PORT": str(port)}
     return job | {"PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.2", "TOKEN": token}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
