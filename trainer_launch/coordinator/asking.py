@@ -6,6 +6,7 @@ import socket
 import time
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.lines import Lines, LostError
 from trainer_launch.errors import NodeError
 from trainer_launch.model import Endpoint
 
@@ -21,36 +22,22 @@ def ask(endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: fl
     until_s = time.monotonic() + timeout_s
     try:
         with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
-            rest = b""
-            challenge, rest = _next(sock, rest, until_s)
+            lines = Lines(sock)
+            challenge = lines.next(until_s)
             if not isinstance(challenge, msg.Challenge):
-                raise msg.ProtocolError("its first word is no challenge")
+                raise LostError("its first word is no challenge")
             proof = None
             if secret is not None and challenge.nonce:
                 proof = msg.prove(secret, challenge.nonce, job, msg.ASKING)
             sock.sendall(msg.render(msg.StatusQuery(msg.VERSION, job, proof)))
-            answer, _ = _next(sock, rest, until_s)
+            answer = lines.next(until_s)
     except (OSError, UnicodeError) as problem:
         why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)
         raise NodeError(f"the coordinator at {endpoint} cannot be asked: {why or problem}") from None
-    except msg.ProtocolError as problem:
-        raise NodeError(f"what listens at {endpoint} is not a coordinator: {problem}") from None
+    except LostError as problem:
+        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
     if isinstance(answer, msg.Refused):
         raise NodeError(f"the coordinator at {endpoint} does not answer: {answer.reason}")
     if not isinstance(answer, msg.Status):
         raise NodeError(f"what listens at {endpoint} does not answer a question about the job's status")
     return answer
-
-
-def _next(sock: socket.socket, rest: bytes, until_s: float) -> tuple[msg.Message, bytes]:
-    """The next message, and what was read beyond it."""
-    while b"\n" not in rest:
-        if len(rest) > msg.MAX_LINE_BYTES:
-            raise msg.ProtocolError("its line has no end")
-        sock.settimeout(max(0.01, until_s - time.monotonic()))
-        data = sock.recv(msg.MAX_LINE_BYTES)
-        if not data or time.monotonic() > until_s:
-            raise msg.ProtocolError("it has closed the connection")
-        rest += data
-    line, _, rest = rest.partition(b"\n")
-    return msg.parse(line), rest

@@ -1,4 +1,4 @@
-"""The messages that come over a client's connection, and the ends that it may have."""
+"""The messages that a coordinator sends over a connection, and the ends that it may have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from trainer_launch.coordinator import protocol as msg
 
 _READ_BYTES = 65536
+_SILENT = "the coordinator accepts connections but says nothing"
 
 
 class LostError(Exception):
@@ -48,6 +49,8 @@ class Lines:
         while not self._ready:
             self._sock.settimeout(max(0.01, until_s - time.monotonic()))
             self.fill()
+            if not self._ready and time.monotonic() > until_s:
+                raise LostError(_SILENT)
         return self._ready.popleft()
 
     def fill(self) -> None:
@@ -55,7 +58,7 @@ class Lines:
         try:
             data = self._sock.recv(_READ_BYTES)
         except TimeoutError:
-            raise LostError("the coordinator accepts connections but says nothing") from None
+            raise LostError(_SILENT) from None
         except OSError as problem:
             raise LostError(f"lost the coordinator: {problem.strerror}") from None
         if not data:
