@@ -11,7 +11,7 @@ from tests.engines.requests import MACHINE, request
 from trainer_launch import engines
 from trainer_launch.engines import torchrun
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, PortRange, Rendezvous
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Plan, PortRange, Rendezvous
 from trainer_launch.overlay import JOB_OPTIONS
 from trainer_launch.torchrun_options import OPTIONS, Option
 
@@ -36,12 +36,32 @@ ELASTIC = Job(
     engine="torchrun",
 )
 ETCD = replace(ELASTIC, rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)))
+LOGS = "--log-dir=/scratch/torch"
 AGENT = f"/venv/bin/python -c {shlex.quote(torchrun.AGENT)} "
 
 
 def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> str:
-    (process,) = engines.plan(request(line, job, env, **changes)).processes
-    return shlex.join(process.argv)
+    return without_logs(engines.plan(request(line, job, env, **changes)))
+
+
+def without_logs(plan: Plan) -> str:
+    """The agent's command, without the folder that every plan gives to torch's own logs."""
+    (process,) = plan.processes
+    return shlex.join(word for word in process.argv if word != LOGS)
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("train.py", True),
+        ("torchrun --log-dir=/logs train.py", False),
+        ("torchrun --redirects=3 train.py", False),
+        ("torchrun --tee=3 train.py", False),
+    ],
+)
+def test_torchs_folder_for_logs_goes_with_the_run_unless_logs_were_asked_for(line: str, ours: bool) -> None:
+    (process,) = engines.plan(request(line, ALONE)).processes
+    assert (LOGS in process.argv) is ours
 
 
 @pytest.mark.parametrize(
@@ -87,7 +107,7 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
 
 def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
-    assert shlex.join(plan.processes[0].argv).removeprefix(AGENT) == (
+    assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
         "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 train.py"
@@ -155,7 +175,7 @@ def test_the_jobs_budget_and_range_are_the_contracts() -> None:
 
 def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
     plan = engines.plan(request("train.py", ALONE, our_rendezvous=True))
-    assert shlex.join(plan.processes[0].argv).removeprefix(AGENT) == (
+    assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
         "--rdzv-id=127.0.0.1:4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 train.py"

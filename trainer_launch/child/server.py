@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -144,9 +145,11 @@ def _surroundings(folder: str, variables: dict[str, str]) -> Iterator[None]:
         os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep))
     os.environ.update(variables)
     os.chdir(folder)
+    tempfile.tempdir = folder  # multiprocessing puts its socket there, and only removes it at an ordinary exit
     try:
         yield
     finally:
+        tempfile.tempdir = None
         os.chdir(home)
         os.environ.clear()
         os.environ.update(before)

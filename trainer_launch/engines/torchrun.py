@@ -94,6 +94,9 @@ def _options(request: Request) -> dict[str, str]:
     if "local_addr" not in kept and nodes.max == 1:
         # A single node's workers meet on loopback: a pod's own name often does not resolve.
         kept["local_addr"] = "127.0.0.1"
+    if not request.replace_launcher and kept.keys().isdisjoint(("log_dir", "redirects", "tee")):
+        # torch makes a folder for logs that nobody asked for, and leaves it behind; ours is removed at the end.
+        kept["log_dir"] = f"{request.scratch}/torch"
     return kept
 
 
