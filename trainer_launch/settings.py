@@ -111,6 +111,14 @@ class Settings(BaseSettings):
         "enforce",
         description="what a failed check means: the pod ends with 20 or 30; it is only told; nothing is checked",
     )
+    level: Literal["container", "quick", "standard"] = Field(
+        "standard",
+        description="how far to look: this container; also whether all nodes are there; also compare and test them",
+    )
+    threshold: str | None = Field(
+        None,
+        description="when a pair of nodes is too slow: pair=0.3, of all pairs' median, and pair-mbps=10, in MB/s",
+    )
     only: str | None = Field(None, description="run only these checks")
     skip: str | None = Field(None, description="do not run these checks")
     fatal: str | None = Field(None, description="what these checks find ends the pod with 30, warnings too")

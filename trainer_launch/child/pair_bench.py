@@ -1,11 +1,12 @@
 """One end of a test of two nodes, started by path with `-I -S`: only the standard library.
 
-`dial TOKEN SECONDS HOST PORT` or `listen TOKEN SECONDS DESCRIPTOR`. Both send for a moment, one after the other, data
-that follows from the token; who receives compares every byte and takes the time.
+`dial TOKEN SECONDS HOST PORT` or `listen TOKEN SECONDS DESCRIPTOR`. Both send for a moment, one after the other,
+data that follows from the token; who receives compares every byte and takes the time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 
 BLOCK = 1 << 18
 SEND_S = 0.12
@@ -47,7 +49,8 @@ def dial(token: str, until: float, host: str, port: int) -> int:
     while True:
         sock = connected(where, host, port, until)
         with sock:
-            step(sock, until, f"no answer from {where}", lambda: sock.sendall(token.encode() + b"\n"))
+            with in_time(sock, until, f"no answer from {where}"):
+                sock.sendall(token.encode() + b"\n")
             if line(sock, until, f"no answer from {where}") == "ok":
                 send(sock, token, until)
                 return receive(sock, token, until)
@@ -81,7 +84,8 @@ def answer(token: str, until: float, descriptor: int) -> int:
                     continue  # a probe, or who is late from an earlier test
             except Failed:
                 continue
-            step(sock, until, "cannot answer", lambda: sock.sendall(b"ok\n"))  # noqa: B023
+            with in_time(sock, until, "cannot answer"):
+                sock.sendall(b"ok\n")
             rate = receive(sock, token, until)
             send(sock, token, until)
             return rate
@@ -92,10 +96,12 @@ def send(sock: socket.socket, token: str, until: float) -> None:
     block = hashlib.shake_256(token.encode()).digest(BLOCK)
     end = time.monotonic() + SEND_S
     while True:
-        step(sock, until, "sending stalls", lambda: sock.sendall(_LENGTH.pack(BLOCK) + block))
+        with in_time(sock, until, "sending stalls"):
+            sock.sendall(_LENGTH.pack(BLOCK) + block)
         if time.monotonic() >= end:
             break
-    step(sock, until, "sending stalls", lambda: sock.sendall(_LENGTH.pack(0)))
+    with in_time(sock, until, "sending stalls"):
+        sock.sendall(_LENGTH.pack(0))
 
 
 def receive(sock: socket.socket, token: str, until: float) -> int:
@@ -121,7 +127,8 @@ def fill(sock: socket.socket, buffer: memoryview, until: float) -> None:
     """Read until it is full."""
     at = 0
     while at < len(buffer):
-        taken = step(sock, until, "receiving stalls", lambda: sock.recv_into(buffer[at:]))  # noqa: B023
+        with in_time(sock, until, "receiving stalls"):
+            taken = sock.recv_into(buffer[at:])
         if not taken:
             raise Failed("the other end has ended the test")
         at += taken
@@ -131,18 +138,20 @@ def line(sock: socket.socket, until: float, what: str) -> str:
     """A short line, without its end; empty at the end of the connection."""
     said = b""
     while not said.endswith(b"\n") and len(said) < 200:
-        byte = step(sock, until, what, lambda: sock.recv(1))
+        with in_time(sock, until, what):
+            byte = sock.recv(1)
         if not byte:
             return ""
         said += byte
     return said.decode("ascii", "replace").strip()
 
 
-def step(sock, until, what, act):  # type: ignore[no-untyped-def]
-    """Do something with the socket in the time that is left."""
+@contextlib.contextmanager
+def in_time(sock: socket.socket, until: float, what: str) -> Iterator[None]:
+    """Do something with the socket in the time that is left, or fail."""
     sock.settimeout(max(0.01, until - time.monotonic()))
     try:
-        return act()
+        yield
     except TimeoutError:
         raise Failed(f"{what}: out of time") from None
     except OSError as problem:

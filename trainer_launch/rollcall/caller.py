@@ -1,4 +1,4 @@
-"""A node's side of the roll call: a daemon thread that finds node 0, stays in touch, and takes part in pair tests."""
+"""A node's side of the roll call: a daemon thread that finds node 0, stays in touch, and tests pairs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Caller:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
         bench: Callable[[msg.Test, Ear], msg.Result] = bench.run,
-    ) -> None:
+    ) -> None:  # one for each thing that a test replaces
         self._home = home
         self._secret = secret
         self._clock = clock
@@ -124,13 +124,12 @@ class Caller:
                 pause_s = _PAUSE_S
             except _Lost as problem:
                 self._stage = str(problem)
+            if not self._is_over and time.monotonic() >= self._until_s:
+                self._give_up()
             if self._is_over:
                 return
-            if time.monotonic() >= self._until_s:
-                return self._give_up()
             self._closing.wait(min(pause_s, max(0.0, self._until_s - time.monotonic())))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return None
 
     def _give_up(self) -> None:
         stuck = stages.look(self._home, _LOOK_S)

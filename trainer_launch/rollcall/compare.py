@@ -1,4 +1,4 @@
-"""What all nodes should have alike, compared with what most of them have: no node is the measure of the others. Pure."""
+"""What all nodes should have alike, compared with what most have: no node is the measure of the others. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENV = "env "  # how a variable's fact begins
 _MAY_DIFFER = frozenset(
     f"{ENV}{name}"
     for name in (
-        "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_TOPO_FILE",
+        "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_TOPO_FILE",
         "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "UCX_LOG_LEVEL",
     )
 )  # fmt: skip
@@ -119,7 +119,9 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
         yield finding
     if not troubles:
         text = f"all clocks agree to {max(worst, 0.001):.3f} s"
-        yield Finding(check=CLOCK, status=Status.PASS, scope=Scope.JOB, text=text, measured=round(worst, 3), unit="s")
+        yield Finding(
+            check=CLOCK, status=Status.PASS, scope=Scope.JOB, text=text, measured=round(worst, 3), unit="s"
+        )
 
 
 def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:

@@ -49,12 +49,11 @@ class Ear:
             selector.register(self._wake, selectors.EVENT_READ)
             while not self._closing.is_set():
                 ready = [key.fileobj for key, _ in selector.select()]
-                if self._sock in ready:
-                    if self._lock.acquire(timeout=0.05):  # else it is lent
-                        try:
-                            self._answer()
-                        finally:
-                            self._lock.release()
+                if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+                    try:
+                        self._answer()
+                    finally:
+                        self._lock.release()
 
     def _answer(self) -> None:
         try:

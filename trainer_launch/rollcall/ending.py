@@ -86,7 +86,7 @@ def midway(node: Node) -> Finding:
 
 def all_here(count: int) -> Finding:
     """The good end."""
-    text = f"all {count} nodes are there"
+    text = f"all {count} nodes have come"
     return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=count, unit="nodes")
 
 
@@ -133,16 +133,26 @@ def refused(reason: str) -> Finding:
     )
 
 
-def told(text: str, whose: str) -> tuple[Finding, ...]:
-    """What a node says that its own checks found, under its name."""
+def told(text: str) -> tuple[Finding, ...]:
+    """What a node says that its own checks found."""
     try:
-        found = speech.loaded(text)
+        return tuple(speech.loaded(text)[:_MAX_OF_A_NODE])
     except ValueError as problem:
-        about = f"what {whose} has found cannot be read: {problem}"
-        return (Finding(check=NAME, status=Status.UNKNOWN, subject=whose, text=about),)
-    return tuple(_of(finding, whose) for finding in found[:_MAX_OF_A_NODE])
+        about = f"what this node has found cannot be read: {problem}"
+        return (Finding(check=NAME, status=Status.UNKNOWN, text=about),)
 
 
-def _of(finding: Finding, whose: str) -> Finding:
-    about = f"{whose}: {finding.subject}" if finding.subject else whose
-    return replace(finding, subject=about)
+def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """The nodes' own findings by node, those of one kind together: the first one stands for the others."""
+    groups: dict[tuple[str, Status, Fault | None], list[tuple[str, Finding]]] = {}
+    for name, its in findings.items():
+        for finding in its:
+            groups.setdefault((finding.check, finding.status, finding.fault), []).append((name, finding))
+    return [_group(members) for members in groups.values()]
+
+
+def _group(members: Sequence[tuple[str, Finding]]) -> Finding:
+    names = list(dict.fromkeys(name for name, _ in members))
+    first = members[0][1]
+    others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""
+    return replace(first, subject=listed(names), text=f"on {names[0]}: {first.text}{others}")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from enum import Enum
 
 from trainer_launch import localise
-from trainer_launch.findings import Finding, Scope, Status
+from trainer_launch.coordinator.protocol import Hello
+from trainer_launch.findings import Finding
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import compare, ending, pairs, speech
 from trainer_launch.rollcall import protocol as msg
@@ -108,7 +109,7 @@ class Hall:
     def _hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> Iterator[Reply]:
         node = self._peers.get(peer)
         match message:
-            case msg.Hello():
+            case Hello():
                 yield Send(peer, msg.Refused("node 0 is in its preflight; its coordinator comes afterwards", True))
                 yield Drop(peer)
                 yield from self._decide([ending.runs_already(message.host)])
@@ -116,7 +117,7 @@ class Hall:
                 yield from self._greet(peer, address, message, now_s)
             case msg.Record() if node is not None:
                 node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
-                node.findings = ending.told(message.findings, node.name)
+                node.findings = ending.told(message.findings)
                 self._n_recorded += not node.has_record
                 node.has_record = True
             case msg.Result() if node is not None and self._bouts is not None:
@@ -268,8 +269,8 @@ class Hall:
     def _compared(self) -> list[Finding]:
         nodes = [node for node in self._nodes.values() if node.has_record]
         found = [ending.all_here(len(self._nodes)), *self._collided()]
-        found += [finding for node in nodes for finding in node.findings]
-        if not nodes or not self._settings.with_pairs:
+        found += ending.grouped({node.name: node.findings for node in nodes})
+        if not nodes or not self._settings.with_facts:
             return found
         names = [node.name for node in nodes]
         found += compare.differences(names, [node.facts for node in nodes])
@@ -282,8 +283,6 @@ class Hall:
     def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
         self.phase = Phase.OVER
         whole = [finding for part in found for finding in part]
-        if any(finding.status is Status.FAIL and finding.scope is not Scope.JOB for finding in whole):
-            whole = [finding for finding in whole if finding.check != ending.NAME or finding.status is not Status.PASS]
         self.findings = tuple(speech.worst_first(whole))
         decided = msg.Decided(speech.dumped(self.findings))
         for node in self._present():

@@ -59,4 +59,6 @@ def _cut(finding: Finding) -> Finding:
 
 
 def _more(finding: Finding, count: int) -> Finding:
-    return Finding(check=finding.check, status=finding.status, fault=finding.fault, text=f"and {count} more findings")
+    return Finding(
+        check=finding.check, status=finding.status, fault=finding.fault, text=f"and {count} more findings"
+    )

@@ -1,4 +1,4 @@
-"""At which stage a node is stuck that should be there and is not: looked at from outside, in at most a few seconds."""
+"""At which stage a node is stuck that should be there and is not, seen from outside in a few seconds."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Stuck:
 
 MEANING: Mapping[Stage, str] = {
     Stage.UNNAMED: "its name is not known, so it could not be looked for",
-    Stage.NO_RECORD: "its pod is not created, not scheduled, or its Service does not publish addresses of pods that "
-    "are not ready (publishNotReadyAddresses)",
+    Stage.NO_RECORD: "its pod is not created, not scheduled, or its Service does not publish addresses of pods "
+    "that are not ready (publishNotReadyAddresses)",
     Stage.UNREACHABLE: "there is no way to its network from here",
     Stage.REFUSED: "its pod has an address, but its preflight does not run yet: pulling the image, in an earlier "
     "init container, or ended",

@@ -28,8 +28,9 @@ class Settings:
     deadline_s: float  # from the start, for all to come
     names: Names
     salt: str
+    with_facts: bool = True
     with_pairs: bool = True
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     gather_s: float = 2.0  # after the last that came, in a job that may have more nodes than it needs
     look_s: float = 3.0  # before the deadline: the others are looked at
     record_s: float = 60.0  # for the records of all nodes
