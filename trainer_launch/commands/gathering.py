@@ -192,7 +192,7 @@ def thresholds(text: str | None) -> Thresholds:
         numbers[name] = _positive(value)
         if name not in _THRESHOLDS or numbers[name] < 0:
             raise UsageError(
-                f"--threshold has {part[:60]!r}; expected pair=SHARE or pair-mbps=NUMBER, as in pair=0.3,pair-mbps=100"
+                f"--threshold has {part[:60]!r}; expected pair=SHARE or pair-mbps=NUMBER, as in pair=0.3"
             )
     default = Thresholds()
     return Thresholds(

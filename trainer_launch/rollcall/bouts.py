@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from trainer_launch import localise
 from trainer_launch.localise import Pair
 from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.pairs import Tested, is_bad
+from trainer_launch.rollcall.pairs import Tested, is_bad, slowest_allowed
 from trainer_launch.rollcall.state import Key, Node, Send, Settings
 
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
@@ -67,7 +67,8 @@ class Bouts:
         """Judge the round, and begin the next one."""
         done = [self._tested(ends) for ends in self._chosen]
         self.tests += done
-        good = {test.ends: not is_bad(test, self._settings.thresholds, self.tests) for test in done}
+        allowed = slowest_allowed(self._settings.thresholds, self.tests)
+        good = {test.ends: not is_bad(test, allowed) for test in done}
         self.trial = localise.record(self.trial, good)
         yield from self.begin(now_s)
 

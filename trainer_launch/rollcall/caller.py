@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.coordinator import asking
-from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, Challenge, ProtocolError, prove
+from trainer_launch.coordinator.protocol import Challenge, prove
 from trainer_launch.coordinator.sockets import tune
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding
@@ -23,6 +23,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import bench, ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.ear import Ear
+from trainer_launch.rollcall.lines import Lines, LostError
 from trainer_launch.rollcall.state import LEASE_S
 
 _PAUSE_S = 0.1
@@ -46,14 +47,10 @@ class Verdict:
 News: TypeAlias = msg.Complete | msg.Waiting | Verdict
 
 
-class _Lost(Exception):
-    """This connection is over; its text says why."""
-
-
 class Caller:
     """Takes part for one node. `present` says who it is; its port and proof are filled in here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         home: Endpoint,
         present: msg.Present,
@@ -63,7 +60,7 @@ class Caller:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
         bench: Callable[[msg.Test, Ear], msg.Result] = bench.run,
-    ) -> None:  # one for each thing that a test replaces
+    ) -> None:
         self._home = home
         self._secret = secret
         self._clock = clock
@@ -122,7 +119,7 @@ class Caller:
             try:
                 self._use_one_connection()
                 pause_s = _PAUSE_S
-            except _Lost as problem:
+            except LostError as problem:
                 self._stage = str(problem)
             if not self._is_over and time.monotonic() >= self._until_s:
                 self._give_up()
@@ -143,7 +140,7 @@ class Caller:
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
             tune(sock, _SILENT_KERNEL_S)
-            lines = _Lines(sock)
+            lines = Lines(sock)
             self._greet(sock, lines)
             with selectors.DefaultSelector() as selector:
                 selector.register(sock, selectors.EVENT_READ)
@@ -156,25 +153,25 @@ class Caller:
         try:
             return socket.create_connection((self._home.host, self._home.port), timeout=left_s)
         except TimeoutError:
-            raise _Lost(f"no answer from node 0 at {self._home} in time") from None
+            raise LostError(f"no answer from node 0 at {self._home} in time") from None
         except socket.gaierror as problem:
-            raise _Lost(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
+            raise LostError(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
         except (OSError, UnicodeError) as problem:
             why = getattr(problem, "strerror", None) or problem
-            raise _Lost(f"cannot connect to node 0 at {self._home}: {why}") from None
+            raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
 
-    def _greet(self, sock: socket.socket, lines: _Lines) -> None:
+    def _greet(self, sock: socket.socket, lines: Lines) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
         challenge = lines.next(until_s)
         if not isinstance(challenge, Challenge):
-            raise _Lost(f"what listens at {self._home} is not node 0's preflight")
+            raise LostError(f"what listens at {self._home} is not node 0's preflight")
         proof = None
         if self._secret is not None and challenge.nonce:
             proof = prove(self._secret, challenge.nonce, self._present.job, self._incarnation)
         self._say(sock, replace(self._present, proof=proof))
         try:
             answer = lines.next(until_s)
-        except _Lost:
+        except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
             if self._runs_already():
                 return self._end((ending.runs_already(None),))
@@ -182,7 +179,7 @@ class Caller:
         if isinstance(answer, msg.Refused) and not answer.retry:
             return self._end((ending.refused(answer.reason),))
         if isinstance(answer, msg.Refused):
-            raise _Lost(f"node 0 refuses for now: {answer.reason}")
+            raise LostError(f"node 0 refuses for now: {answer.reason}")
         self._clock_tries = 0
         self._take(sock, answer)
         return None
@@ -194,7 +191,7 @@ class Caller:
             return False
         return True
 
-    def _talk(self, sock: socket.socket, lines: _Lines, selector: selectors.BaseSelector) -> None:
+    def _talk(self, sock: socket.socket, lines: Lines, selector: selectors.BaseSelector) -> None:
         heard_s = alive_s = time.monotonic()
         while not self._closing.is_set() and not self._is_over:
             for message in lines.ready():
@@ -213,7 +210,7 @@ class Caller:
                 lines.fill()
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > _SILENCE_S:
-                raise _Lost(f"node 0 has said nothing for {_SILENCE_S:g} s")
+                raise LostError(f"node 0 has said nothing for {_SILENCE_S:g} s")
 
     def _take(self, sock: socket.socket, message: msg.Message) -> None:
         match message:
@@ -234,9 +231,9 @@ class Caller:
                 try:
                     self._end(tuple(speech.loaded(findings)))
                 except ValueError as problem:
-                    raise _Lost(f"node 0's verdict cannot be read: {problem}") from None
+                    raise LostError(f"node 0's verdict cannot be read: {problem}") from None
             case msg.Refused(reason, _):
-                raise _Lost(f"node 0 refuses: {reason}")
+                raise LostError(f"node 0 refuses: {reason}")
 
     def _ask_time(self, sock: socket.socket) -> None:
         if self._clock_tries < _CLOCK_TRIES:
@@ -259,49 +256,7 @@ class Caller:
         try:
             sock.sendall(msg.render(message))
         except OSError as problem:
-            raise _Lost(f"lost node 0: {problem.strerror or 'it does not read'}") from None
-
-
-class _Lines:
-    """The messages of a connection; what is none of ours ends it."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._ready: deque[msg.Message] = deque()
-        self._rest = b""
-
-    def ready(self) -> list[msg.Message]:
-        """What has come so far."""
-        messages = list(self._ready)
-        self._ready.clear()
-        return messages
-
-    def next(self, until_s: float) -> msg.Message:
-        """The next message; _Lost when it does not come in time."""
-        while not self._ready:
-            if time.monotonic() >= until_s:
-                raise _Lost("node 0 accepts connections, and says nothing")
-            self._sock.settimeout(max(0.01, until_s - time.monotonic()))
-            self.fill()
-        return self._ready.popleft()
-
-    def fill(self) -> None:
-        """Read once."""
-        try:
-            data = self._sock.recv(65536)
-        except TimeoutError:
-            raise _Lost("node 0 accepts connections, and says nothing") from None
-        except OSError as problem:
-            raise _Lost(f"lost node 0: {problem.strerror}") from None
-        if not data:
-            raise _Lost("node 0 has ended the connection")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            self._ready.extend(map(msg.parse, lines))
-        except ProtocolError as problem:
-            raise _Lost(f"node 0 said what is not a message: {problem}") from None
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise _Lost("node 0 said what is not a message: its line has no end")
+            raise LostError(f"lost node 0: {problem.strerror or 'it does not read'}") from None
 
 
 def incarnation() -> str:

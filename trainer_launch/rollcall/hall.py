@@ -140,7 +140,7 @@ class Hall:
         self._peers[peer] = node
         self._last_came_s = now_s
         if self.phase is Phase.CALLING:
-            yield Send(peer, self._news(now_s))
+            yield Send(peer, self._news(now_s, ()))
         else:
             yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
 
@@ -175,7 +175,8 @@ class Hall:
             return
         was_away = now_s > self._news_at_s + LEASE_S / 2  # this process was stopped: their lines may wait unread
         self._news_at_s = now_s + NEWS_S
-        news = self._news(now_s)
+        missing = self._missing() if self.phase is Phase.CALLING else []
+        news = self._news(now_s, tuple(self._name(key) for key in missing[:_SHOWN]))
         for node in self._present():
             if was_away:
                 node.heard_s = now_s
@@ -185,12 +186,11 @@ class Hall:
             elif node.peer is not None:
                 yield Send(node.peer, news)
 
-    def _news(self, now_s: float) -> msg.Waiting:
-        missing = [] if self.phase is not Phase.CALLING else self._missing()
-        shown = tuple(self._name(key) for key in missing[:_SHOWN])
-        left_s = max(0.0, self._until_s - now_s) if self.phase is Phase.CALLING else self._settings.record_s
+    def _news(self, now_s: float, missing: tuple[str, ...]) -> msg.Waiting:
+        is_calling = self.phase is Phase.CALLING
+        left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.record_s
         present = len(self._peers)
-        return msg.Waiting(present, max(present, self._settings.min_nodes), shown, left_s)
+        return msg.Waiting(present, max(present, self._settings.min_nodes), missing, left_s)
 
     # -- how it goes on -----------------------------------------------------------------------
 

@@ -43,18 +43,19 @@ class Tested:
         return not any(self.whys)
 
 
-def is_bad(test: Tested, thresholds: Thresholds, all_tests: Sequence[Tested]) -> bool:
-    """Whether the pair failed, or is too slow for anything or by far slower than the others."""
-    return not test.is_whole or test.rate < thresholds.floor or _is_outlier(test, thresholds, all_tests)
-
-
-def _is_outlier(test: Tested, thresholds: Thresholds, all_tests: Sequence[Tested]) -> bool:
-    rates = [one.rate for one in all_tests if one.is_whole]
+def slowest_allowed(thresholds: Thresholds, tests: Sequence[Tested]) -> float:
+    """Bytes per second below which a pair is too slow for anything, or by far slower than the others."""
+    rates = [test.rate for test in tests if test.is_whole]
     if len(rates) < _ENOUGH:
-        return False
+        return thresholds.floor
     middle = statistics.median(rates)
     spread = _MAD_TO_SIGMA * statistics.median(abs(rate - middle) for rate in rates)
-    return test.rate < thresholds.ratio * middle and test.rate < middle - _SIGMAS * spread
+    return max(thresholds.floor, min(thresholds.ratio * middle, middle - _SIGMAS * spread))
+
+
+def is_bad(test: Tested, allowed: float) -> bool:
+    """Whether the pair failed, or is too slow."""
+    return not test.is_whole or test.rate < allowed
 
 
 def findings(
@@ -78,7 +79,7 @@ def findings(
 def _of_node(
     node: int, names: Sequence[str], its: Sequence[Tested], tests: Sequence[Tested], thresholds: Thresholds
 ) -> Finding:
-    bad = [test for test in its if is_bad(test, thresholds, tests)]
+    bad = [test for test in its if is_bad(test, slowest_allowed(thresholds, tests))]
     partners = listed([names[_other(test, node)] for test in bad])
     hard = _is_hard(bad, thresholds)
     text = (
@@ -106,7 +107,7 @@ def _of_node(
 def _of_link(
     link: Link, names: Sequence[str], its: Sequence[Tested], tests: Sequence[Tested], thresholds: Thresholds
 ) -> Finding:
-    bad = [test for test in its if is_bad(test, thresholds, tests)]
+    bad = [test for test in its if is_bad(test, slowest_allowed(thresholds, tests))]
     hard = _is_hard(bad, thresholds)
     one, other = (names[end] for end in link.ends)
     how = "fails" if hard else "is slow"
@@ -136,8 +137,8 @@ def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], thresho
         fault=Fault.NODE if hard else None,
         scope=Scope.LINK,
         subject=f"{one} - {other}",
-        text=f"{one} and {other} {'fail' if hard else 'are slow'} with each other; whether it is one of them or the "
-        "way between them cannot be told (unresolved)",
+        text=f"{one} and {other} {'fail' if hard else 'are slow'} with each other; whether it is one of them or "
+        "the way between them cannot be told (unresolved)",
         evidence=tuple(_evidence(test, names) for test in its[:_SHOWN]),
         action=_ACTION_LINK,
     )
