@@ -31,6 +31,7 @@ CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, pairs.NAME)  # those of all
 FAILING_NODES = "failing_nodes.txt"
 _THRESHOLDS = ("pair", "pair-mbps")
 _MAX_THRESHOLD = 1e9
+_PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 14_000  # of own findings
 _SAY_AGAIN_S = 10.0
 _LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
@@ -90,8 +91,8 @@ class Gathering:
 
 
 def _waiting(news: msg.Waiting) -> str:
-    missing = f": {', '.join(news.missing)}" if news.missing else ""
-    return f"roll call: {news.present} of {news.wanted} nodes are there, {news.left_s:.0f} s left; missing{missing}"
+    missing = f"; missing: {', '.join(news.missing)}" if news.missing else ""
+    return f"roll call: {news.present} of {news.wanted} nodes are there, {news.left_s:.0f} s left{missing}"
 
 
 @contextlib.contextmanager
@@ -121,9 +122,8 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     with contextlib.ExitStack() as undo:
         if topology.is_coordinator:
             server = Server(calling, Endpoint("", place.port), secret)
-            try:
-                server.start()
-            except NodeError as problem:
+            problem = _started(server)
+            if problem is not None:
                 yield problem
                 return
             undo.callback(server.stop)
@@ -131,11 +131,27 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, job, rank, hostname, incarnation(), place.port),
             deadline_s=settings.deadline,
-            port=None if topology.is_coordinator else place.port,
+            port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
             secret=secret,
         )
         undo.callback(caller.close)
         yield Gathering(caller, label(rank, hostname), _read_meanwhile(subject), subject, secret or b"")
+
+
+def _started(server: Server) -> NodeError | None:
+    """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
+    until_s = time.monotonic() + _PORT_S
+    while (problem := _trouble(server)) is not None and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return problem
+
+
+def _trouble(server: Server) -> NodeError | None:
+    try:
+        server.start()
+    except NodeError as problem:
+        return problem
+    return None
 
 
 def _read_meanwhile(subject: Subject) -> Callable[[], Mapping[str, str]]:

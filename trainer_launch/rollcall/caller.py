@@ -19,6 +19,7 @@ from trainer_launch.coordinator.protocol import Challenge, prove
 from trainer_launch.coordinator.sockets import tune
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding
+from trainer_launch.host import net
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import bench, ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
@@ -71,7 +72,7 @@ class Caller:
         self._stage = "it has just started"
         self._host, self._incarnation = present.host, present.incarnation
         self._ear = Ear(port, self._here)
-        self._present = replace(present, port=self._ear.port)
+        self._present = present
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsent: deque[msg.FromNode] = deque()
         self._closing = threading.Event()
@@ -82,6 +83,11 @@ class Caller:
         self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="roll call client", daemon=True)
         self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where this node listens."""
+        return self._ear.port
 
     def receive(self, timeout_s: float | None = None) -> News | None:
         """The next news; a Verdict comes at the latest a few seconds after the deadline, whatever happens."""
@@ -151,14 +157,31 @@ class Caller:
         """Look the name up each time: a pod that is made again has another address."""
         left_s = max(0.1, min(_CONNECT_S, self._until_s - time.monotonic()))
         try:
-            return socket.create_connection((self._home.host, self._home.port), timeout=left_s)
+            sock = socket.create_connection((self._home.host, self._home.port), timeout=left_s)
         except TimeoutError:
             raise LostError(f"no answer from node 0 at {self._home} in time") from None
         except socket.gaierror as problem:
             raise LostError(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
         except (OSError, UnicodeError) as problem:
+            self._make_room()
             why = getattr(problem, "strerror", None) or problem
             raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
+        if sock.getpeername() == sock.getsockname() or self._is_our_own(sock):
+            sock.close()
+            self._make_room()
+            raise LostError(f"node 0 is on this machine, and does not listen at {self._home} yet")
+        return sock
+
+    def _is_our_own(self, sock: socket.socket) -> bool:
+        """Whether it is this node's own listener: with hostNetwork, node 0 may be on the same machine."""
+        here, there = sock.getsockname()[0], sock.getpeername()
+        return bool(here == there[0] and there[1] == self._ear.port)
+
+    def _make_room(self) -> None:
+        """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
+        if self._ear.port == self._home.port and net.is_here(self._home.host):
+            self._ear.close()
+            self._ear = Ear(None, self._here)
 
     def _greet(self, sock: socket.socket, lines: Lines) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
@@ -168,7 +191,7 @@ class Caller:
         proof = None
         if self._secret is not None and challenge.nonce:
             proof = prove(self._secret, challenge.nonce, self._present.job, self._incarnation)
-        self._say(sock, replace(self._present, proof=proof))
+        self._say(sock, replace(self._present, port=self._ear.port, proof=proof))
         try:
             answer = lines.next(until_s)
         except LostError:

@@ -30,7 +30,9 @@ class Ear:
         self._thread.start()
 
     def close(self) -> None:
-        """Free the port."""
+        """Free the port; once is enough."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         self._waker.send(b".")
         self._thread.join()
