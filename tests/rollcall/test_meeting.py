@@ -194,7 +194,7 @@ def test_without_node_0_each_says_so_with_its_stage(job: Callable[..., Job]) -> 
 
 
 def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job]) -> None:
-    one = job(3, deadline_s=2.0)
+    one = job(3, deadline_s=1.0)
     server = one.hold()
     callers = [one.call(1), one.call(2, deadline_s=0.5)]
     for caller in callers:

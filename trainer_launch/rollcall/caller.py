@@ -34,7 +34,8 @@ _ANSWER_S = 5.0
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
 _LOOK_S = 3.0
 _GRACE_S = 5.0  # after the end that node 0 has named
-_CLOCK_TRIES = 4
+_CLOCK_TRIES = 3
+_NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
 
 
@@ -77,8 +78,10 @@ class Caller:
         self._unsent: deque[msg.FromNode] = deque()
         self._closing = threading.Event()
         self._is_over = False
-        self._clock_tries = 0
-        self.offset: tuple[float, float] = (0.0, 1e6)  # node 0's clock minus ours, and how much it may be off
+        self.offset: tuple[float, float] = (
+            0.0,
+            _NO_CLOCK_S,
+        )  # node 0's clock minus ours, and how much it may be off
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="roll call client", daemon=True)
@@ -191,8 +194,9 @@ class Caller:
         proof = None
         if self._secret is not None and challenge.nonce:
             proof = prove(self._secret, challenge.nonce, self._present.job, self._incarnation)
-        self._say(sock, replace(self._present, port=self._ear.port, proof=proof))
         try:
+            self._learn_time(sock, lines, until_s)
+            self._say(sock, replace(self._present, port=self._ear.port, proof=proof))
             answer = lines.next(until_s)
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
@@ -203,8 +207,7 @@ class Caller:
             return self._end((ending.refused(answer.reason),))
         if isinstance(answer, msg.Refused):
             raise LostError(f"node 0 refuses for now: {answer.reason}")
-        self._clock_tries = 0
-        self._take(sock, answer)
+        self._take(answer)
         return None
 
     def _runs_already(self) -> bool:
@@ -218,7 +221,7 @@ class Caller:
         heard_s = alive_s = time.monotonic()
         while not self._closing.is_set() and not self._is_over:
             for message in lines.ready():
-                self._take(sock, message)
+                self._take(message)
             now_s = time.monotonic()
             if now_s - alive_s >= LEASE_S / 3:
                 alive_s = now_s
@@ -235,18 +238,13 @@ class Caller:
             elif time.monotonic() - heard_s > _SILENCE_S:
                 raise LostError(f"node 0 has said nothing for {_SILENCE_S:g} s")
 
-    def _take(self, sock: socket.socket, message: msg.Message) -> None:
+    def _take(self, message: msg.Message) -> None:
         match message:
             case msg.Waiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self._stage = "it takes part in the roll call"
-                self._ask_time(sock)
                 self._news.put(message)
-            case msg.TimeIs():
-                self._learn_time(message)
-                self._ask_time(sock)
             case msg.Complete():
-                self._ask_time(sock)
                 self._news.put(message)
             case msg.Test():
                 threading.Thread(target=self._test, args=(message,), daemon=True, name="pair test").start()
@@ -258,18 +256,18 @@ class Caller:
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses: {reason}")
 
-    def _ask_time(self, sock: socket.socket) -> None:
-        if self._clock_tries < _CLOCK_TRIES:
-            self._clock_tries += 1
+    def _learn_time(self, sock: socket.socket, lines: Lines, until_s: float) -> None:
+        """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
+        self.offset = (0.0, _NO_CLOCK_S)
+        for _ in range(_CLOCK_TRIES):
             self._say(sock, msg.Time(self._clock()))
-
-    def _learn_time(self, told: msg.TimeIs) -> None:
-        """Four timestamps, as NTP has them; the fastest exchange tells most."""
-        now = self._clock()
-        round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
-        offset_s = ((told.heard - told.sent) + (told.answered - now)) / 2
-        if round_trip_s / 2 < self.offset[1]:
-            self.offset = (offset_s, round_trip_s / 2)
+            told = lines.next(until_s)
+            now = self._clock()
+            if not isinstance(told, msg.TimeIs):
+                raise LostError(f"what listens at {self._home} is not node 0's preflight")
+            round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
+            if round_trip_s / 2 < self.offset[1]:
+                self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
 
     def _test(self, test: msg.Test) -> None:
         self.send(self._bench(test, self._ear))

@@ -60,6 +60,7 @@ class Hall:
         self._peers: dict[int, Node] = {}
         self._lost: set[Key] = set()  # that were here
         self._n_recorded = 0
+        self._at_work = ""  # a host whose job runs already
         self._collisions: dict[Key, set[str]] = {}
         self._looked: dict[Key, Stuck] = {}
         self._looking: tuple[Key, ...] | None = None
@@ -112,7 +113,7 @@ class Hall:
             case Hello():
                 yield Send(peer, msg.Refused("node 0 is in its preflight; its coordinator comes afterwards", True))
                 yield Drop(peer)
-                yield from self._decide([ending.runs_already(message.host)])
+                self._at_work = message.host
             case msg.Present():
                 yield from self._greet(peer, address, message, now_s)
             case msg.Record() if node is not None:
@@ -205,7 +206,9 @@ class Hall:
     def _call(self, now_s: float) -> Iterator[Reply]:
         settings, n_present = self._settings, len(self._peers)
         gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
-        if n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
+        if self._at_work and n_present:  # this node itself, at least
+            yield from self._decide([ending.runs_already(self._at_work)])
+        elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
             self._nodes = {node.key: node for node in sorted(self._present(), key=_order)}
