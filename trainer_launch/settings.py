@@ -123,7 +123,10 @@ class Settings(BaseSettings):
     skip: str | None = Field(None, description="do not run these checks")
     fatal: str | None = Field(None, description="what these checks find ends the pod with 30, warnings too")
     deadline: float = Field(
-        120.0, ge=0, le=86_400, description="seconds within which the names of all nodes have to resolve"
+        120.0,
+        ge=0,
+        le=86_400,
+        description="seconds within which all nodes have to come, and their names to resolve",
     )
     storage: str | None = Field(None, description="folders that a checkpoint is tried in")
     exit_warning: bool = Field(False, description="end with 10 where there are only warnings")

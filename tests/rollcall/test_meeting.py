@@ -173,7 +173,7 @@ def test_who_says_nothing_or_breaks_off_or_talks_nonsense_disturbs_nobody(job: C
 
 
 def test_who_stops_after_it_has_said_who_it_is_is_silent_at_the_deadline(job: Callable[..., Job]) -> None:
-    one = job(3, deadline_s=4.0)
+    one = job(3, deadline_s=2.5)
     one.hold()
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
         said = msg.Present(msg.VERSION, JOB, 2, "host-2", "x", mute.getsockname()[1])

@@ -42,7 +42,7 @@ _RULES: Mapping[str, Rule] = {
     "nccl": Rule("NCCL", Fault.JOB, _IMAGE),
     "arch": Rule("the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)"),
     "code": Rule("the program's code", Fault.JOB, "start all nodes from the same code: image, git-sync or volume"),
-    "command": Rule("the command line", Fault.JOB, "give all nodes the same command"),
+    "command": Rule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     "gpus": Rule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it"),
     "nproc_per_node": Rule("the number of workers", None, "give all nodes the same nproc_per_node"),
     "python": Rule("Python", None, _IMAGE),
