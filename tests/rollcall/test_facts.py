@@ -12,7 +12,7 @@ from trainer_launch.commands.gathering import failing_nodes, merged, thresholds
 from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.code import code_hash
-from trainer_launch.model import Endpoint, Host, Job, Member, NodeRange
+from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
 from trainer_launch.rollcall import facts, speech
 from trainer_launch.rollcall.compare import clocks, differences
 from trainer_launch.rollcall.names import names_of
@@ -122,9 +122,14 @@ def test_facts_always_fit_into_a_message() -> None:
 def test_names_come_from_members_or_from_the_pattern_of_indices() -> None:
     def name(rank: int, home: str, hostname: str, **told: object) -> str | None:
         job = Job(contract="c", nodes=NodeRange(4, 4), node_rank=1, coordinator=Endpoint(home, 1), **told)  # type: ignore[arg-type]
-        topology = place(
-            job, Host(hostname=hostname, cpus=None, gpus=None, memory_limit_bytes=None, shm_bytes=None)
-        )  # type: ignore[arg-type]
+        here = Host(
+            hostname=hostname,
+            cpus=Cpus(affinity=1, quota=None),
+            gpus=Gpus(count=0, reason=""),
+            memory_limit_bytes=None,
+            shm_bytes=None,
+        )
+        topology = place(job, here)
         found = names_of(job, topology, Endpoint(home, 1), hostname).place(rank)
         return None if found is None else found.host
 
