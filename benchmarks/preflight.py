@@ -121,7 +121,16 @@ def rehearse(n_nodes: int, level: str) -> None:
         started = []
         for number, pod in enumerate(pods(n_nodes, "1", port, os.environ)):
             report = os.path.join(folder, f"{number}.json")
-            argv = (sys.executable, "-m", "trainer_launch", "preflight", "--level", level, "--skip", "own-name")
+            argv = (
+                sys.executable,
+                "-m",
+                "trainer_launch",
+                "preflight",
+                "--level",
+                level,
+                "--skip",
+                "own-name,gloo-socket-ifname",
+            )
             started.append(subprocess.Popen((*argv, "--report", report), env=pod.env, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
         ended_s = time.monotonic()

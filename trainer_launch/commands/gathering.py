@@ -16,6 +16,7 @@ from trainer_launch.errors import NodeError, UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint
+from trainer_launch.preflight.dns import HIDING
 from trainer_launch.preflight.subject import Subject
 from trainer_launch.rollcall import compare, ending, facts, pairs, speech
 from trainer_launch.rollcall import protocol as msg
@@ -39,10 +40,10 @@ _LOUD = (Status.FAIL, Status.WARN)
 _log = logging.getLogger(__name__)
 
 
-def obstacle(subject: Subject, level: str, chosen: Collection[str], skipped: Collection[str]) -> str | None:
+def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str | None:
     """Why there is no roll call; None: there is one."""
     topology = subject.topology
-    if level == "container":
+    if settings.level == "container":
         return "only this container was asked for (--level container)"
     if ending.NAME in skipped or (chosen and not set(chosen) & set(CHECKS)):
         return "it was not asked for (--only, --skip)"
@@ -52,6 +53,8 @@ def obstacle(subject: Subject, level: str, chosen: Collection[str], skipped: Col
         return "nothing tells how many nodes the job has, which of them this is, or where they meet"
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not meet at node 0"
+    if subject.job.contract in HIDING and "level" not in settings.model_fields_set:
+        return "this operator hides the names of pods in init containers; elsewhere ask for it with --level"
     return None
 
 

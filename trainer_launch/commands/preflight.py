@@ -76,7 +76,7 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
-    alone = gathering.obstacle(subject, settings.level, chosen, skipped)
+    alone = gathering.obstacle(subject, settings, chosen, skipped)
     if alone is None:
         report = _together(subject, checks, settings, skipped, fatal)
     else:
