@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 
 from trainer_launch import engines, exits, outcome, preflight
-from trainer_launch.commands import gathering
 from trainer_launch.commands import run as running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
@@ -69,6 +68,8 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings) -> int:
+    from trainer_launch.commands import gathering  # `run`, which needs a part of this file, has no use for it
+
     chosen = preflight.names_in(settings.only, "--only", gathering.CHECKS)
     skipped = preflight.names_in(settings.skip, "--skip", gathering.CHECKS)
     fatal = preflight.names_in(settings.fatal, "--fatal", gathering.CHECKS)
@@ -95,6 +96,8 @@ def _together(
     subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
 ) -> Report:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
+    from trainer_launch.commands import gathering
+
     began_s = time.monotonic()
     at_once = [check for check in checks if check is not dns]
     later = [check for check in checks if check is dns]
