@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script, start
+from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, start
 from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -85,10 +86,23 @@ def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_sho
     ]
 
 
-def test_torch_restarts_failed_workers_as_often_as_told(tmp_path: Path) -> None:
+def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_files(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
-    assert launch("run", "--", "torchrun", "--max-restarts=1", train).returncode == 0
-    assert launch("run", "--", "torchrun", "--max-restarts=0", train).returncode == 1
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    assert launch("run", "--", "torchrun", "--max-restarts=1", train, env=env).returncode == 0
+    assert launch("run", "--", "torchrun", "--max-restarts=0", train, env=env).returncode == 1
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_more_is_no_reason_to_end_the_job(tmp_path: Path) -> None:
+    """Files can be made, but no byte can be written to one."""
+    train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
+    words = [*LAUNCHER, "run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train]
+    full = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words]
+    ended = subprocess.run(full, env=clean_env(), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_failing_single_node_has_the_jobs_budget_and_its_workers_own_message(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ ENDINGS = {
     "sys.exit of a text": "import sys; sys.exit('no more')",
     "sys.exit of a tuple": "import sys; sys.exit(('no', 'more'))",
     "an exception": "def f():\n    raise ValueError('no luck')\nf()",
+    "an exception without a text": "class A(Exception):\n    def __str__(self):\n        raise KeyError\nraise A",
     "a chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
     "an exception group or what is like it": "class Odd(BaseException):\n    pass\nraise Odd('one')",
     "a syntax error": "print('never')\ndef f(:\n    pass\n",
@@ -97,6 +98,12 @@ def test_what_was_not_caught_is_in_torchs_error_file(forks: Forks, tmp_path: Pat
     script = tmp_path / "train.py"
     script.write_text("raise ValueError('no luck')")
     assert forks.run(tmp_path, str(script)).error == "ValueError: no luck"
+
+
+def test_the_text_that_a_program_exits_with_is_in_torchs_error_file(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; sys.exit('no data in /mnt')")
+    assert forks.run(tmp_path, str(script)).error == "no data in /mnt"
 
 
 def test_a_file_that_nobody_closed_is_written(forks: Forks, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from trainer_launch import run_folder
@@ -13,7 +14,8 @@ SERVER_SETTINGS = "TRAINER_LAUNCH_FORKSERVER"
 def note_place(folder: str, *, pid: int, rank: int, local_rank: int, stacks: str | None) -> None:
     """Tell PID 1 which process trains as this local rank, and where its stacks go when it is asked for them."""
     values = {"pid": pid, "rank": rank, "local_rank": local_rank, "stacks": stacks}
-    run_folder.replace(f"{folder}/{run_folder.WORKER}{local_rank}", values)
+    with contextlib.suppress(OSError):  # a full disk ends no job: PID 1 only knows less of a worker that hangs
+        run_folder.replace(f"{folder}/{run_folder.WORKER}{local_rank}", values)
 
 
 def journal_of(folder: str, agent: int) -> str:

@@ -130,7 +130,9 @@ def _code_of(problem: SystemExit) -> int:
     if code is None or isinstance(code, int):
         return (code or 0) & 0xFF
     with contextlib.suppress(Exception):
-        print(code, file=sys.stderr)  # noqa: T201
+        text = str(code)
+        _leave_last_words(text, text)
+        print(text, file=sys.stderr)  # noqa: T201
     return 1
 
 
@@ -140,7 +142,9 @@ def _show(problem: BaseException) -> int:
     sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = problem
-    _leave_last_words(problem)
+    if not isinstance(problem, KeyboardInterrupt):
+        lines = traceback.format_exception(type(problem), problem, trace)
+        _leave_last_words(_text_of(problem), "".join(lines))
     try:
         sys.excepthook(type(problem), problem, trace)
     except SystemExit as end:
@@ -163,14 +167,20 @@ def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | No
     return trace
 
 
-def _leave_last_words(problem: BaseException) -> None:
+def _text_of(problem: BaseException) -> str:
+    try:
+        return f"{type(problem).__name__}: {problem}"
+    except Exception:  # noqa: BLE001  its own __str__ is at fault; the interpreter bears that, too
+        return f"{type(problem).__name__}: <exception str() failed>"
+
+
+def _leave_last_words(text: str, lines: str) -> None:
     """Where torch's @record leaves them, which the agent reads; unless the program uses that itself."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or isinstance(problem, KeyboardInterrupt) or (os.path.exists(path) and os.path.getsize(path)):
+    if not path or (os.path.exists(path) and os.path.getsize(path)):
         return
-    lines = traceback.format_exception(type(problem), problem, problem.__traceback__)
-    extra = {"py_callstack": "".join(lines), "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
+    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
+    message = {"message": text, "extraInfo": extra}
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 

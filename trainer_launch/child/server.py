@@ -139,7 +139,7 @@ def _kill(pid: int) -> None:
 @contextlib.contextmanager
 def _surroundings(folder: str, variables: dict[str, str]) -> Iterator[None]:
     """Start it in a folder of ours: `python -c` takes modules from where it is, before Python's own."""
-    before, home = dict(os.environ), os.getcwd()
+    before, home, temporary = dict(os.environ), os.getcwd(), tempfile.tempdir
     path = before.get("PYTHONPATH")
     if path:
         os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep))
@@ -149,7 +149,7 @@ def _surroundings(folder: str, variables: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        tempfile.tempdir = None
+        tempfile.tempdir = temporary
         os.chdir(home)
         os.environ.clear()
         os.environ.update(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 
 from trainer_launch import run_folder
 
@@ -21,6 +22,10 @@ def torch_agent() -> None:
             server.start()
         except ServerError as problem:
             reason = str(problem)
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # PID 1 has found a folder where Python looks for none, such as /dev/shm
+        tempfile.tempdir = os.environ[run_folder.VARIABLE]
     from trainer_launch.child import torch_agent as agent
 
     agent.run(sys.argv[1:], server, reason)

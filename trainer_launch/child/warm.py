@@ -49,7 +49,7 @@ class Forked(Ordinary):
         if not self._ordinary:
             try:
                 self._launch_forked()
-            except ServerError as problem:
+            except (ServerError, OSError) as problem:  # torch needs files and semaphores to fork, none otherwise
                 tell(str(problem))
                 self._ordinary = True
         if self._ordinary:
