@@ -111,11 +111,22 @@ class Settings(BaseSettings):
         "enforce",
         description="what a failed check means: the pod ends with 20 or 30; it is only told; nothing is checked",
     )
+    level: Literal["container", "quick", "standard"] = Field(
+        "standard",
+        description="how far to look: this container; also whether all nodes are there; also compare and test them",
+    )
+    threshold: str | None = Field(
+        None,
+        description="when a pair of nodes is too slow: pair=0.3, of all pairs' median, and pair-mbps=10, in MB/s",
+    )
     only: str | None = Field(None, description="run only these checks")
     skip: str | None = Field(None, description="do not run these checks")
     fatal: str | None = Field(None, description="what these checks find ends the pod with 30, warnings too")
     deadline: float = Field(
-        120.0, ge=0, le=86_400, description="seconds within which the names of all nodes have to resolve"
+        120.0,
+        ge=0,
+        le=86_400,
+        description="seconds within which all nodes have to come, and their names to resolve",
     )
     storage: str | None = Field(None, description="folders that a checkpoint is tried in")
     exit_warning: bool = Field(False, description="end with 10 where there are only warnings")

@@ -229,7 +229,7 @@ def test_in_a_pod_whose_root_is_read_only_status_finds_the_launcher() -> None:
     require_namespaces()
     shell = f"""
 mount -t tmpfs none /dev/shm; mount -o bind,ro / / 2>/dev/null || mount -o remount,bind,ro /
-for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done
+for folder in /tmp /var/tmp; do mount --bind $folder $folder; mount -o remount,bind,ro $folder; done
 cd /proc
 {sys.executable} -m trainer_launch run --engine=plain -- sleep 60 &
 for i in $(seq 100); do

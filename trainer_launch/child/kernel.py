@@ -1,4 +1,4 @@
-"""What Python has no words for: death signals, sub-reapers, and what /proc shows as our command line."""
+"""What Python has no words for: death signals, and what /proc shows as our command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ _LIBC.sbrk.restype = ctypes.c_void_p
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class _MemoryMap(ctypes.Structure):
@@ -23,11 +22,6 @@ class _MemoryMap(ctypes.Structure):
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_uint32),
     ]
-
-
-def become_reaper() -> None:
-    """Have orphans below us handed to us."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(number: int) -> None:

@@ -18,8 +18,9 @@ from multiprocessing import forkserver
 from typing import Any
 
 from trainer_launch.child import places, preload, program, stack
-from trainer_launch.child.kernel import become_reaper, die_with_parent
+from trainer_launch.child.kernel import die_with_parent
 from trainer_launch.supervisor import tree
+from trainer_launch.supervisor.inheritance import become_reaper
 
 _ORPHANED = signal.SIGRTMIN + 1  # the kernel tells that the fork-server, and so most likely the agent, is gone
 _LEFTOVERS_S = 1.0  # what a failed program has left behind has to end politely

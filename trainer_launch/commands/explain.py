@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer_launch import engines, signals, snapshot
-from trainer_launch.commands import ground, report
+from trainer_launch.commands import ground, report, watching
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.flat import flat
@@ -90,6 +90,8 @@ def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Dec
     """This node's place and the plan, or why there is none; without a command only the place."""
     memory = Decision()
     try:
+        if parsed.settings.hang_timeout is not None:
+            watching.seconds(parsed.settings.hang_timeout)
         topology = place(reading.job, reading.host)
         memory = ground.decided(reading, topology, parsed.settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
@@ -97,7 +99,12 @@ def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Dec
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
         request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
-        return {**placed, **_plan_json(request, engines.plan(request))}, memory, None
+        plan = {
+            **placed,
+            **_plan_json(request, engines.plan(request)),
+            "hang_timeout": parsed.settings.hang_timeout,
+        }
+        return plan, memory, None
     except LaunchError as problem:
         return None, memory, problem
 

@@ -20,6 +20,8 @@ from trainer_launch.settings import PREFIX, Settings
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _CHECKING = (
     "preflight",
+    "level",
+    "threshold",
     "only",
     "skip",
     "fatal",
@@ -40,6 +42,7 @@ _PREFLIGHT = (
     "engine",
     *(name for name in _JOB if name != "max_restarts"),
     "min_nodes",
+    "secret_file",
     "ssh_dir",
     "shm_size",
     "termination_log",
@@ -86,6 +89,7 @@ _METAVARS = {
     "secret_file": "PATH",
     "termination_log": "PATH",
     "shm_size": "SIZE|auto|keep",
+    "threshold": "NAME=VALUE[,...]",
     "only": "CHECK[,...]",
     "skip": "CHECK[,...]",
     "fatal": "CHECK[,...]",

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from trainer_launch import engines, exits, outcome, preflight
 from trainer_launch.commands import run as running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
-from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.findings import Report, exit_code
+from trainer_launch.errors import LaunchError, NodeError, UsageError
+from trainer_launch.findings import Finding, Report, exit_code, raised
 from trainer_launch.model import Json
-from trainer_launch.preflight import document, screen
+from trainer_launch.preflight import dns, document, screen
 from trainer_launch.preflight.document import Place
 from trainer_launch.preflight.subject import Subject, with_container, with_network
 from trainer_launch.settings import Settings
 from trainer_launch.topology import place
 
-HELP = "check this container before the job starts (the init container)"
+HELP = "check this container, and all nodes together, before the job starts (the init container)"
 EXAMPLES = """exit codes:
   0   passed, or only warnings (10 with --exit-warning)
   20  failed, retryable: this node or what surrounds it is at fault
@@ -34,6 +38,7 @@ EXAMPLES = """exit codes:
 examples:
   trainer-launch preflight -- train.py                 # is all there for this?
   trainer-launch preflight --storage /checkpoints      # also a folder
+  trainer-launch preflight --level container           # ask nothing of the other nodes
   trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
   trainer-launch preflight --json                      # the report, for programs
 """
@@ -63,16 +68,54 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings) -> int:
-    chosen = preflight.names_in(settings.only, "--only")
-    skipped = preflight.names_in(settings.skip, "--skip")
-    fatal = preflight.names_in(settings.fatal, "--fatal")
+    from trainer_launch.commands import gathering  # `run`, which needs a part of this file, has no use for it
+
+    chosen = preflight.names_in(settings.only, "--only", gathering.CHECKS)
+    skipped = preflight.names_in(settings.skip, "--skip", gathering.CHECKS)
+    fatal = preflight.names_in(settings.fatal, "--fatal", gathering.CHECKS)
+    gathering.thresholds(settings.threshold)
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
-    report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
+    alone = gathering.obstacle(subject, settings, chosen, skipped)
+    if alone is None:
+        report = _together(subject, checks, settings, skipped, fatal)
+    else:
+        report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
+        if subject.has_peers and not chosen:
+            report = replace(report, findings=(*report.findings, gathering.not_held(alone)))
+    report = replace(report, silenced=skipped)
     code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
     _hand_out(report, place_of(subject), code, parsed)
+    if settings.report is not None and alone is None and subject.topology.is_coordinator:
+        _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
     return code
+
+
+def _together(
+    subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
+) -> Report:
+    """This container's checks while the others are waited for; the names are looked up when they are there."""
+    from trainer_launch.commands import gathering
+
+    began_s = time.monotonic()
+    at_once = [check for check in checks if check is not dns]
+    later = [check for check in checks if check is dns]
+    with gathering.gathering(subject, settings, skipped) as part:
+        if isinstance(part, NodeError):  # the check of the port says so
+            return preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal)
+        if subject.topology.is_coordinator:
+            subject = replace(subject, port_trouble=lambda port: None)  # it is the roll call that has it
+        found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings
+
+        @functools.cache
+        def here() -> tuple[Finding, ...]:
+            last = preflight.run(replace(subject, deadline_s=0.0), later, silenced=skipped, fatal=fatal).findings
+            order = [check.NAME for check in preflight.CHECKS]
+            return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
+
+        decided = [raised(finding, fatal) for finding in part.finish(here) if finding.check not in skipped]
+        return Report(findings=gathering.merged(here(), decided, part.own), took_s=time.monotonic() - began_s)
 
 
 def subject_of(reading: Reading, settings: Settings) -> Subject:

@@ -86,6 +86,8 @@ def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     for process in plan["processes"]:
         rows.append((process["name"], shlex.join(process["argv"])))
         rows += [("  " + name, _text(value)) for name, value in process["env_changes"].items()]
+    if plan["hang_timeout"] is not None:
+        rows.append(("hang watch", f"--hang-timeout {plan['hang_timeout']}"))
     rows.append(("stop", f"SIGTERM to the {plan['stop_order']} first, SIGKILL after {plan['grace_s']:g} s"))
     actions = (f"{name} {action}" for name, action in plan["signals"].items())
     rows.append(("signals", ", ".join((*actions, "all others forward"))))

@@ -25,7 +25,7 @@ def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system
     Raises:
         UsageError: the timeout is neither seconds nor auto.
     """
-    rules = Rules(timeout_s=_seconds(timeout), weak_signs=_works_here(request.job))
+    rules = Rules(timeout_s=seconds(timeout), weak_signs=_works_here(request.job))
     if not tree.readable():
         _log.warning("--hang-timeout is without effect: /proc does not show this container's processes")
         return None
@@ -50,8 +50,12 @@ def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system
     return Watch(watched, Workers(sources), system.now())
 
 
-def _seconds(text: str) -> float | None:
-    """The timeout; None: to be learned."""
+def seconds(text: str) -> float | None:
+    """The timeout; None: to be learned.
+
+    Raises:
+        UsageError: it is neither seconds nor auto.
+    """
     if text == "auto":
         return None
     try:

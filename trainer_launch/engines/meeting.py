@@ -136,13 +136,22 @@ def _budget(request: Request) -> int:
 
 
 def _job_id(request: Request, coordinator: Endpoint) -> str:
+    return job_name(request.topology, request.host.hostname, coordinator)
+
+
+def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
     """What tells this job from another at the same address."""
-    rendezvous = request.topology.rendezvous
+    rendezvous = topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
-    if coordinator.is_loopback and request.topology.is_coordinator and nodes_of(request).max > 1:
+    if (
+        coordinator.is_loopback
+        and topology.is_coordinator
+        and topology.nodes is not None
+        and topology.nodes.max > 1
+    ):
         # Operators up to 1.3 tell node 0 that it is localhost; to the others it has its own name.
-        return str(Endpoint(request.host.hostname, coordinator.port))
+        return str(Endpoint(hostname, coordinator.port))
     return str(coordinator)
 
 

@@ -34,6 +34,19 @@ def _bound(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def is_here(host: str) -> bool:
+    """Whether a name or address is one of this machine's; no, while it does not resolve."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, _, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
 def listener(port: int) -> str:
     """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
     sockets = {f"socket:[{inode}]" for family in ("tcp", "tcp6") for inode in _listening(family, port)}

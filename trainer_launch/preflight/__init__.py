@@ -64,13 +64,13 @@ OF_A_CONTAINER: tuple[ModuleType, ...] = (memory, cpu, pids, nofile, memlock, sh
 LIMIT_S = 5.0  # for a check that does not say otherwise
 
 
-def names_in(text: str | None, flag: str) -> tuple[str, ...]:
-    """The checks that a comma-separated list names.
+def names_in(text: str | None, flag: str, others: Sequence[str] = ()) -> tuple[str, ...]:
+    """The checks that a comma-separated list names; `others` are checks that are not made here.
 
     Raises:
         UsageError: one of them does not exist.
     """
-    known = [check.NAME for check in CHECKS]
+    known = [*(check.NAME for check in CHECKS), *others]
     named = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for name in named:
         if name not in known:

@@ -48,11 +48,11 @@ def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: f
         },
         "counts": {status.value: count for status, count in report.counts.items()},
         "silenced": list(report.silenced),
-        "findings": [_as_json(finding) for finding in report.findings],
+        "findings": [finding_as_json(finding) for finding in report.findings],
     }
 
 
-def _as_json(finding: Finding) -> dict[str, Json]:
+def finding_as_json(finding: Finding) -> dict[str, Json]:
     return {
         "check": finding.check,
         "status": finding.status.value,
@@ -88,10 +88,10 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     findings = told.get("findings")
     if not isinstance(findings, list) or len(findings) > _MAX_FINDINGS:
         raise ValueError("it has no list of findings")
-    return tuple(map(_finding, findings))
+    return tuple(map(finding_of, findings))
 
 
-def _finding(told: Any) -> Finding:
+def finding_of(told: Any) -> Finding:
     if not isinstance(told, Mapping):
         raise ValueError("a finding is no object")
     texts: dict[str, Any] = {key: told.get(key, "") for key in ("check", "subject", "text", "unit", "action")}

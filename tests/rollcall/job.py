@@ -1,0 +1,118 @@
+"""A job of simulated nodes around a Hall: no sockets, and a clock that jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.model import Endpoint
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall import speech
+from trainer_launch.rollcall.hall import Hall, Phase
+from trainer_launch.rollcall.names import Names
+from trainer_launch.rollcall.stages import Stage, Stuck
+from trainer_launch.rollcall.state import Event, Gone, Look, Looked, Over, Said, Send, Settings, Tick
+
+JOB = "job"
+NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
+
+Outcome = Callable[[int, int], "tuple[str, int]"]  # of node and partner: why it failed, or "", and the rate
+
+
+def well(node: int, partner: int) -> tuple[str, int]:
+    return "", 1_000_000_000
+
+
+class Simulation:
+    """Nodes that answer at once, unless told otherwise."""
+
+    def __init__(self, nodes: int, *, outcome: Outcome = well, **settings: object) -> None:
+        values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
+        self.settings = Settings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
+        self.now_s = 1000.0
+        self.hall = Hall(self.settings, self.now_s)
+        self.outcome = outcome
+        self.facts: Mapping[int, Mapping[str, str]] = {}
+        self.offsets: Mapping[int, float] = {}
+        self.own: Mapping[int, Sequence[Finding]] = {}
+        self.mute: set[int] = set()  # send no record and no result
+        self.told: dict[int, list[msg.Message]] = {}
+        self.looked: list[tuple[Endpoint | None, ...]] = []
+        self.stages: Mapping[str, Stage] = {}
+        self.rounds = 0
+
+    def come(self, *ranks: int, host: str = "") -> None:
+        for rank in ranks:
+            self.say(rank, present(rank, host=host))
+
+    def say(self, rank: int, message: msg.Message, peer: int | None = None) -> None:
+        self.handle(Said(rank if peer is None else peer, "10.0.0.1", message))
+
+    def leave(self, rank: int) -> None:
+        self.handle(Gone(rank))
+
+    def wait(self, seconds: float, silent: Iterable[int] = ()) -> None:
+        """Let time pass; all but the silent ones go on saying that they live."""
+        end_s = self.now_s + seconds
+        quiet = set(silent)
+        while self.hall.phase is not Phase.OVER:
+            due_s = self.hall.due_s()
+            if due_s is None or due_s > end_s:
+                break
+            self.now_s = max(self.now_s, due_s)
+            for rank in list(self.told):
+                if rank not in quiet:
+                    self.say(rank, msg.Alive())
+            self.handle(Tick())
+        self.now_s = end_s
+
+    def handle(self, event: Event) -> None:
+        for reply in self.hall.step(event, self.now_s):
+            if isinstance(reply, Send):
+                self.told.setdefault(reply.peer, []).append(reply.message)
+                self.answer(reply.peer, reply.message)
+            elif isinstance(reply, Look):
+                self.looked.append(reply.places)
+                found = [Stuck(self.stages.get(p.host if p else "", Stage.REFUSED), "seen") for p in reply.places]
+                self.handle(Looked(found))
+            elif isinstance(reply, Over):
+                self.over = True
+
+    def answer(self, rank: int, message: msg.Message) -> None:
+        if rank in self.mute:
+            return
+        if isinstance(message, msg.Complete):
+            facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
+            own = speech.dumped(self.own.get(rank, ()))
+            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own))
+        elif isinstance(message, msg.Test):
+            self.rounds = max(self.rounds, message.round + 1)
+            one, other = map(int, message.token.split("-")[-2:])
+            why, rate = self.outcome(rank, other if rank == one else one)
+            self.say(rank, msg.Result(message.round, not why, rate, why))
+
+    @property
+    def is_over(self) -> bool:
+        return self.hall.phase is Phase.OVER
+
+    def loud(self) -> list[Finding]:
+        return [found for found in self.hall.findings if found.status in (Status.FAIL, Status.WARN)]
+
+    def verdicts(self) -> dict[int, str]:
+        """What each node was told at the end."""
+        return {
+            rank: message.findings
+            for rank, messages in self.told.items()
+            for message in messages
+            if isinstance(message, msg.Decided)
+        }
+
+
+def present(
+    rank: int, *, host: str = "", incarnation: str = "a", job: str = JOB, version: int = msg.VERSION
+) -> msg.Present:
+    return msg.Present(version, job, rank, host or f"job-node-0-{rank}", f"{rank}-{incarnation}", 29500)
+
+
+def failure(check: str = "shm", text: str = "/dev/shm is too small") -> Finding:
+    return Finding(check=check, status=Status.FAIL, fault=Fault.JOB, scope=Scope.NODE, text=text)

@@ -1,0 +1,89 @@
+"""Pair tests in real children: both ends agree, every byte counts, and nothing hangs for longer than it may."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainer_launch.rollcall import bench
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.ear import Ear
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    made = Ear(None, lambda: msg.Here("host", "x", "waiting"))
+    yield made
+    made.close()
+
+
+def order(port: int, *, dials: bool, limit_s: float = 5.0) -> msg.Test:
+    return msg.Test(0, dials, "127.0.0.1", port, "s-0-0-1", limit_s)
+
+
+def test_both_ends_measure_what_came(ear: Ear) -> None:
+    results: list[msg.Result] = []
+    other = threading.Thread(target=lambda: results.append(bench.run(order(ear.port, dials=False), ear)))
+    other.start()
+    results.append(bench.run(order(ear.port, dials=True), ear))
+    other.join(10)
+    assert [(result.good, result.why) for result in results] == [(True, "")] * 2
+    assert all(result.rate > 1_000_000 for result in results)
+
+
+def test_who_dials_nobody_says_so(ear: Ear) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        result = bench.run(order(probe.getsockname()[1], dials=True, limit_s=1.0), ear)
+    assert not result.good
+    assert "Connection refused" in result.why
+
+
+def test_who_waits_for_nobody_says_so_in_time(ear: Ear) -> None:
+    result = bench.run(order(ear.port, dials=False, limit_s=0.3), ear)
+    assert (result.good, result.why) == (False, "the other end did not connect in time")
+
+
+def test_data_that_arrives_damaged_is_found(ear: Ear) -> None:
+    """A middleman that answers as the other end would, with zeros."""
+    with socket.create_server(("127.0.0.1", 0)) as forger:
+
+        def forge() -> None:
+            sock, _ = forger.accept()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b"ok\n")
+                threading.Thread(target=swallow, args=(sock,), daemon=True).start()
+                sock.sendall((1 << 18).to_bytes(8, "big") + bytes(1 << 18) + bytes(8))
+                done.wait(10)
+
+        def swallow(sock: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while sock.recv(1 << 20):
+                    pass
+
+        done = threading.Event()
+        thread = threading.Thread(target=forge)
+        thread.start()
+        result = bench.run(order(forger.getsockname()[1], dials=True), ear)
+        done.set()
+        thread.join(10)
+    assert (result.good, result.why) == (False, "the data arrives damaged")
+
+
+def test_a_child_that_hangs_is_killed_and_named(ear: Ear) -> None:
+    stuck = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
+    result = bench.run(order(1, dials=True, limit_s=0.2), ear, child=stuck)
+    assert (result.good, result.why) == (False, "its test hung and was killed after 0.2 s")
+
+
+def test_a_child_that_says_nothing_is_no_pass(ear: Ear) -> None:
+    result = bench.run(order(1, dials=True), ear, child=(sys.executable, "-I", "-S", "-c", "raise SystemExit(3)"))
+    assert (result.good, result.why) == (False, "its test ended with 3 and said nothing")

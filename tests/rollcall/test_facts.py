@@ -1,0 +1,165 @@
+"""What a node says of itself, what is made of all nodes' facts, and what they are called."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.command import parse_command
+from trainer_launch.commands.gathering import failing_nodes, merged, thresholds
+from trainer_launch.errors import UsageError
+from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.host.code import code_hash
+from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
+from trainer_launch.rollcall import facts, speech
+from trainer_launch.rollcall.compare import clocks, differences
+from trainer_launch.rollcall.names import names_of
+from trainer_launch.rollcall.protocol import MAX_FACTS, Record, parse, render
+from trainer_launch.topology import place
+
+NODES = tuple(f"node {number} (host-{number})" for number in range(5))
+
+
+def test_the_minority_is_named_even_when_it_is_node_0() -> None:
+    (found,) = differences(NODES, [{"nccl": "2.28.9"}, *[{"nccl": "2.27.7"}] * 4])
+    assert (found.subject, found.fault) == (NODES[0], Fault.JOB)
+    assert found.text == "NCCL differs: 2.27.7 on 4 nodes, 2.28.9 on node 0 (host-0)"
+    assert (found.measured, found.expected) == ("2.28.9", "2.27.7")
+
+
+def test_a_fact_that_one_node_lacks_is_a_difference() -> None:
+    (found,) = differences(NODES, [*[{"env NCCL_ALGO": "Ring"}] * 4, {}])
+    assert found.text == "NCCL_ALGO differs: Ring on 4 nodes, (unset) on node 4 (host-4)"
+
+
+def test_without_a_majority_nobody_is_accused() -> None:
+    (found,) = differences(NODES[:4], [{"torch": "2.8"}, {"torch": "2.8"}, {"torch": "2.9"}, {"torch": "2.9"}])
+    assert (found.subject, found.scope) == ("", Scope.JOB)
+    assert found.text.endswith("no value has a majority")
+
+
+@pytest.mark.parametrize(
+    "key", ["driver", "kernel", "python", "command", "env NCCL_DEBUG", "env NCCL_SOCKET_IFNAME"]
+)
+def test_what_may_differ_only_warns(key: str) -> None:
+    (found,) = differences(NODES, [*[{key: "a"}] * 4, {key: "b"}])
+    assert found.status is Status.WARN
+
+
+def test_a_lost_gpu_is_the_nodes_fault_and_another_try_may_help() -> None:
+    (found,) = differences(NODES, [*[{"gpus": "8 of NVIDIA H200"}] * 4, {"gpus": "7 of NVIDIA H200"}])
+    assert (found.fault, found.subject) == (Fault.NODE, NODES[4])
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "error_s", "status"),
+    [(0.5, 0.0, Status.PASS), (5.0, 0.0, Status.WARN), (-45.0, 0.0, Status.FAIL), (45.0, 40.0, Status.WARN)],
+)
+def test_a_clock_counts_as_off_by_what_is_sure(offset_s: float, error_s: float, status: Status) -> None:
+    (found,) = clocks(NODES, [*[(0.0, 0.01)] * 4, (offset_s, error_s)])
+    assert found.status is status
+
+
+def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None:
+    def told(value: str, salt: bytes) -> str:
+        return facts.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
+
+    assert told("hush", b"1") == told("hush", b"1")
+    assert told("hush", b"1") != told("hush", b"2")
+    assert told("hush", b"1") != told("hash", b"1")
+    assert "hush" not in told("hush", b"1")
+
+
+def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
+    env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
+    assert facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+
+
+def test_versions_come_from_the_programs_own_interpreter() -> None:
+    assert facts.versions(None)["python"] == platform.python_version()
+    assert facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
+
+
+def test_torchruns_own_options_do_not_make_commands_differ() -> None:
+    def told(rank: str) -> str:
+        command = parse_command(("torchrun", f"--node-rank={rank}", "train.py", "--lr", "1"))
+        return facts.quick_facts({}, command, 1, 0, b"")["command"]
+
+    assert told("0") == told("1") == "train.py --lr 1"
+
+
+def test_the_driver_and_the_models_are_read_from_the_kernels_files(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/driver/nvidia/gpus/0000:9b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
+    (tmp_path / "proc/driver/nvidia/version").write_text(version)
+    assert facts.devices(1, tmp_path) == {"gpus": "1 of NVIDIA H200", "driver": "580.159.04"}
+
+
+def test_code_counts_and_what_it_leaves_behind_does_not(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    before = code_hash(str(script))
+    (tmp_path / "out.json").write_text("{}")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "x.py").write_text("1")
+    assert code_hash(str(script)) == before
+    (tmp_path / "model.py").write_text("2")
+    assert code_hash(str(script)) != before
+    assert code_hash(str(tmp_path / "none.py")) is None
+
+
+def test_facts_always_fit_into_a_message() -> None:
+    found = facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
+    assert 0 < len(found) <= MAX_FACTS
+    record = Record(found, 0.0, 0.0, speech.dumped([], 14_000))
+    assert parse(render(record).rstrip(b"\n")) == record
+
+
+def test_names_come_from_members_or_from_the_pattern_of_indices() -> None:
+    def name(rank: int, home: str, hostname: str, **told: object) -> str | None:
+        job = Job(contract="c", nodes=NodeRange(4, 4), node_rank=1, coordinator=Endpoint(home, 1), **told)  # type: ignore[arg-type]
+        here = Host(
+            hostname=hostname,
+            cpus=Cpus(affinity=1, quota=None),
+            gpus=Gpus(count=0, reason=""),
+            memory_limit_bytes=None,
+            shm_bytes=None,
+        )
+        topology = place(job, here)
+        found = names_of(job, topology, Endpoint(home, 1), hostname).place(rank)
+        return None if found is None else found.host
+
+    assert name(3, "job-node-0-0.job", "job-node-0-1") == "job-node-0-3.job"
+    assert name(3, "job-master-0", "job-worker-0") == "job-worker-2"
+    assert name(3, "10.0.0.1", "job-node-0-1") is None
+    assert name(3, "job-node-0-0.job", "something-else") is None
+    assert name(0, "10.0.0.1", "x") == "10.0.0.1"
+    members = tuple(Member(host) for host in "abcd")
+    assert name(3, "a", "b", members=members) == "d"
+
+
+def fail(check: str, subject: str = "", text: str = "x") -> Finding:
+    return Finding(check=check, status=Status.FAIL, fault=Fault.NODE, subject=subject, text=text)
+
+
+def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
+    decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
+    told = merged([fail("shm")], decided, "node 1 (b)")
+    assert [finding.check for finding in told] == ["pairs", "shm"]
+    assert told[1].evidence == ("also on node 0 (a)",)
+
+
+def test_the_failing_nodes_are_listed_by_host_name() -> None:
+    job = Finding(check="facts", status=Status.FAIL, fault=Fault.JOB, subject="node 3 (d)", text="x")
+    assert failing_nodes([fail("pairs", "node 2 (c)"), fail("shm", "node 0 (a), node 2 (c)"), job]) == "c\na\n"
+
+
+def test_thresholds_are_read_or_refused() -> None:
+    assert thresholds("pair=0.5,pair-mbps=200").floor == 200e6
+    for wrong in ("gemm=1", "pair=x", "pair=-1", "pair"):
+        with pytest.raises(UsageError, match="--threshold"):
+            thresholds(wrong)

@@ -1,0 +1,168 @@
+"""Real preflights on hosts with their own networks: absent, stopped, unnamed, differing, slow, cut off nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import LAUNCHER
+from tests.conftest import require
+from tests.hosts.network import Host, hosts
+
+pytestmark = pytest.mark.process
+
+LATEST_S = 60.0
+
+
+class Pods:
+    """The nodes of one job, each with a report of its own."""
+
+    def __init__(self, pods: Sequence[Host], folder: Path, deadline_s: int) -> None:
+        self.pods, self.folder, self.deadline_s = pods, folder, deadline_s
+        self.started: dict[int, subprocess.Popen[str]] = {}
+
+    def start(
+        self, node: int, *command: str, env: Mapping[str, str] | None = None, level: str = "standard"
+    ) -> None:
+        told = {
+            "PET_NNODES": str(len(self.pods)),
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(node),
+            "PET_MASTER_ADDR": self.pods[0].name,
+            "PET_MASTER_PORT": "29400",
+        }
+        report = self.folder / str(node) / "report.json"
+        report.parent.mkdir()
+        words = ("--deadline", str(self.deadline_s), "--level", level, "--report", str(report), "--skip", "cpu")
+        argv = (*LAUNCHER, "preflight", *words, *(("--", *command) if command else ()))
+        self.started[node] = self.pods[node].start(argv, {**told, **(env or {})})
+
+    def until(self, node: int, words: str) -> None:
+        """Read what a node says until it has said that."""
+        stream = self.started[node].stdout
+        assert stream is not None
+        for line in stream:
+            if words in line:
+                return
+        raise AssertionError(f"node {node} ended without saying {words!r}")
+
+    def end(self, node: int) -> tuple[int, list[dict[str, Any]]]:
+        """Exit code, and what was found about all nodes together."""
+        output, _ = self.started[node].communicate(timeout=LATEST_S)
+        path = self.folder / str(node) / "report.json"
+        assert path.exists(), output
+        findings = json.loads(path.read_text())["findings"]
+        checks = ("roll-call", "facts", "clock", "pairs")
+        return self.started[node].returncode, [one for one in findings if one["check"] in checks]
+
+
+def loud(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, object]]:
+    return [
+        (one["check"], one["subject"], one["measured"]) for one in findings if one["status"] in ("warn", "fail")
+    ]
+
+
+def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path: Path) -> None:
+    names = [f"job-node-0-{node}" for node in range(5)]
+    with hosts(*names) as pods:
+        for pod in pods:
+            pod.knows({other.name: other.address for other in pods[:4]})
+        job = Pods(pods, tmp_path, deadline_s=12)
+        for node in (0, 1, 3):
+            job.start(node)
+        job.until(3, "nodes are there")
+        pods[3].process_1(job.started[3]).suspend()
+        ended = [job.end(node) for node in (0, 1)]
+        pods[3].kill(job.started[3])
+        job.started[3].communicate(timeout=LATEST_S)
+    assert [code for code, _ in ended] == [20, 20]
+    assert ended[0][1] == ended[1][1]
+    assert loud(ended[0][1]) == [
+        ("roll-call", "", 2),
+        ("roll-call", "node 2 (job-node-0-2)", "refused"),
+        ("roll-call", "node 3 (job-node-0-3)", "silent"),
+        ("roll-call", "node 4 (job-node-0-4)", "no DNS record"),
+    ]
+    listed = (tmp_path / "0" / "failing_nodes.txt").read_text()
+    assert listed.split() == ["job-node-0-2", "job-node-0-3", "job-node-0-4"]
+
+
+def test_without_node_0_each_of_the_others_says_at_which_stage_it_is(tmp_path: Path) -> None:
+    with hosts("job-node-0-0", "job-node-0-1", "job-node-0-2") as pods:
+        pods[2].knows({pods[2].name: pods[2].address})
+        job = Pods(pods, tmp_path, deadline_s=3)
+        for node in (1, 2):
+            job.start(node, level="quick")
+        (first, of_first), (second, of_second) = job.end(1), job.end(2)
+    assert (first, second) == (20, 20)
+    assert loud(of_first) == [("roll-call", "node 0 (job-node-0-0)", "refused")]
+    assert loud(of_second) == [("roll-call", "node 0 (job-node-0-0)", "no DNS record")]
+
+
+def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path) -> None:
+    for name, text in (("same", "print(1)"), ("other", "print(2)")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(text)
+    with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
+        job = Pods(pods, tmp_path, deadline_s=30)
+        for node in range(4):
+            env = {"NCCL_NET_TOKEN": "hush-1" if node == 1 else "hush-0"}
+            env |= {"NCCL_ALGO": "Ring"} if node == 2 else {}
+            job.start(node, str(tmp_path / ("other" if node == 3 else "same") / "train.py"), env=env)
+        ended = [job.end(node) for node in range(4)]
+    assert [code for code, _ in ended] == [30] * 4
+    assert all(found == ended[0][1] for _, found in ended)
+    named = {one["text"].split(" differs")[0]: one["subject"] for one in ended[0][1] if one["status"] == "fail"}
+    assert named == {
+        "NCCL_NET_TOKEN": "node 1 (job-node-0-1)",
+        "NCCL_ALGO": "node 2 (job-node-0-2)",
+        "the program's code": "node 3 (job-node-0-3)",
+    }
+    assert "hush" not in json.dumps(ended)
+    assert any(one["check"] == "pairs" and one["status"] == "pass" for one in ended[0][1])
+
+
+def test_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
+    with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
+        limit = (
+            "qdisc",
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            "24mbit",
+            "burst",
+            "64kbit",
+            "latency",
+            "400ms",
+        )
+        shaped = subprocess.run(("tc", "-n", pods[2].namespace, *limit), capture_output=True, check=False)
+        require(shaped.returncode == 0, f"needs tc with tbf: {shaped.stderr!r}")
+        job = Pods(pods, tmp_path, deadline_s=30)
+        for node in range(4):
+            job.start(node)
+        ended = [job.end(node) for node in range(4)]
+    assert [code for code, _ in ended] == [20] * 4
+    assert [(check, subject) for check, subject, _ in loud(ended[0][1])] == [("pairs", "node 2 (job-node-0-2)")]
+    assert all(found == ended[0][1] for _, found in ended)
+
+
+def test_a_way_that_is_blocked_in_one_direction_is_named_as_a_link(tmp_path: Path) -> None:
+    with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
+        route = ("route", "add", "blackhole", f"{pods[1].address}/32")
+        subprocess.run(("ip", "-n", pods[2].namespace, *route), check=True)
+        job = Pods(pods, tmp_path, deadline_s=30)
+        for node in range(4):
+            job.start(node)
+        ended = [job.end(node) for node in range(4)]
+    assert [code for code, _ in ended] == [20] * 4
+    assert [(check, subject) for check, subject, _ in loud(ended[3][1])] == [
+        ("pairs", "node 1 (job-node-0-1) - node 2 (job-node-0-2)")
+    ]

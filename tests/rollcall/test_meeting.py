@@ -1,0 +1,288 @@
+"""The roll call over real sockets, all nodes in this process: what can happen to connections, clocks and ports."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from trainer_launch.coordinator import protocol as coordinating
+from trainer_launch.coordinator.client import Client
+from trainer_launch.coordinator.client import Disconnected as RunDisconnected
+from trainer_launch.coordinator.server import Server as Coordinator
+from trainer_launch.coordinator.state import Settings as Coordinating
+from trainer_launch.errors import NodeError
+from trainer_launch.findings import Finding, Status
+from trainer_launch.host.net import free_port
+from trainer_launch.model import Endpoint
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
+from trainer_launch.rollcall.ear import Ear
+from trainer_launch.rollcall.names import Names
+from trainer_launch.rollcall.server import Server
+from trainer_launch.rollcall.stages import Stage, look
+from trainer_launch.rollcall.state import Settings
+
+JOB = "job"
+LATEST_S = 30.0
+
+
+def well(test: msg.Test, ear: Ear) -> msg.Result:
+    return msg.Result(test.round, True, 10**9, "")
+
+
+class Job:
+    """A job whose node 0 listens on a free port."""
+
+    def __init__(self, nodes: int, deadline_s: float = 20.0, secret: bytes | None = None) -> None:
+        self.port = free_port()
+        self.home = Endpoint("127.0.0.1", self.port)
+        self.settings = Settings(
+            job=JOB, min_nodes=nodes, max_nodes=nodes, deadline_s=deadline_s, names=Names(home=self.home), salt="s"
+        )
+        self.deadline_s = deadline_s
+        self.secret = secret
+        self.undo = contextlib.ExitStack()
+
+    def hold(self) -> Server:
+        server = Server(self.settings, Endpoint("", self.port), self.secret)
+        server.start()
+        self.undo.callback(server.stop)
+        return server
+
+    def call(
+        self,
+        rank: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        bench: Callable[[msg.Test, Ear], msg.Result] = well,
+        secret: bytes | None = None,
+        deadline_s: float | None = None,
+    ) -> Caller:
+        said = msg.Present(msg.VERSION, JOB, rank, f"host-{rank}", incarnation(), 1)
+        caller = Caller(
+            self.home,
+            said,
+            deadline_s=self.deadline_s if deadline_s is None else deadline_s,
+            port=None,
+            secret=secret or self.secret,
+            clock=clock,
+            bench=bench,
+        )
+        self.undo.callback(caller.close)
+        return caller
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., Job]]:
+    with contextlib.ExitStack() as undo:
+
+        def made(*args: object, **kwargs: object) -> Job:
+            one = Job(*args, **kwargs)  # type: ignore[arg-type]
+            undo.callback(one.undo.close)
+            return one
+
+        yield made
+
+
+def verdict(caller: Caller, facts: dict[str, str] | None = None) -> tuple[Finding, ...]:
+    """Take part as the command does, to the end."""
+    until_s = time.monotonic() + LATEST_S
+    while time.monotonic() < until_s:
+        news = caller.receive(until_s - time.monotonic())
+        if isinstance(news, Verdict):
+            return news.findings
+        if isinstance(news, msg.Complete):
+            caller.send(msg.Record(facts or {"torch": "2"}, *caller.offset, "[]"))
+    raise AssertionError("no verdict came")
+
+
+def verdicts(*callers: Caller) -> list[tuple[Finding, ...]]:
+    found: dict[int, tuple[Finding, ...]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, c=c: found.update({n: verdict(c)})) for n, c in enumerate(callers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LATEST_S)
+    return [found[number] for number in range(len(callers))]
+
+
+def failed(findings: tuple[Finding, ...]) -> list[Finding]:
+    return [finding for finding in findings if finding.status is Status.FAIL]
+
+
+def test_all_nodes_meet_and_are_told_the_same(job: Callable[..., Job]) -> None:
+    one = job(4)
+    one.hold()
+    told = verdicts(*(one.call(rank) for rank in range(4)))
+    assert len(set(told)) == 1
+    assert {finding.status for finding in told[0]} == {Status.PASS}
+
+
+def test_a_node_that_is_there_before_node_0_waits_for_it(job: Callable[..., Job]) -> None:
+    one = job(2)
+    early = one.call(1)
+    assert early.receive(0.3) is None
+    one.hold()
+    told = verdicts(early, one.call(0))
+    assert not failed(told[0])
+
+
+def test_the_port_is_free_at_once_after_each_end(job: Callable[..., Job]) -> None:
+    one = job(2)
+    for _ in range(2):
+        server = one.hold()
+        callers = [one.call(0), one.call(1)]
+        verdicts(*callers)
+        server.stop()
+        for caller in callers:
+            caller.close()
+        assert free_port_is(one.port)
+    server = one.hold()
+    waiting = one.call(0)
+    assert waiting.receive(5) is not None
+    server.stop()  # in the middle
+    waiting.close()
+    assert free_port_is(one.port)
+
+
+def free_port_is(port: int) -> bool:
+    with socket.create_server(("", port)):
+        return True
+
+
+def test_who_says_nothing_or_breaks_off_or_talks_nonsense_disturbs_nobody(job: Callable[..., Job]) -> None:
+    one = job(2)
+    one.hold()
+    silent = socket.create_connection(("127.0.0.1", one.port))
+    broken = socket.create_connection(("127.0.0.1", one.port))
+    broken.sendall(b'{"kind":"pres')
+    broken.close()
+    strange = socket.create_connection(("127.0.0.1", one.port))
+    strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    told = verdicts(one.call(0), one.call(1))
+    assert not failed(told[0])
+    silent.close()
+    strange.close()
+
+
+def test_who_stops_after_it_has_said_who_it_is_is_silent_at_the_deadline(job: Callable[..., Job]) -> None:
+    one = job(3, deadline_s=2.5)
+    one.hold()
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
+        said = msg.Present(msg.VERSION, JOB, 2, "host-2", "x", mute.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", one.port)) as sock:
+            sock.sendall(msg.render(said))
+            sock.recv(1000)
+        told = verdicts(one.call(0), one.call(1))
+    assert told[0] == told[1]
+    missing = [finding for finding in failed(told[0]) if finding.subject]
+    assert [(finding.subject, finding.measured) for finding in missing] == [("node 2 (host-2)", "silent")]
+
+
+def test_without_node_0_each_says_so_with_its_stage(job: Callable[..., Job]) -> None:
+    one = job(3, deadline_s=1.0)
+    (first, second) = verdicts(one.call(1), one.call(2))
+    for findings in (first, second):
+        assert [finding.measured for finding in failed(findings)] == ["refused"]
+
+
+def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job]) -> None:
+    one = job(3, deadline_s=1.0)
+    server = one.hold()
+    callers = [one.call(1), one.call(2, deadline_s=0.5)]
+    for caller in callers:
+        assert isinstance(caller.receive(5), msg.Waiting)
+    server.stop()
+    for findings in verdicts(*callers):
+        assert [finding.measured for finding in failed(findings)] == ["refused"]
+
+
+def test_a_node_without_the_secret_is_refused_and_the_others_miss_it(job: Callable[..., Job]) -> None:
+    one = job(2, deadline_s=2.0, secret=b"right")
+    one.hold()
+    stranger, member = one.call(1, secret=b"wrong"), one.call(0)
+    told = verdicts(stranger, member)
+    assert "its secret is not the job's" in failed(told[0])[0].text
+    assert failed(told[1])
+
+
+def test_a_skewed_clock_is_measured_and_named(job: Callable[..., Job]) -> None:
+    one = job(4)
+    one.hold()
+    callers = [one.call(rank) for rank in range(3)]
+    told = verdicts(*callers, one.call(3, clock=lambda: time.time() + 45))
+    (found,) = failed(told[0])
+    assert (found.check, found.subject) == ("clock", "node 3 (host-3)")
+    assert found.measured == pytest.approx(45, abs=0.5)
+    assert "ahead" in found.text
+
+
+def test_a_pod_that_is_made_again_finds_its_job_at_work_and_passes(job: Callable[..., Job]) -> None:
+    one = job(2)
+    settings = Coordinating(job=JOB, min_nodes=2, max_nodes=2, max_restarts=0)
+    coordinator = Coordinator(settings, Endpoint("", one.port), log=lambda text: None)
+    coordinator.start()
+    one.undo.callback(coordinator.stop)
+    (findings,) = verdicts(one.call(1))
+    assert [finding.status for finding in findings] == [Status.PASS]
+    assert "runs already" in findings[0].text
+
+
+def test_node_0_made_again_passes_when_the_others_are_at_work_and_they_go_on_trying(
+    job: Callable[..., Job],
+) -> None:
+    one = job(2)
+    one.hold()
+    hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3)
+    client = Client(one.home, hello)
+    one.undo.callback(client.close)
+    (findings,) = verdicts(one.call(0))
+    assert [finding.status for finding in findings] == [Status.PASS]
+    assert not isinstance(client.receive(0.2), coordinating.Refused | RunDisconnected)
+
+
+def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:
+    home = Endpoint("127.0.0.1", free_port())
+    said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
+    caller = Caller(home, said, deadline_s=20, port=free_port())
+    try:
+        until_s = time.monotonic() + 10
+        stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
+        while "Connection refused" not in stuck.text and time.monotonic() < until_s:
+            stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
+        assert stuck.stage is Stage.RUNS
+        assert "cannot connect to node 0" in stuck.text
+    finally:
+        caller.close()
+
+
+def test_looking_tells_no_name_refused_and_silent_apart() -> None:
+    assert look(Endpoint("no-such-host.invalid", 1), 2.0).stage is Stage.NO_RECORD
+    assert look(Endpoint("127.0.0.1", free_port()), 2.0).stage is Stage.REFUSED
+    assert look(None, 1.0).stage is Stage.UNNAMED
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert look(Endpoint("127.0.0.1", mute.getsockname()[1]), 0.3).stage is Stage.SILENT
+
+
+def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> None:
+    """With hostNetwork two pods may share a machine, and the one that is not node 0 may come first."""
+    one = job(2)
+    said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
+    early = Caller(one.home, said, deadline_s=20, port=one.port, bench=well)
+    one.undo.callback(early.close)
+    until_s = time.monotonic() + 10
+    started = False
+    while not started and time.monotonic() < until_s:
+        with contextlib.suppress(NodeError):
+            one.hold()
+            started = True
+    assert started
+    told = verdicts(one.call(0), early)
+    assert not failed(told[0])

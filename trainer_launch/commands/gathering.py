@@ -1,0 +1,233 @@
+"""What `preflight` does with the other nodes: take part in the roll call, and on node 0 hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainer_launch.engines.meeting import job_name
+from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.host.secret import read_secret
+from trainer_launch.model import Endpoint
+from trainer_launch.preflight.dns import HIDING
+from trainer_launch.preflight.subject import Subject
+from trainer_launch.rollcall import compare, ending, facts, pairs, speech
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
+from trainer_launch.rollcall.names import names_of
+from trainer_launch.rollcall.pairs import Thresholds
+from trainer_launch.rollcall.server import Server
+from trainer_launch.rollcall.state import Settings as Calling
+from trainer_launch.rollcall.state import label
+from trainer_launch.settings import Settings
+
+CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, pairs.NAME)  # those of all nodes together
+FAILING_NODES = "failing_nodes.txt"
+_THRESHOLDS = ("pair", "pair-mbps")
+_MAX_THRESHOLD = 1e9
+_PORT_S = 3.0  # for the port to become free
+_RECORD_BYTES = 14_000  # of own findings
+_SAY_AGAIN_S = 10.0
+_LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
+_LOUD = (Status.FAIL, Status.WARN)
+_log = logging.getLogger(__name__)
+
+
+def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str | None:
+    """Why there is no roll call; None: there is one."""
+    topology = subject.topology
+    if settings.level == "container":
+        return "only this container was asked for (--level container)"
+    if ending.NAME in skipped or (chosen and not set(chosen) & set(CHECKS)):
+        return "it was not asked for (--only, --skip)"
+    if topology.nodes is not None and topology.nodes.max == 1:
+        return "the job has one node"
+    if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
+        return "nothing tells how many nodes the job has, which of them this is, or where they meet"
+    if subject.job.engine not in (None, "torchrun", "plain"):
+        return "the nodes of this job do not meet at node 0"
+    if subject.job.contract in HIDING and "level" not in settings.model_fields_set:
+        return "this operator hides the names of pods in init containers; elsewhere ask for it with --level"
+    return None
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """One node's part, while it goes on."""
+
+    caller: Caller
+    own: str  # this node for people
+    read_slowly: Callable[[], Mapping[str, str]]
+    subject: Subject
+    secret: bytes
+
+    def finish(self, check_here: Callable[[], Sequence[Finding]]) -> tuple[Finding, ...]:
+        """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
+        said_s = -_SAY_AGAIN_S
+        while True:
+            news = self.caller.receive(_LAST_S)
+            match news:
+                case Verdict(findings):
+                    return findings
+                case msg.Complete(salt, _):
+                    self._tell(salt, check_here())
+                case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
+                    said_s = time.monotonic()
+                    _log.info("%s", _waiting(news))
+
+    def _tell(self, salt: str, found: Sequence[Finding]) -> None:
+        subject, key = self.subject, salt.encode() + self.secret
+        told = dict(self.read_slowly()) | facts.quick_facts(
+            subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
+        )
+        offset_s, error_s = self.caller.offset
+        loud = [one for one in found if one.status in _LOUD]
+        findings = speech.dumped(loud, _RECORD_BYTES)
+        self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, findings))
+
+
+def _waiting(news: msg.Waiting) -> str:
+    missing = f"; missing: {', '.join(news.missing)}" if news.missing else ""
+    return f"roll call: {news.present} of {news.wanted} nodes are there, {news.left_s:.0f} s left{missing}"
+
+
+@contextlib.contextmanager
+def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) -> Iterator[Gathering | NodeError]:
+    """Take part until the block ends; a NodeError instead where the port for it cannot be opened.
+
+    Raises:
+        UsageError: --secret-file or --threshold make no sense.
+    """
+    topology, hostname = subject.topology, subject.host.hostname
+    place, nodes, rank = topology.coordinator, topology.nodes, topology.node_rank
+    if place is None or nodes is None or rank is None:
+        raise ValueError("there is no roll call, and `obstacle` says why")
+    secret = None if settings.secret_file is None else read_secret(settings.secret_file)
+    job = job_name(topology, hostname, place)
+    calling = Calling(
+        job=job,
+        min_nodes=nodes.min,
+        max_nodes=nodes.max,
+        deadline_s=settings.deadline,
+        names=names_of(subject.job, topology, place, hostname),
+        salt=secrets.token_hex(8),
+        with_facts=settings.level == "standard" and compare.FACTS not in skipped,
+        with_pairs=settings.level == "standard" and pairs.NAME not in skipped,
+        thresholds=thresholds(settings.threshold),
+    )
+    with contextlib.ExitStack() as undo:
+        if topology.is_coordinator:
+            server = Server(calling, Endpoint("", place.port), secret)
+            problem = _started(server)
+            if problem is not None:
+                yield problem
+                return
+            undo.callback(server.stop)
+        caller = Caller(
+            Endpoint("localhost", place.port) if topology.is_coordinator else place,
+            msg.Present(msg.VERSION, job, rank, hostname, incarnation(), place.port),
+            deadline_s=settings.deadline,
+            port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
+            secret=secret,
+        )
+        undo.callback(caller.close)
+        yield Gathering(caller, label(rank, hostname), _read_meanwhile(subject), subject, secret or b"")
+
+
+def _started(server: Server) -> NodeError | None:
+    """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
+    until_s = time.monotonic() + _PORT_S
+    while (problem := _trouble(server)) is not None and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return problem
+
+
+def _trouble(server: Server) -> NodeError | None:
+    try:
+        server.start()
+    except NodeError as problem:
+        return problem
+    return None
+
+
+def _read_meanwhile(subject: Subject) -> Callable[[], Mapping[str, str]]:
+    """Find versions and code out while others are waited for."""
+    found: dict[str, str] = {}
+    thread = threading.Thread(target=lambda: found.update(facts.slow_facts(subject.command)), daemon=True)
+    thread.start()
+
+    def take() -> Mapping[str, str]:
+        thread.join()
+        return found
+
+    return take
+
+
+def merged(own: Sequence[Finding], decided: Sequence[Finding], name: str) -> tuple[Finding, ...]:
+    """All findings, each once: what this node and others have found alike is told in this node's words."""
+    alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in CHECKS}
+    told = []
+    for finding in own:
+        group = alike.pop((finding.check, finding.status), None) if finding.status in _LOUD else None
+        others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
+        more = (f"also on {', '.join(others)}",) if others else ()
+        told.append(replace(finding, evidence=(*finding.evidence, *more)))
+    rest = [finding for finding in decided if finding.check in CHECKS or finding in alike.values()]
+    return (*rest, *told)
+
+
+def not_held(why: str) -> Finding:
+    """There was no roll call."""
+    return Finding(check=ending.NAME, status=Status.SKIPPED, text=why)
+
+
+def failing_nodes(findings: Sequence[Finding]) -> str:
+    """The host names of nodes that are at fault themselves, one on each line."""
+    hosts: dict[str, None] = {}
+    for finding in findings:
+        if finding.scope is Scope.NODE and finding.fault is Fault.NODE:
+            for name in finding.subject.split(", "):
+                if name.endswith(")"):
+                    hosts[name.rpartition("(")[2][:-1]] = None
+    return "".join(f"{host}\n" for host in hosts)
+
+
+def thresholds(text: str | None) -> Thresholds:
+    """--threshold as values.
+
+    Raises:
+        UsageError: it names something else, or no number.
+    """
+    numbers: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition("=")
+        numbers[name] = _positive(value)
+        if name not in _THRESHOLDS or numbers[name] < 0:
+            raise UsageError(
+                f"--threshold has {part[:60]!r}; expected pair=SHARE or pair-mbps=NUMBER, as in pair=0.3"
+            )
+    default = Thresholds()
+    return Thresholds(
+        ratio=numbers.get("pair", default.ratio),
+        floor=numbers["pair-mbps"] * pairs.MBYTE if "pair-mbps" in numbers else default.floor,
+    )
+
+
+def _positive(text: str) -> float:
+    """-1 for what is no number of this kind."""
+    try:
+        return float(text) if 0 <= float(text) < _MAX_THRESHOLD else -1.0
+    except ValueError:
+        return -1.0
+
+
+def beside(report: str) -> str:
+    """Where the list of failing nodes belongs."""
+    return os.path.join(os.path.dirname(report), FAILING_NODES)

@@ -1,0 +1,63 @@
+"""One end of a pair test, in a child that is killed when its time is up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.ear import Ear
+
+CHILD = (sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "child" / "pair_bench.py"))
+_MARGIN_S = 0.5  # it gives up by itself before that, and says where it was
+_REAP_S = 0.5
+
+
+def run(test: msg.Test, ear: Ear, child: Sequence[str] = CHILD) -> msg.Result:
+    """Play this node's part; always comes back in time."""
+    limit = str(test.limit_s)
+    if test.dials:
+        return _result(test, (*child, "dial", test.token, limit, test.host, str(test.port)), ())
+    with ear.lent() as descriptor:
+        return _result(test, (*child, "listen", test.token, limit, str(descriptor)), (descriptor,))
+
+
+def _result(test: msg.Test, argv: Sequence[str], descriptors: Sequence[int]) -> msg.Result:
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=descriptors,
+        )
+    except OSError as problem:
+        return _failed(test, f"its test could not be started: {problem.strerror}")
+    with child:
+        try:
+            said, _ = child.communicate(timeout=test.limit_s + _MARGIN_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            try:
+                child.communicate(timeout=_REAP_S)
+            except subprocess.TimeoutExpired:
+                child.stdout = None  # `with` must not wait for it
+                return _failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
+            return _failed(test, f"its test hung and was killed after {test.limit_s:g} s")
+    return _read(test, said, child.returncode)
+
+
+def _read(test: msg.Test, said: bytes, status: int) -> msg.Result:
+    try:
+        told = json.loads(said)
+        rate, why = int(told["rate"]), str(told["why"])
+    except (ValueError, KeyError, TypeError):
+        return _failed(test, f"its test ended with {status} and said nothing")
+    return msg.Result(test.round, not why, max(0, min(rate, 2**52)), why[:300])
+
+
+def _failed(test: msg.Test, why: str) -> msg.Result:
+    return msg.Result(test.round, False, 0, why)

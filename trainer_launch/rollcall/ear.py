@@ -1,0 +1,75 @@
+"""A node's own listener: who connects is told how far this node has come; pair tests borrow its socket."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from trainer_launch.coordinator.sockets import listen
+from trainer_launch.errors import NodeError
+from trainer_launch.model import Endpoint
+from trainer_launch.rollcall import protocol as msg
+
+_SEND_S = 0.5
+
+
+class Ear:
+    """Listens on the job's port if it is free here, else on any; `here` says what to tell."""
+
+    def __init__(self, port: int | None, here: Callable[[], msg.Here]) -> None:
+        self._here = here
+        self._sock = _opened(port)
+        self.port = int(self._sock.getsockname()[1])
+        self._wake, self._waker = socket.socketpair()
+        self._lock = threading.Lock()  # held by who may accept
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ear", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the port; once is enough."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._waker.send(b".")
+        self._thread.join()
+        for sock in (self._sock, self._wake, self._waker):
+            sock.close()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """Let somebody else accept what comes: yields the socket's descriptor."""
+        with self._lock:
+            yield self._sock.fileno()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+                    try:
+                        self._answer()
+                    finally:
+                        self._lock.release()
+
+    def _answer(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(_SEND_S)
+            sock.sendall(msg.render(self._here()))
+            sock.shutdown(socket.SHUT_WR)
+
+
+def _opened(port: int | None) -> socket.socket:
+    if port is not None:
+        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+            return listen(Endpoint("", port))
+    return listen(Endpoint("", 0))

@@ -1,0 +1,158 @@
+"""What a roll call ends with, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.rollcall import speech
+from trainer_launch.rollcall.compare import listed
+from trainer_launch.rollcall.names import Names
+from trainer_launch.rollcall.stages import Stage, Stuck, advice
+from trainer_launch.rollcall.state import Key, Node, Settings, label
+
+NAME = "roll-call"
+MAX_LOOKED = 256  # of the missing nodes; the others are named without a stage
+_MAX_TOLD = 50
+_MAX_OF_A_NODE = 20
+
+
+def named(key: Key, node: Node | None, names: Names) -> str:
+    """A node for people, whether it ever came or not."""
+    if node is not None:
+        return node.name
+    place = names.place(key) if isinstance(key, int) else None
+    return label(key, place.host if place is not None else None)
+
+
+def absent(
+    missing: Sequence[Key],
+    nodes: Mapping[Key, Node],
+    looked: Mapping[Key, Stuck],
+    settings: Settings,
+    n_present: int,
+    name: Callable[[Key], str],
+) -> list[Finding]:
+    """One finding for each node that did not come, after one that lists them all."""
+    n_missing = settings.min_nodes - n_present
+    shown = listed([name(key) for key in missing])
+    text = f"{n_present} of {settings.min_nodes} nodes are there after {settings.deadline_s:g} s"
+    text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and nothing tells their names"
+    found = [
+        Finding(
+            check=NAME,
+            status=Status.FAIL,
+            fault=Fault.NODE,
+            scope=Scope.JOB,
+            text=text,
+            measured=n_present,
+            expected=settings.min_nodes,
+            unit="nodes",
+            action="see which pods of the job do not run; --deadline is how long this waits",
+        )
+    ]
+    for key in missing[:_MAX_TOLD]:
+        stuck, node = looked.get(key), nodes.get(key)
+        stage = f" is missing: {stuck.text}" if stuck is not None else " is missing"
+        was_here = f"; it was here before, and {node.lost}" if node is not None and node.lost else ""
+        found.append(
+            Finding(
+                check=NAME,
+                status=Status.FAIL,
+                fault=Fault.NODE,
+                subject=name(key),
+                text=f"{name(key)}{stage}{was_here}",
+                measured=None if stuck is None else stuck.stage.value,
+                action="" if stuck is None else advice(stuck.stage),
+            )
+        )
+    return found
+
+
+def midway(node: Node) -> Finding:
+    """It was there, and then it was not."""
+    how = node.lost or "it has not said what its own checks found"
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.NODE,
+        subject=node.name,
+        text=f"{node.name} stopped midway: {how}",
+        measured=Stage.SILENT.value,
+        action="see the log and the events of its pod",
+    )
+
+
+def all_here(count: int) -> Finding:
+    """The good end."""
+    text = f"all {count} nodes have come"
+    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=count, unit="nodes")
+
+
+def collision(key: Key, hosts: Sequence[str]) -> Finding:
+    """Two nodes want the same rank."""
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.JOB,
+        subject=label(key, hosts[0]),
+        text=f"{' and '.join(hosts)} both say that they are node {key}",
+        action="give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob",
+    )
+
+
+def runs_already(host: str | None) -> Finding:
+    """A pod that was made again meets a job at work: there is nothing to wait for."""
+    who = f"{host} is at work" if host else "node 0's coordinator is at work"
+    text = f"the job runs already ({who}), so this node only rejoins it: nothing is compared"
+    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text)
+
+
+def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
+    """Said by each node on its own: nobody is there to decide."""
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.NODE,
+        subject=home,
+        text=f"{home}, which holds the roll call, is missing after {waited_s:.0f} s: {stuck.text}",
+        measured=stuck.stage.value,
+        action=advice(stuck.stage),
+    )
+
+
+def refused(reason: str) -> Finding:
+    """Node 0 does not know this node."""
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.JOB,
+        text=f"node 0 refuses this node: {reason}",
+        action="give all pods the same job name, number of nodes, secret, and version of this program",
+    )
+
+
+def told(text: str) -> tuple[Finding, ...]:
+    """What a node says that its own checks found."""
+    try:
+        return tuple(speech.loaded(text)[:_MAX_OF_A_NODE])
+    except ValueError as problem:
+        about = f"what this node has found cannot be read: {problem}"
+        return (Finding(check=NAME, status=Status.UNKNOWN, text=about),)
+
+
+def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """The nodes' own findings by node, those of one kind together: the first one stands for the others."""
+    groups: dict[tuple[str, Status, Fault | None], list[tuple[str, Finding]]] = {}
+    for name, its in findings.items():
+        for finding in its:
+            groups.setdefault((finding.check, finding.status, finding.fault), []).append((name, finding))
+    return [_group(members) for members in groups.values()]
+
+
+def _group(members: Sequence[tuple[str, Finding]]) -> Finding:
+    names = list(dict.fromkeys(name for name, _ in members))
+    first = members[0][1]
+    others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""
+    return replace(first, subject=listed(names), text=f"on {names[0]}: {first.text}{others}")

@@ -1,0 +1,242 @@
+"""What nodes in their preflight say to each other: one JSON object per line, checked before it becomes a value.
+
+The server's first line is a coordinator's Challenge, so that a node whose job runs already is told from one that
+checks: the first says Hello, the second Present.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from trainer_launch.coordinator.checks import (
+    MAX_NODES,
+    Check,
+    UnfitError,
+    flag,
+    name,
+    number,
+    optional,
+    text,
+    texts,
+)
+from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, Challenge, Hello, ProtocolError
+
+VERSION = 1
+MAX_FACTS = 400
+MAX_VALUE = 300  # characters of one fact
+MAX_FINDINGS_BYTES = 30_000  # inside a line each of them may take two
+_MAX_BYTES = 2**53
+
+
+# -- from a node ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Who is there. `port` is where this node listens for probes and pair tests."""
+
+    version: int
+    job: str
+    node_rank: int | None
+    host: str
+    incarnation: str
+    port: int
+    proof: str | None = None  # as a Hello's
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Still here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What time is it at node 0? It comes back with an answer."""
+
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What this node is, by stable names, and what its own checks found that others must know."""
+
+    facts: Mapping[str, str]
+    offset_s: float  # node 0's clock minus this one's
+    error_s: float  # at most so much off
+    findings: str  # as a verdict's
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How this end saw its pair test."""
+
+    round: int
+    good: bool
+    rate: int  # bytes per second, the slower direction; 0 when it was not good
+    why: str
+
+
+# -- from the server --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The roll call goes on for at most so much longer; the first few that are missing, by name."""
+
+    present: int
+    wanted: int
+    missing: tuple[str, ...]
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeIs:
+    """Node 0's clock when it heard and when it answered."""
+
+    sent: float
+    heard: float
+    answered: float
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All are there: send the record. Secrets are compared by hashes with this salt."""
+
+    salt: str
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Test the way to another node; who dials finds the other there, who listens waits for the token."""
+
+    round: int
+    dials: bool
+    host: str
+    port: int
+    token: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was found, as a JSON list of findings, the worst first."""
+
+    findings: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not now, or not at all."""
+
+    reason: str
+    retry: bool
+
+
+# -- from a node's listener, to whoever connects there ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This node runs; how far it has come with the roll call."""
+
+    host: str
+    incarnation: str
+    stage: str
+
+
+FromNode: TypeAlias = Present | Alive | Time | Record | Result | Hello
+FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided | Refused
+Message: TypeAlias = FromNode | FromServer | Here
+
+
+def render(message: Message) -> bytes:
+    """Write a message as its line."""
+    values = {key: getattr(message, key) for key in _FIELDS[type(message)]}
+    line = json.dumps({"kind": _KINDS[type(message)], **values}, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"a message is at most {MAX_LINE_BYTES} bytes, this one {len(line)}")
+    return line
+
+
+def parse(line: bytes) -> Message:
+    """Read a line without its newline."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"a line is at most {MAX_LINE_BYTES} bytes, found {len(line)}")
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ProtocolError("not JSON") from None
+    kind = values.pop("kind", None) if isinstance(values, dict) else None
+    made = _CLASSES.get(kind) if isinstance(kind, str) else None
+    if made is None:
+        raise ProtocolError(f"no message has the kind {str(kind)[:40]!r}")
+    if made is Hello:  # of another conversation: only who it is from matters
+        return _hello(values)
+    if values.keys() != _CHECKS[made].keys():
+        raise ProtocolError(f"a {kind} has the fields {', '.join(_CHECKS[made]) or 'none'}")
+    try:
+        return made(**{key: check(values[key]) for key, check in _CHECKS[made].items()})  # type: ignore[no-any-return]
+    except UnfitError as problem:
+        raise ProtocolError(f"a {kind} has a field that is not {problem}") from None
+
+
+def _hello(values: Mapping[str, Any]) -> Hello:
+    try:
+        return Hello(
+            version=_COUNT(values.get("version")),
+            job=name(values.get("job")),
+            node_rank=optional(_RANK)(values.get("node_rank")),
+            host=name(values.get("host")),
+            incarnation=name(values.get("incarnation")),
+            proof=optional(text)(values.get("proof")),
+        )
+    except UnfitError as problem:
+        raise ProtocolError(f"a hello has a field that is not {problem}") from None
+
+
+def _real(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e12:
+        raise UnfitError("a number")
+    return float(value)
+
+
+def _facts(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_FACTS:
+        raise UnfitError(f"at most {MAX_FACTS} facts")
+    if not all(isinstance(one, str) and len(one) <= MAX_VALUE for one in (*value, *value.values())):
+        raise UnfitError(f"facts of at most {MAX_VALUE} characters")
+    return dict(value)
+
+
+def _long(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_FINDINGS_BYTES:
+        raise UnfitError(f"a text of at most {MAX_FINDINGS_BYTES} characters")
+    return value
+
+
+_COUNT, _RANK, _PORT = number(MAX_NODES + 1), number(MAX_NODES), number(65536, 1)
+_CHECKS: dict[type, dict[str, Check]] = {
+    Present: {"version": _COUNT, "job": name, "node_rank": optional(_RANK), "host": name, "incarnation": name}
+    | {"port": _PORT, "proof": optional(text)},
+    Alive: {},
+    Time: {"sent": _real},
+    Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long},
+    Result: {"round": _COUNT, "good": flag, "rate": number(_MAX_BYTES), "why": text},
+    Hello: {},
+    Challenge: {"nonce": text},
+    Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
+    TimeIs: {"sent": _real, "heard": _real, "answered": _real},
+    Complete: {"salt": name, "nodes": _COUNT},
+    Test: {"round": _COUNT, "dials": flag, "host": name, "port": _PORT, "token": name, "limit_s": _real},
+    Decided: {"findings": _long},
+    Refused: {"reason": text, "retry": flag},
+    Here: {"host": name, "incarnation": name, "stage": text},
+}
+_KINDS = {made: made.__name__.lower() for made in _CHECKS}
+_CLASSES: dict[str, type[Any]] = {kind: made for made, kind in _KINDS.items()}
+_FIELDS = {made: tuple(field.name for field in fields(made)) for made in _CHECKS}
