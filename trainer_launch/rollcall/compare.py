@@ -48,7 +48,6 @@ _RULES: Mapping[str, Rule] = {
     "python": Rule("Python", None, _IMAGE),
     "driver": Rule("the GPU driver", None, "bring the machines to one driver version"),
     "kernel": Rule("the kernel", None, "bring the machines to one kernel"),
-    "shared storage": Rule("what --storage shows", None, "mount the same shared volume on all nodes"),
 }
 _SET_ALIKE = "give it the same value in every pod of the job"
 _SET_PERHAPS = "is it meant to differ? It is set by hand or by an image"
