@@ -106,6 +106,10 @@ def _unfit() -> str | None:
     names = _threads_after_fork()
     if names:
         return f"importing has left threads running, which a fork would not have ({', '.join(names)})"
+    try:
+        multiprocessing.get_context("fork").Lock()  # torch needs such ones for what it forks
+    except OSError as problem:
+        return f"no semaphore can be made in /dev/shm ({problem})"
     return None
 
 
