@@ -55,7 +55,7 @@ pods = st.builds(spoilt, st.sampled_from(GOOD), damage) | invented
 contracts = st.none() | st.sampled_from([contract.NAME for contract in CONTRACTS]) | st.text(max_size=20)
 
 many = settings(
-    max_examples=5_000,
+    max_examples=2_000,
     deadline=None,
     database=None,
     derandomize="CI" in os.environ,
@@ -93,7 +93,7 @@ def test_any_contract_reads_any_environment_or_refuses_it(pod: Pod, contract: st
 
 
 @pytest.mark.timeout(300)
-@settings(many, max_examples=300)
+@settings(many, max_examples=150)
 @given(pods)
 def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:
     try:

@@ -34,7 +34,7 @@ def probed(folder: Path, method: str, *words: str) -> dict[str, Any]:
     assert "ordinary way" not in ended.stderr
     text = (folder / f"{method}.1").read_text()
     told: dict[str, Any] = json.loads(
-        re.sub(r"0x[0-9a-f]+|trainer-launch-\w+|torchelastic_[\w/.:]+|127.0.0.1:\d+", "…", text)
+        re.sub(r"0x[0-9a-f]+|trainer-launch-\w+|torch/[^/]+_\w{8}/|127.0.0.1:\d+", "…", text)
     )
     told["environment"].update(PROBE_TO="…", MASTER_PORT="…")
     told["process"]["environ"] = sorted(
