@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -227,13 +228,14 @@ def test_rank_0_posts_to_the_trainjobs_status(tmp: dict[str, str], tmp_path: Pat
 
 def test_in_a_pod_whose_root_is_read_only_status_finds_the_launcher() -> None:
     require_namespaces()
+    python = shlex.quote(sys.executable)
     shell = f"""
 mount -t tmpfs none /dev/shm; mount -o bind,ro / / 2>/dev/null || mount -o remount,bind,ro /
 for folder in /tmp /var/tmp; do mount --bind $folder $folder; mount -o remount,bind,ro $folder; done
 cd /proc
-{sys.executable} -m trainer_launch run --engine=plain -- sleep 60 &
+{python} -m trainer_launch run --engine=plain -- sleep 60 &
 for i in $(seq 100); do
-    {sys.executable} -m trainer_launch status --json && break
+    {python} -m trainer_launch status --json && break
     sleep 0.1
 done
 kill -TERM $!; wait

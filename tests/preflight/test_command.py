@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -203,7 +204,8 @@ def test_a_service_that_publishes_no_names_is_told_by_the_field_that_would(tmp_p
     conf = tmp_path / "resolv.conf"
     conf.write_text("nameserver 127.0.0.1\nsearch team.svc.cluster.local\noptions ndots:5 timeout:1 attempts:1\n")
     server = Path(__file__).with_name("nxdomain.py")
-    make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {sys.executable} {server} "$0" "$@"'
+    program = shlex.join([sys.executable, str(server)])
+    make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {program} "$0" "$@"'
     wrap = ("unshare", "-nm", "sh", "-c", make)
     done = wrapped(wrap, "--deadline", "0", "--only", "dns", env=NODE_1)
     found = loud(done)["dns"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -279,7 +280,7 @@ def test_a_stop_while_a_failure_stops_the_others_does_not_change_the_cause(tmp_p
 def test_a_stop_while_leftovers_are_cleared_does_not_spoil_what_is_done(tmp_path, wrap):
     orphan = "fork:ignore+note:orphan+rest"
     program = worker(orphan, "catch", "note:ready")
-    with Launcher(tmp_path, ["sh", "-c", f"{' '.join(map(str, program))}; exit 0"], wrap=wrap) as launcher:
+    with Launcher(tmp_path, ["sh", "-c", f"{shlex.join(map(str, program))}; exit 0"], wrap=wrap) as launcher:
         launcher.await_note("orphan")
         launcher.await_log("ended with exit code 0")
         launcher.send(signal.SIGTERM)
