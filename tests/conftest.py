@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def require(condition: object, reason: str) -> None:
