@@ -84,7 +84,10 @@ class Roster:
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         for line in whole.splitlines():
-            word, pid, value = line.split()
+            words = line.split()
+            if len(words) != 3:
+                continue  # a full disk has cut it short
+            word, pid, value = words
             if word == b"start":
                 self._programs[int(pid)] = int(value)
             elif word == b"cleared":
