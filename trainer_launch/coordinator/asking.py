@@ -22,7 +22,7 @@ def ask(endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: fl
     until_s = time.monotonic() + timeout_s
     try:
         with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
-            lines = Lines(sock)
+            lines = Lines(sock, msg.parse, "the coordinator")
             challenge = lines.next(until_s)
             if not isinstance(challenge, msg.Challenge):
                 raise LostError("its first word is no challenge")

@@ -150,7 +150,7 @@ class Client:
         welcomed = False
         try:
             with self._connect(endpoint) as sock, abort_when_lost(sock):
-                self._greet(sock, lines := Lines(sock), endpoint)
+                self._greet(sock, lines := Lines(sock, msg.parse, "the coordinator"), endpoint)
                 welcomed = True
                 self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
@@ -185,7 +185,7 @@ class Client:
                 why = problem.strerror or "no answer in time"
         raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}")
 
-    def _greet(self, sock: socket.socket, lines: Lines, endpoint: Endpoint) -> None:
+    def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + _ANSWER_S
         challenge = lines.next(until_s)
         if not isinstance(challenge, msg.Challenge):
@@ -211,13 +211,15 @@ class Client:
             if self._wish is not None and self._wish not in self._unsent:
                 self._unsent.appendleft(self._wish)
 
-    def _talk(self, sock: socket.socket, lines: Lines) -> None:
+    def _talk(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             self._talk_until_over(sock, lines, selector)
 
-    def _talk_until_over(self, sock: socket.socket, lines: Lines, selector: selectors.BaseSelector) -> None:
+    def _talk_until_over(
+        self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector
+    ) -> None:
         every_s = self._lease_s / 3
         renew_s = time.monotonic() + every_s
         while True:

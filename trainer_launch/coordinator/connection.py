@@ -7,14 +7,7 @@ import selectors
 import socket
 import time
 
-from trainer_launch.coordinator.protocol import (
-    ASKING,
-    MAX_LINE_BYTES,
-    Hello,
-    ProtocolError,
-    StatusQuery,
-    prove,
-)
+from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, ProtocolError, prove
 
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
 _READ_BYTES = 65536
@@ -34,11 +27,12 @@ class Connection:
         self._unread = bytearray()
         self._unsent = bytearray()
 
-    def is_proven(self, first: Hello | StatusQuery, secret: bytes, job: str) -> bool:
-        """Whether the first message shows that its sender knows the job's secret."""
-        who = first.incarnation if isinstance(first, Hello) else ASKING
+    def is_proven(self, proof: str | None, secret: bytes | None, job: str, who: str) -> bool:
+        """Whether `who` shows by its first message that it knows the job's secret, if there is one."""
+        if secret is None:
+            return True
         want = prove(secret, self.nonce, job, who)
-        return hmac.compare_digest(want.encode(), (first.proof or "").encode(errors="replace"))
+        return hmac.compare_digest(want.encode(), (proof or "").encode(errors="replace"))
 
     @property
     def has_unsent(self) -> bool:

@@ -1,4 +1,4 @@
-"""The messages that a coordinator sends over a connection, and the ends that it may have."""
+"""The messages that a server sends over a connection, and the ends that it may have."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
-from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.wire import MAX_LINE_BYTES, ProtocolError
 
 _READ_BYTES = 65536
-_SILENT = "the coordinator accepts connections but says nothing"
+_M = TypeVar("_M")  # the messages of a conversation
 
 
 class LostError(Exception):
@@ -30,27 +31,29 @@ def abort_when_lost(sock: socket.socket) -> Iterator[None]:
         raise
 
 
-class Lines:
+class Lines(Generic[_M]):
     """The messages of a connection; what is no message of ours ends it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, parse: Callable[[bytes], _M], who: str) -> None:
         self._sock = sock
-        self._ready: deque[msg.Message] = deque()
+        self._parse = parse
+        self._who = who  # is at the other end, for people
+        self._ready: deque[_M] = deque()
         self._rest = b""
 
-    def ready(self) -> list[msg.Message]:
+    def ready(self) -> list[_M]:
         """What has come so far."""
         messages = list(self._ready)
         self._ready.clear()
         return messages
 
-    def next(self, until_s: float) -> msg.Message:
+    def next(self, until_s: float) -> _M:
         """The next message, or LostError when it does not come in time."""
         while not self._ready:
             self._sock.settimeout(max(0.01, until_s - time.monotonic()))
             self.fill()
             if not self._ready and time.monotonic() > until_s:
-                raise LostError(_SILENT)
+                raise LostError(f"{self._who} accepts connections but says nothing")
         return self._ready.popleft()
 
     def fill(self) -> None:
@@ -58,15 +61,15 @@ class Lines:
         try:
             data = self._sock.recv(_READ_BYTES)
         except TimeoutError:
-            raise LostError(_SILENT) from None
+            raise LostError(f"{self._who} accepts connections but says nothing") from None
         except OSError as problem:
-            raise LostError(f"lost the coordinator: {problem.strerror}") from None
+            raise LostError(f"lost {self._who}: {problem.strerror}") from None
         if not data:
-            raise LostError("the coordinator has closed the connection")
+            raise LostError(f"{self._who} has closed the connection")
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            self._ready.extend(map(msg.parse, lines))
-        except msg.ProtocolError as problem:
-            raise LostError(f"the coordinator said what is not a message: {problem}") from None
-        if len(self._rest) > msg.MAX_LINE_BYTES:
-            raise LostError("the coordinator said what is not a message: its line has no end")
+            self._ready.extend(map(self._parse, lines))
+        except ProtocolError as problem:
+            raise LostError(f"{self._who} said what is not a message: {problem}") from None
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise LostError(f"{self._who} said what is not a message: its line has no end")

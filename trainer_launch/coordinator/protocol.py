@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from trainer_launch.coordinator.checks import (
     MAX_NODES,
-    MAX_TEXT,
-    Check,
     Claim,
-    UnfitError,
     amount,
     claim,
     claims,
@@ -34,16 +30,14 @@ from trainer_launch.coordinator.questions import ASKING as ASKING  # messages as
 from trainer_launch.coordinator.questions import Row as Row
 from trainer_launch.coordinator.questions import Status as Status
 from trainer_launch.coordinator.questions import StatusQuery as StatusQuery
+from trainer_launch.coordinator.wire import MAX_LINE_BYTES as MAX_LINE_BYTES
+from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
+from trainer_launch.coordinator.wire import Vocabulary
 
 VERSION = 2
-MAX_LINE_BYTES = 65536  # with its newline
 MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
 _MAX_NUMBER = 2**53  # exact in every JSON reader
-
-
-class ProtocolError(Exception):
-    """A line is not a message of ours; the sentence says why."""
 
 
 # -- from a node ------------------------------------------------------------------------------
@@ -219,70 +213,44 @@ def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
 
 def render(message: Message) -> bytes:
     """Write a message as its line; free text that is too long is cut."""
-    values = {key: getattr(message, key) for key in _NAMES[type(message)]}
-    for key in _FREE_TEXTS & values.keys():
-        values[key] = values[key] and values[key][:MAX_TEXT]
-    line = json.dumps({"kind": _KINDS[type(message)], **values}, separators=(",", ":")).encode() + b"\n"
-    if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(
-            f"a message is at most {MAX_LINE_BYTES} bytes, this {_KINDS[type(message)]} {len(line)}"
-        )
-    return line
+    return _VOCABULARY.render(message)
 
 
 def parse(line: bytes) -> Message:
     """Read a line, with or without its newline."""
-    if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(f"a line is at most {MAX_LINE_BYTES} bytes, found {len(line)}")
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ProtocolError("not JSON") from None
-    if not isinstance(values, dict):
-        raise ProtocolError("not a JSON object")
-    kind = values.pop("kind", None)
-    made = _CLASSES.get(kind) if isinstance(kind, str) else None
-    if made is None:
-        raise ProtocolError(f"no message has the kind {str(kind)[:40]!r}")
-    if values.keys() != _CHECKS[made].keys():
-        raise ProtocolError(f"a {kind} has the fields {', '.join(_CHECKS[made]) or 'none'}")
-    try:
-        return made(**{key: check(values[key]) for key, check in _CHECKS[made].items()})  # type: ignore[no-any-return]
-    except UnfitError as problem:
-        raise ProtocolError(f"a {kind} has a field that is not {problem}") from None
+    return _VOCABULARY.make(*_VOCABULARY.read(line))  # type: ignore[no-any-return]
 
 
 _SEEN, _COUNT, _GENERATION = number(_MAX_SEEN), number(MAX_NODES + 1), number(_MAX_NUMBER)
 _PORT, _CODE, _RANK = number(65536, 1), optional(number(2**32, -(2**31))), optional(number(2**31))
-_CHECKS: dict[type, dict[str, Check]] = {
-    Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
-    | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims},
-    Join: {"incarnation": name, "generation": _GENERATION},
-    Renew: {},
-    Took: {"generation": _GENERATION},
-    Store: {"generation": _GENERATION, "host": name, "port": _PORT},
-    Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text}
-    | {"error": optional(text)},
-    Leave: {"reason": text},
-    Quit: {"reason": text},
-    Done: {"generation": _GENERATION},
-    Challenge: {"nonce": text},
-    Welcome: {"lease_s": seconds},
-    Refused: {"reason": text, "retry": flag},
-    Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
-    Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
-    | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)},
-    Go: {"generation": _GENERATION, "host": name, "port": _PORT},
-    Restart: {"generation": _GENERATION, "reason": text},
-    GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}
-    | {"message": optional(text)},
-    Finished: {},
-    StatusQuery: {"version": _COUNT, "job": name, "proof": optional(text)},
-    Status: {"phase": name, "generation": _GENERATION, "restarts": _GENERATION, "max_restarts": _GENERATION}
-    | {"min_nodes": _COUNT, "max_nodes": _COUNT, "n_nodes": _GENERATION, "nodes": rows}
-    | {"progress": optional(amount), "progress_age_s": optional(amount), "end": optional(text)},
-}
-_FREE_TEXTS = {"reason", "message", "end"}
-_KINDS = {made: made.__name__.lower() for made in _CHECKS}
-_CLASSES: dict[str, type[Any]] = {kind: made for made, kind in _KINDS.items()}
-_NAMES = {made: tuple(field.name for field in fields(made)) for made in _CHECKS}
+_VOCABULARY = Vocabulary(
+    {
+        Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
+        | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims},
+        Join: {"incarnation": name, "generation": _GENERATION},
+        Renew: {},
+        Took: {"generation": _GENERATION},
+        Store: {"generation": _GENERATION, "host": name, "port": _PORT},
+        Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text}
+        | {"error": optional(text)},
+        Leave: {"reason": text},
+        Quit: {"reason": text},
+        Done: {"generation": _GENERATION},
+        Challenge: {"nonce": text},
+        Welcome: {"lease_s": seconds},
+        Refused: {"reason": text, "retry": flag},
+        Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
+        Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
+        | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)},
+        Go: {"generation": _GENERATION, "host": name, "port": _PORT},
+        Restart: {"generation": _GENERATION, "reason": text},
+        GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}
+        | {"message": optional(text)},
+        Finished: {},
+        StatusQuery: {"version": _COUNT, "job": name, "proof": optional(text)},
+        Status: {"phase": name, "generation": _GENERATION, "restarts": _GENERATION, "max_restarts": _GENERATION}
+        | {"min_nodes": _COUNT, "max_nodes": _COUNT, "n_nodes": _GENERATION, "nodes": rows}
+        | {"progress": optional(amount), "progress_age_s": optional(amount), "end": optional(text)},
+    },
+    free_texts=("reason", "message", "end"),
+)

@@ -243,7 +243,8 @@ class Server:
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise msg.ProtocolError("said something before Hello")
-        if self._secret is not None and not connection.is_proven(message, self._secret, self._settings.job):
+        who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING
+        if not connection.is_proven(message.proof, self._secret, self._settings.job, who):
             self._grumble("its secret is not the job's", connection.address)
             self._send(connection.peer, msg.Refused("the secret is not the job's", retry=False))
             return self._close_after_flush(connection.peer)
@@ -266,11 +267,7 @@ class Server:
     def _flush_all(self) -> None:
         due, self._to_flush = self._to_flush, {}
         for connection in due.values():
-            if connection.peer in self._connections:
-                try:
-                    self._flush(connection)
-                except OSError:
-                    self._drop(connection)
+            self._serve(connection, selectors.EVENT_WRITE)
 
     def _flush(self, connection: Connection) -> None:
         connection.flush()

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.coordinator import asking
+from trainer_launch.coordinator.lines import Lines, LostError
 from trainer_launch.coordinator.protocol import Challenge, prove
 from trainer_launch.coordinator.sockets import tune
 from trainer_launch.errors import NodeError
@@ -24,7 +25,6 @@ from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import bench, ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.ear import Ear
-from trainer_launch.rollcall.lines import Lines, LostError
 from trainer_launch.rollcall.state import LEASE_S
 
 _PAUSE_S = 0.1
@@ -149,7 +149,7 @@ class Caller:
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
             tune(sock, _SILENT_KERNEL_S)
-            lines = Lines(sock)
+            lines = Lines(sock, msg.parse, "node 0")
             self._greet(sock, lines)
             with selectors.DefaultSelector() as selector:
                 selector.register(sock, selectors.EVENT_READ)
@@ -186,7 +186,7 @@ class Caller:
             self._ear.close()
             self._ear = Ear(None, self._here)
 
-    def _greet(self, sock: socket.socket, lines: Lines) -> None:
+    def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
         challenge = lines.next(until_s)
         if not isinstance(challenge, Challenge):
@@ -217,7 +217,7 @@ class Caller:
             return False
         return True
 
-    def _talk(self, sock: socket.socket, lines: Lines, selector: selectors.BaseSelector) -> None:
+    def _talk(self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector) -> None:
         heard_s = alive_s = time.monotonic()
         while not self._closing.is_set() and not self._is_over:
             for message in lines.ready():
@@ -256,7 +256,7 @@ class Caller:
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses: {reason}")
 
-    def _learn_time(self, sock: socket.socket, lines: Lines, until_s: float) -> None:
+    def _learn_time(self, sock: socket.socket, lines: Lines[msg.Message], until_s: float) -> None:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):

@@ -6,15 +6,13 @@ checks: the first says Hello, the second Present.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trainer_launch.coordinator.checks import (
     MAX_NODES,
-    Check,
     UnfitError,
     flag,
     name,
@@ -23,7 +21,8 @@ from trainer_launch.coordinator.checks import (
     text,
     texts,
 )
-from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, Challenge, Hello, ProtocolError
+from trainer_launch.coordinator.protocol import Challenge, Hello
+from trainer_launch.coordinator.wire import ProtocolError, Vocabulary
 
 VERSION = 1
 MAX_FACTS = 400
@@ -156,33 +155,15 @@ Message: TypeAlias = FromNode | FromServer | Here
 
 def render(message: Message) -> bytes:
     """Write a message as its line."""
-    values = {key: getattr(message, key) for key in _FIELDS[type(message)]}
-    line = json.dumps({"kind": _KINDS[type(message)], **values}, separators=(",", ":")).encode() + b"\n"
-    if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(f"a message is at most {MAX_LINE_BYTES} bytes, this one {len(line)}")
-    return line
+    return _VOCABULARY.render(message)
 
 
 def parse(line: bytes) -> Message:
-    """Read a line without its newline."""
-    if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(f"a line is at most {MAX_LINE_BYTES} bytes, found {len(line)}")
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ProtocolError("not JSON") from None
-    kind = values.pop("kind", None) if isinstance(values, dict) else None
-    made = _CLASSES.get(kind) if isinstance(kind, str) else None
-    if made is None:
-        raise ProtocolError(f"no message has the kind {str(kind)[:40]!r}")
+    """Read a line, with or without its newline."""
+    made, values = _VOCABULARY.read(line)
     if made is Hello:  # of another conversation: only who it is from matters
         return _hello(values)
-    if values.keys() != _CHECKS[made].keys():
-        raise ProtocolError(f"a {kind} has the fields {', '.join(_CHECKS[made]) or 'none'}")
-    try:
-        return made(**{key: check(values[key]) for key, check in _CHECKS[made].items()})  # type: ignore[no-any-return]
-    except UnfitError as problem:
-        raise ProtocolError(f"a {kind} has a field that is not {problem}") from None
+    return _VOCABULARY.make(made, values)  # type: ignore[no-any-return]
 
 
 def _hello(values: Mapping[str, Any]) -> Hello:
@@ -220,23 +201,22 @@ def _long(value: Any) -> str:
 
 
 _COUNT, _RANK, _PORT = number(MAX_NODES + 1), number(MAX_NODES), number(65536, 1)
-_CHECKS: dict[type, dict[str, Check]] = {
-    Present: {"version": _COUNT, "job": name, "node_rank": optional(_RANK), "host": name, "incarnation": name}
-    | {"port": _PORT, "proof": optional(text)},
-    Alive: {},
-    Time: {"sent": _real},
-    Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long},
-    Result: {"round": _COUNT, "good": flag, "rate": number(_MAX_BYTES), "why": text},
-    Hello: {},
-    Challenge: {"nonce": text},
-    Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
-    TimeIs: {"sent": _real, "heard": _real, "answered": _real},
-    Complete: {"salt": name, "nodes": _COUNT},
-    Test: {"round": _COUNT, "dials": flag, "host": name, "port": _PORT, "token": name, "limit_s": _real},
-    Decided: {"findings": _long},
-    Refused: {"reason": text, "retry": flag},
-    Here: {"host": name, "incarnation": name, "stage": text},
-}
-_KINDS = {made: made.__name__.lower() for made in _CHECKS}
-_CLASSES: dict[str, type[Any]] = {kind: made for made, kind in _KINDS.items()}
-_FIELDS = {made: tuple(field.name for field in fields(made)) for made in _CHECKS}
+_VOCABULARY = Vocabulary(
+    {
+        Present: {"version": _COUNT, "job": name, "node_rank": optional(_RANK), "host": name, "incarnation": name}
+        | {"port": _PORT, "proof": optional(text)},
+        Alive: {},
+        Time: {"sent": _real},
+        Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long},
+        Result: {"round": _COUNT, "good": flag, "rate": number(_MAX_BYTES), "why": text},
+        Hello: {},
+        Challenge: {"nonce": text},
+        Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
+        TimeIs: {"sent": _real, "heard": _real, "answered": _real},
+        Complete: {"salt": name, "nodes": _COUNT},
+        Test: {"round": _COUNT, "dials": flag, "host": name, "port": _PORT, "token": name, "limit_s": _real},
+        Decided: {"findings": _long},
+        Refused: {"reason": text, "retry": flag},
+        Here: {"host": name, "incarnation": name, "stage": text},
+    }
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import secrets
 import selectors
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from trainer_launch.coordinator.connection import Connection, hang_up
-from trainer_launch.coordinator.protocol import Challenge, Hello, ProtocolError, prove
+from trainer_launch.coordinator.protocol import Challenge, Hello, ProtocolError
 from trainer_launch.coordinator.sockets import listen, tune
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
@@ -221,13 +220,11 @@ class Server:
         """Whether its first words are those of a node of this job."""
         if not isinstance(message, msg.Present | Hello):
             raise ProtocolError("did not say first who it is")
-        if self._secret is not None:
-            want = prove(self._secret, connection.nonce, self._settings.job, message.incarnation)
-            if not hmac.compare_digest(want.encode(), (message.proof or "").encode(errors="replace")):
-                _log.warning("roll call: %s does not know the job's secret", connection.address)
-                self._send(connection.peer, msg.Refused("its secret is not the job's", retry=False))
-                self._do(Drop(connection.peer))
-                return False
+        if not connection.is_proven(message.proof, self._secret, self._settings.job, message.incarnation):
+            _log.warning("roll call: %s does not know the job's secret", connection.address)
+            self._send(connection.peer, msg.Refused("its secret is not the job's", retry=False))
+            self._do(Drop(connection.peer))
+            return False
         connection.is_greeted = True
         self._ungreeted.pop(connection.peer, None)
         return True
