@@ -12,7 +12,9 @@ if [ $# -gt 0 ]; then
     packages=("$@")
 else
     mapfile -t packages < <(
-        lacking mpirun openmpi-bin
+        lacking mpirun.openmpi openmpi-bin
+        lacking mpirun.mpich mpich
+        lacking nft nftables
         lacking sshd openssh-server
         lacking ssh openssh-client
         lacking ip iproute2
