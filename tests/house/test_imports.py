@@ -37,6 +37,7 @@ PURE = (
     "topology.py",
     "manifest.py",
     "localise.py",
+    "measures.py",
     "rollcall/hall.py",
     "rollcall/bouts.py",
     "rollcall/compare.py",

@@ -115,7 +115,7 @@ def test_code_counts_and_what_it_leaves_behind_does_not(tmp_path: Path) -> None:
 def test_facts_always_fit_into_a_message() -> None:
     found = facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
     assert 0 < len(found) <= MAX_FACTS
-    record = Record(found, 0.0, 0.0, speech.dumped([], 14_000))
+    record = Record(found, 0.0, 0.0, speech.dumped([], 10_000))
     assert parse(render(record).rstrip(b"\n")) == record
 
 

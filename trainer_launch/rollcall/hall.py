@@ -119,6 +119,7 @@ class Hall:
             case msg.Record() if node is not None:
                 node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
                 node.findings = ending.told(message.findings)
+                node.measures, node.checksums = message.measures, message.checksums
                 self._n_recorded += not node.has_record
                 node.has_record = True
             case msg.Result() if node is not None and self._bouts is not None:

@@ -7,7 +7,7 @@ checks: the first says Hello, the second Present.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from trainer_launch.coordinator.checks import (
 )
 from trainer_launch.coordinator.protocol import Challenge, Hello
 from trainer_launch.coordinator.wire import ProtocolError, Vocabulary
+from trainer_launch.measures import Checksum, Measure, UnfitMeasuresError, checksums_of, measures_of
 
 VERSION = 1
 MAX_FACTS = 400
@@ -67,6 +68,8 @@ class Record:
     offset_s: float  # node 0's clock minus this one's
     error_s: float  # at most so much off
     findings: str  # as a verdict's
+    measures: tuple[Measure, ...] = ()
+    checksums: tuple[Checksum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,16 @@ def _facts(value: Any) -> Mapping[str, str]:
     return dict(value)
 
 
+def _measured(read: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+    def check(value: Any) -> tuple[Any, ...]:
+        try:
+            return read(value)
+        except UnfitMeasuresError as problem:
+            raise UnfitError(str(problem)) from None
+
+    return check
+
+
 def _long(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_FINDINGS_BYTES:
         raise UnfitError(f"a text of at most {MAX_FINDINGS_BYTES} characters")
@@ -207,7 +220,8 @@ _VOCABULARY = Vocabulary(
         | {"port": _PORT, "proof": optional(text)},
         Alive: {},
         Time: {"sent": _real},
-        Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long},
+        Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long}
+        | {"measures": _measured(measures_of), "checksums": _measured(checksums_of)},
         Result: {"round": _COUNT, "good": flag, "rate": number(_MAX_BYTES), "why": text},
         Hello: {},
         Challenge: {"nonce": text},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from trainer_launch.findings import Finding
+from trainer_launch.measures import Checksum, Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.names import Names
@@ -124,6 +125,8 @@ class Node:
     facts: dict[str, str] = field(default_factory=dict)
     offset: tuple[float, float] = (0.0, 0.0)
     findings: tuple[Finding, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    checksums: tuple[Checksum, ...] = ()
     has_record: bool = False
 
     @property
