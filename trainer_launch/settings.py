@@ -39,6 +39,16 @@ class Settings(BaseSettings):
         "auto", description="what runs the command: torch elastic, or the program as it is"
     )
     ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
+    ssh_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port of the MPI pods' sshd; default: the one of the image's ssh configuration, else 22 for "
+        "root and 2222 for others",
+    )
+    insecure_host_keys: bool = Field(
+        False, description="do not check that an MPI pod shows the job's key, for images whose sshd cannot show it"
+    )
     nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
     nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
     node_rank: str | None = Field(None, description="index of this node, from 0")
