@@ -127,7 +127,14 @@ class Settings(BaseSettings):
     )
     threshold: str | None = Field(
         None,
-        description="when a pair of nodes is too slow: pair=0.3, of all pairs' median, and pair-mbps=10, in MB/s",
+        description="what is enough: gemm, hbm, pcie, nccl as shares of the reference, peers of the peers' median; "
+        "pair=0.3 of all pairs' median, pair-mbps=10 in MB/s",
+    )
+    reference: str | None = Field(
+        None, description="file with what healthy GPUs deliver, instead of the table that comes with this program"
+    )
+    write_reference: str | None = Field(
+        None, description="node 0 writes there what this job has measured, in the form that --reference reads"
     )
     only: str | None = Field(None, description="run only these checks")
     skip: str | None = Field(None, description="do not run these checks")

@@ -38,6 +38,7 @@ PURE = (
     "manifest.py",
     "localise.py",
     "measures.py",
+    "judgement.py",
     "rollcall/hall.py",
     "rollcall/bouts.py",
     "rollcall/compare.py",

@@ -234,6 +234,17 @@ def test_a_read_only_checkpoint_folder_is_the_jobs_fault(tmp_path: Path) -> None
     assert loud(done)["storage"]["subject"] == str(tmp_path)
 
 
+def test_a_reference_that_is_none_is_refused_and_nothing_measured_writes_none(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    bad = launch("preflight", "--reference", str(tmp_path / "bad.json"), "--only", "program")
+    assert bad.returncode == 2
+    assert 'bad.json has no "format": "trainer-launch-references"' in bad.stderr
+    none = launch("preflight", "--write-reference", str(tmp_path / "own.json"), "--only", "nofile")
+    assert none.returncode == 0
+    assert "nothing was measured on a GPU" in none.stderr
+    assert not (tmp_path / "own.json").exists()
+
+
 # -- the main container -----------------------------------------------------------------------
 
 

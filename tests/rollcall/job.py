@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import speech
@@ -35,6 +36,7 @@ class Simulation:
         self.facts: Mapping[int, Mapping[str, str]] = {}
         self.offsets: Mapping[int, float] = {}
         self.own: Mapping[int, Sequence[Finding]] = {}
+        self.measures: Mapping[int, Sequence[Measure]] = {}
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
         self.looked: list[tuple[Endpoint | None, ...]] = []
@@ -84,7 +86,8 @@ class Simulation:
         if isinstance(message, msg.Complete):
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
             own = speech.dumped(self.own.get(rank, ()))
-            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own))
+            measures = tuple(self.measures.get(rank, ()))
+            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.command import parse_command
-from trainer_launch.commands.gathering import failing_nodes, merged, thresholds
+from trainer_launch.commands import thresholds
+from trainer_launch.commands.gathering import failing_nodes, merged
 from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.code import code_hash
@@ -159,7 +160,24 @@ def test_the_failing_nodes_are_listed_by_host_name() -> None:
 
 
 def test_thresholds_are_read_or_refused() -> None:
-    assert thresholds("pair=0.5,pair-mbps=200").floor == 200e6
-    for wrong in ("gemm=1", "pair=x", "pair=-1", "pair"):
-        with pytest.raises(UsageError, match="--threshold"):
-            thresholds(wrong)
+    of_pairs, shares = thresholds.parse("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
+    assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
+    assert (shares.of_reference, shares.of_peers) == ({"gemm": 0.8}, 0.9)
+    for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
+        with pytest.raises(
+            UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, nccl, peers, pair"
+        ):
+            thresholds.parse(wrong)
+
+
+def test_failing_nodes_are_those_of_gpus_and_rails_too_and_not_of_links() -> None:
+    def failure(scope: Scope, subject: str) -> Finding:
+        return Finding(check="x", status=Status.FAIL, fault=Fault.NODE, scope=scope, subject=subject, text="x")
+
+    found = [
+        failure(Scope.GPU, "node 1 (host-1), GPU 3"),
+        failure(Scope.RAIL, "node 2 (host-2), rail 0, 5"),
+        failure(Scope.NODE, "node 3 (host-3), node 4 (host-4)"),
+        failure(Scope.LINK, "node 5 (host-5) - node 6 (host-6)"),
+    ]
+    assert failing_nodes(found).split() == ["host-1", "host-2", "host-3", "host-4"]

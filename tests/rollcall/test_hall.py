@@ -9,6 +9,8 @@ import pytest
 from tests.rollcall.job import JOB, Simulation, failure, present
 from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.findings import Fault, Scope, Status
+from trainer_launch.measures import Measure
+from trainer_launch.references import load
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import speech
 from trainer_launch.rollcall.stages import Stage
@@ -175,6 +177,22 @@ def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one
     assert found["shm"].subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
     assert found["memlock"].subject == "node 3 (job-node-0-3)"
     assert found["shm"].fault is Fault.JOB
+
+
+def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
+    job = Simulation(8, table=load(None))
+    job.measures = {
+        n: [
+            Measure("gemm", 330.0 if (n, gpu) == (5, 2) else 664.0 + n, "TFLOP/s", "NVIDIA H200", gpu)
+            for gpu in range(4)
+        ]
+        for n in range(8)
+    }
+    job.come(*range(8))
+    (found,) = job.loud()
+    assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
+    assert found.subject == "node 5 (job-node-0-5), GPU 2"
+    assert len(job.hall.measured()) == 32
 
 
 def test_without_facts_and_pairs_the_verdict_follows_the_records_at_once() -> None:

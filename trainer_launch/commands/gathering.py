@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainer_launch import judgement, references
+from trainer_launch.commands import thresholds
 from trainer_launch.engines.meeting import job_name
-from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.errors import NodeError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.secret import read_secret
+from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.dns import HIDING
 from trainer_launch.preflight.subject import Subject
@@ -22,21 +26,19 @@ from trainer_launch.rollcall import compare, ending, facts, pairs, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
 from trainer_launch.rollcall.names import names_of
-from trainer_launch.rollcall.pairs import Thresholds
 from trainer_launch.rollcall.server import Server
 from trainer_launch.rollcall.state import Settings as Calling
 from trainer_launch.rollcall.state import label
 from trainer_launch.settings import Settings
 
-CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, pairs.NAME)  # those of all nodes together
+CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, *judgement.CHECKS, pairs.NAME)  # those of all nodes together
 FAILING_NODES = "failing_nodes.txt"
-_THRESHOLDS = ("pair", "pair-mbps")
-_MAX_THRESHOLD = 1e9
 _PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
 _LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
 _LOUD = (Status.FAIL, Status.WARN)
+_HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +69,7 @@ class Gathering:
     read_slowly: Callable[[], Mapping[str, str]]
     subject: Subject
     secret: bytes
+    measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
 
     def finish(self, check_here: Callable[[], Sequence[Finding]]) -> tuple[Finding, ...]:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
@@ -103,7 +106,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     """Take part until the block ends; a NodeError instead where the port for it cannot be opened.
 
     Raises:
-        UsageError: --secret-file or --threshold make no sense.
+        UsageError: --secret-file, --threshold or --reference make no sense.
     """
     topology, hostname = subject.topology, subject.host.hostname
     place, nodes, rank = topology.coordinator, topology.nodes, topology.node_rank
@@ -111,6 +114,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         raise ValueError("there is no roll call, and `obstacle` says why")
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     job = job_name(topology, hostname, place)
+    of_pairs, shares = thresholds.parse(settings.threshold)
     calling = Calling(
         job=job,
         min_nodes=nodes.min,
@@ -120,8 +124,11 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         salt=secrets.token_hex(8),
         with_facts=settings.level == "standard" and compare.FACTS not in skipped,
         with_pairs=settings.level == "standard" and pairs.NAME not in skipped,
-        thresholds=thresholds(settings.threshold),
+        thresholds=of_pairs,
+        shares=shares,
+        table=references.load(settings.reference),
     )
+    measured: Callable[[], Sequence[Measure]] = tuple
     with contextlib.ExitStack() as undo:
         if topology.is_coordinator:
             server = Server(calling, Endpoint("", place.port), secret)
@@ -130,6 +137,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
                 yield problem
                 return
             undo.callback(server.stop)
+            measured = server.measured
         caller = Caller(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, job, rank, hostname, incarnation(), place.port),
@@ -138,7 +146,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             secret=secret,
         )
         undo.callback(caller.close)
-        yield Gathering(caller, label(rank, hostname), _read_meanwhile(subject), subject, secret or b"")
+        yield Gathering(caller, label(rank, hostname), _read_meanwhile(subject), subject, secret or b"", measured)
 
 
 def _started(server: Server) -> NodeError | None:
@@ -192,40 +200,9 @@ def failing_nodes(findings: Sequence[Finding]) -> str:
     """The host names of nodes that are at fault themselves, one on each line."""
     hosts: dict[str, None] = {}
     for finding in findings:
-        if finding.scope is Scope.NODE and finding.fault is Fault.NODE:
-            for name in finding.subject.split(", "):
-                if name.endswith(")"):
-                    hosts[name.rpartition("(")[2][:-1]] = None
+        if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
+            hosts |= dict.fromkeys(_HOST.findall(finding.subject))
     return "".join(f"{host}\n" for host in hosts)
-
-
-def thresholds(text: str | None) -> Thresholds:
-    """--threshold as values.
-
-    Raises:
-        UsageError: it names something else, or no number.
-    """
-    numbers: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.strip().partition("=")
-        numbers[name] = _positive(value)
-        if name not in _THRESHOLDS or numbers[name] < 0:
-            raise UsageError(
-                f"--threshold has {part[:60]!r}; expected pair=SHARE or pair-mbps=NUMBER, as in pair=0.3"
-            )
-    default = Thresholds()
-    return Thresholds(
-        ratio=numbers.get("pair", default.ratio),
-        floor=numbers["pair-mbps"] * pairs.MBYTE if "pair-mbps" in numbers else default.floor,
-    )
-
-
-def _positive(text: str) -> float:
-    """-1 for what is no number of this kind."""
-    try:
-        return float(text) if 0 <= float(text) < _MAX_THRESHOLD else -1.0
-    except ValueError:
-        return -1.0
 
 
 def beside(report: str) -> str:

@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from trainer_launch import engines, exits, outcome, preflight
+from trainer_launch import engines, exits, log, outcome, preflight, references
 from trainer_launch.commands import run as running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError, UsageError
 from trainer_launch.findings import Finding, Report, exit_code, raised
+from trainer_launch.measures import Measure
 from trainer_launch.model import Json
 from trainer_launch.preflight import dns, document, screen
 from trainer_launch.preflight.document import Place
@@ -68,18 +69,23 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings) -> int:
-    from trainer_launch.commands import gathering  # `run`, which needs a part of this file, has no use for it
+    from trainer_launch.commands import (
+        gathering,
+        thresholds,
+    )  # `run`, which needs a part of this file, has no use for it
 
     chosen = preflight.names_in(settings.only, "--only", gathering.CHECKS)
     skipped = preflight.names_in(settings.skip, "--skip", gathering.CHECKS)
     fatal = preflight.names_in(settings.fatal, "--fatal", gathering.CHECKS)
-    gathering.thresholds(settings.threshold)
+    thresholds.parse(settings.threshold)
+    references.load(settings.reference)
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
     alone = gathering.obstacle(subject, settings, chosen, skipped)
+    measured: Sequence[Measure] = ()
     if alone is None:
-        report = _together(subject, checks, settings, skipped, fatal)
+        report, measured = _together(subject, checks, settings, skipped, fatal)
     else:
         report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
         if subject.has_peers and not chosen:
@@ -87,6 +93,8 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     report = replace(report, silenced=skipped)
     code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
     _hand_out(report, place_of(subject), code, parsed)
+    if settings.write_reference is not None and subject.topology.node_rank in (0, None):
+        _write_reference(settings.write_reference, measured)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
         _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
     return code
@@ -94,7 +102,7 @@ def _main(parsed: Parsed, settings: Settings) -> int:
 
 def _together(
     subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
-) -> Report:
+) -> tuple[Report, Sequence[Measure]]:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
     from trainer_launch.commands import gathering
 
@@ -103,7 +111,7 @@ def _together(
     later = [check for check in checks if check is dns]
     with gathering.gathering(subject, settings, skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
-            return preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal)
+            return preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal), ()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_trouble=lambda port: None)  # it is the roll call that has it
         found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings
@@ -115,7 +123,8 @@ def _together(
             return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
 
         decided = [raised(finding, fatal) for finding in part.finish(here) if finding.check not in skipped]
-        return Report(findings=gathering.merged(here(), decided, part.own), took_s=time.monotonic() - began_s)
+        findings = gathering.merged(here(), decided, part.own)
+        return Report(findings=findings, took_s=time.monotonic() - began_s), part.measured()
 
 
 def subject_of(reading: Reading, settings: Settings) -> Subject:
@@ -165,6 +174,14 @@ def _hand_out(report: Report, here: Place, code: int, parsed: Parsed) -> None:
     if settings.prometheus_file is not None:
         _write(settings.prometheus_file, screen.prometheus(report, code, at_s), "--prometheus-file", 0o644)
     sys.stdout.write(_dumped(made) if parsed.flags["json"] else screen.screen(report, here, code))
+
+
+def _write_reference(path: str, measured: Sequence[Measure]) -> None:
+    rows = references.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
+    if not rows:
+        log.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
+        return
+    _write(path, references.render(rows), "--write-reference", 0o644)
 
 
 def _dumped(made: dict[str, Json]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from trainer_launch import judgement
 from trainer_launch.findings import Fault, Finding, Scope, Status
-from trainer_launch.rollcall import speech
+from trainer_launch.rollcall import compare, speech
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.stages import Stage, Stuck, advice
@@ -131,6 +132,17 @@ def refused(reason: str) -> Finding:
         text=f"node 0 refuses this node: {reason}",
         action="give all pods the same job name, number of nodes, secret, and version of this program",
     )
+
+
+def compared(nodes: Sequence[Node], settings: Settings) -> list[Finding]:
+    """What nodes have found, what they are and what they have measured, side by side."""
+    names = [node.name for node in nodes]
+    found = grouped({node.name: node.findings for node in nodes})
+    if settings.with_facts:
+        found += compare.differences(names, [node.facts for node in nodes])
+        found += compare.clocks(names, [node.offset for node in nodes])
+    found += judgement.findings(names, [node.measures for node in nodes], settings.table, settings.shares)
+    return found
 
 
 def told(text: str) -> tuple[Finding, ...]:

@@ -11,8 +11,9 @@ from enum import Enum
 from trainer_launch import localise
 from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.findings import Finding
+from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import compare, ending, pairs, speech
+from trainer_launch.rollcall import ending, pairs, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bouts import Bouts
 from trainer_launch.rollcall.stages import Stuck
@@ -272,14 +273,15 @@ class Hall:
 
     def _compared(self) -> list[Finding]:
         nodes = [node for node in self._nodes.values() if node.has_record]
-        found = [ending.all_here(len(self._nodes)), *self._collided()]
-        found += ending.grouped({node.name: node.findings for node in nodes})
-        if not nodes or not self._settings.with_facts:
-            return found
-        names = [node.name for node in nodes]
-        found += compare.differences(names, [node.facts for node in nodes])
-        found += compare.clocks(names, [node.offset for node in nodes])
-        return found
+        return [
+            ending.all_here(len(self._nodes)),
+            *self._collided(),
+            *(ending.compared(nodes, self._settings) if nodes else ()),
+        ]
+
+    def measured(self) -> list[Measure]:
+        """What all nodes have measured."""
+        return [one for node in self._nodes.values() for one in node.measures]
 
     def _collided(self) -> list[Finding]:
         return [ending.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]

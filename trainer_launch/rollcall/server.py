@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from trainer_launch.coordinator.connection import Connection, hang_up
 from trainer_launch.coordinator.protocol import Challenge, Hello, ProtocolError
 from trainer_launch.coordinator.sockets import listen, tune
+from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.hall import Hall
@@ -67,6 +68,10 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="roll call", daemon=True)
         self._thread.start()
         return int(self._listener.getsockname()[1])
+
+    def measured(self) -> list[Measure]:
+        """What the nodes have measured; after the verdict."""
+        return self._hall.measured()
 
     def stop(self) -> None:
         """Close the port. What was said last still goes out, but nobody is waited for for long."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from trainer_launch.findings import Finding
+from trainer_launch.judgement import Shares
 from trainer_launch.measures import Checksum, Measure
 from trainer_launch.model import Endpoint
+from trainer_launch.references import Table
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.pairs import Thresholds
@@ -32,6 +34,8 @@ class Settings:
     with_facts: bool = True
     with_pairs: bool = True
     thresholds: Thresholds = field(default_factory=Thresholds)
+    shares: Shares = field(default_factory=Shares)
+    table: Table = field(default_factory=Table)  # what GPUs should deliver
     gather_s: float = 2.0  # after the last that came, in a job that may have more nodes than it needs
     look_s: float = 3.0  # before the deadline: the others are looked at
     record_s: float = 60.0  # for the records of all nodes

@@ -1,0 +1,223 @@
+"""Whether GPUs deliver enough: no healthy card is accused, a bad one always is, a slow job is no slow card."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_launch import judgement
+from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.judgement import Shares, findings, of_pairs
+from trainer_launch.measures import Measure
+from trainer_launch.references import Reference, Table, load, table
+from trainer_launch.rollcall import pairs
+
+H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
+GEMM = 665.0  # of an H200
+OWN = table([Reference("M", "gemm", 100.0, "TFLOP/s", "for this test")])
+NONE = Table()
+
+
+def cards(values: Sequence[float], model: str = "M", name: str = "gemm", per_node: int = 1) -> list[list[Measure]]:
+    """Nodes with so many cards each."""
+    made = [Measure(name, value, "TFLOP/s", model, at % per_node) for at, value in enumerate(values)]
+    return [made[at : at + per_node] for at in range(0, len(made), per_node)]
+
+
+def judged(measures: list[list[Measure]], known: Table = OWN, shares: Shares | None = None) -> list[Finding]:
+    return findings([f"node {n} (host-{n})" for n in range(len(measures))], measures, known, shares)
+
+
+def failed(found: Sequence[Finding]) -> list[str]:
+    return [one.subject for one in found if one.status is Status.FAIL]
+
+
+def warned(found: Sequence[Finding]) -> list[str]:
+    return [one.subject for one in found if one.status is Status.WARN]
+
+
+# -- the rule ---------------------------------------------------------------------------------
+
+
+def test_a_card_at_half_speed_is_named_with_its_node_and_what_it_was_compared_with() -> None:
+    values = [100.0] * 16
+    values[11] = 50.0
+    (one,) = [f for f in judged(cards(values, per_node=8)) if f.status is Status.FAIL]
+    assert (one.subject, one.scope, one.fault) == ("node 1 (host-1), GPU 3", Scope.GPU, Fault.NODE)
+    assert (one.check, one.measured, one.expected, one.basis) == ("gemm", 50.0, 100.0, Basis.BOTH)
+    assert "50% of the reference 100 and 50% of what the others of its model do" in one.text
+
+
+def test_a_node_whose_cards_are_all_slow_is_named_as_a_node() -> None:
+    (one,) = [f for f in judged(cards([100.0] * 8 + [60.0] * 4, per_node=4)) if f.status is Status.FAIL]
+    assert (one.subject, one.scope) == ("node 2 (host-2)", Scope.NODE)
+    assert len(one.evidence) == 4
+
+
+def test_when_all_are_slow_alike_the_job_is_told_once_and_nobody_is_accused() -> None:
+    found = judged(cards([62.0 + n % 3 / 10 for n in range(64)], per_node=8))
+    assert failed(found) == []
+    (one,) = found
+    assert (one.status, one.scope, one.basis, one.subject) == (Status.WARN, Scope.JOB, Basis.ABSOLUTE, "")
+    assert "all 64 GPUs" in one.text
+    assert "62% of the reference" in one.text
+
+
+def test_slower_than_the_others_but_as_fast_as_it_should_be_only_warns() -> None:
+    found = judged(cards([110.0] * 7 + [95.0]))
+    assert failed(found) == []
+    assert warned(found) == ["node 7 (host-7), GPU 0"]
+    assert found[0].basis is Basis.PEER
+
+
+def test_an_unknown_model_is_compared_with_its_peers_alone_and_said_to_be_unknown() -> None:
+    well = judged(cards([50.0] * 4, UNKNOWN))
+    assert [one.status for one in well] == [Status.UNKNOWN]
+    assert "no reference tells of this model" in well[0].text
+    found = judged(cards([50.0] * 7 + [25.0], UNKNOWN))
+    assert warned(found) == ["node 7 (host-7), GPU 0"]
+    assert failed(found) == []
+
+
+def test_models_are_not_compared_with_each_other() -> None:
+    found = judged([*cards([100.0] * 4), *cards([20.0] * 4, UNKNOWN)])
+    assert failed(found) == warned(found) == []
+
+
+def test_a_single_card_is_judged_by_the_reference_and_named_in_the_evidence() -> None:
+    assert [one.status for one in judged(cards([99.0]))] == [Status.PASS]
+    (one,) = judged(cards([50.0]))
+    assert (one.status, one.scope, one.evidence) == (
+        Status.WARN,
+        Scope.JOB,
+        ("node 0 (host-0), GPU 0: 50 TFLOP/s",),
+    )
+    assert [one.status for one in judged(cards([50.0], UNKNOWN))] == [Status.UNKNOWN]
+
+
+def test_of_two_cards_the_slow_one_stands_out() -> None:
+    assert failed(judged(cards([50.0, 100.0]))) == ["node 0 (host-0), GPU 0"]
+    assert warned(judged(cards([100.0, 50.0], UNKNOWN))) == ["node 1 (host-1), GPU 0"]
+
+
+def test_thresholds_can_be_moved() -> None:
+    values = [100.0] * 7 + [84.0]
+    assert failed(judged(cards(values))) == ["node 7 (host-7), GPU 0"]
+    assert failed(judged(cards(values), shares=Shares({"gemm": 0.8}))) == []
+    assert warned(judged(cards(values), shares=Shares({"gemm": 0.8}, of_peers=0.5))) == []
+
+
+# -- properties -------------------------------------------------------------------------------
+
+healthy = st.lists(st.floats(0.93, 1.08), min_size=1, max_size=80)
+
+
+@given(healthy, st.sampled_from([1, 4, 8]))
+def test_no_healthy_card_is_accused_whatever_the_noise(noise: list[float], per_node: int) -> None:
+    assert failed(judged(cards([100 * one for one in noise], per_node=per_node))) == []
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=1, max_size=80), st.sampled_from(["M", UNKNOWN]))
+def test_a_tight_cluster_is_not_flagged_at_all(noise: list[float], model: str) -> None:
+    found = judged(cards([100 * one for one in noise], model))
+    assert failed(found) == warned(found) == []
+
+
+@given(st.lists(st.floats(0.95, 1.05), min_size=2, max_size=80), st.data())
+def test_a_card_at_half_speed_is_always_named_also_where_most_are_bad(
+    noise: list[float], data: st.DataObject
+) -> None:
+    bad = data.draw(st.sets(st.integers(0, len(noise) - 1), min_size=1, max_size=len(noise) - 1))
+    values = [100 * one * (0.5 if at in bad else 1) for at, one in enumerate(noise)]
+    assert failed(judged(cards(values))) == [f"node {at} (host-{at}), GPU 0" for at in sorted(bad)]
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=3, max_size=80), st.data())
+def test_of_an_unknown_model_the_minority_at_half_speed_is_always_named(
+    noise: list[float], data: st.DataObject
+) -> None:
+    bad = data.draw(st.sets(st.integers(0, len(noise) - 1), min_size=1, max_size=(len(noise) - 1) // 2))
+    values = [100 * one * (0.5 if at in bad else 1) for at, one in enumerate(noise)]
+    assert warned(judged(cards(values, UNKNOWN))) == [f"node {at} (host-{at}), GPU 0" for at in sorted(bad)]
+
+
+def test_thousands_of_healthy_cards_accuse_nobody_and_are_one_sentence() -> None:
+    dice = random.Random(1)
+    found = judged(cards([dice.gauss(100, 2) for _ in range(32_768)], per_node=8))
+    assert failed(found) == []
+    assert len([one for one in found if one.scope is Scope.JOB]) <= 1
+
+
+# -- what the peers' thresholds get wrong -------------------------------------------------------
+
+BUILT_IN = load(None)
+
+
+def h200(name: str, values: Sequence[float], unit: str) -> list[list[Measure]]:
+    return [[Measure(name, value, unit, H200, 0)] for value in values]
+
+
+def test_a_power_capped_h200_is_healthy_in_a_burst_and_sustained() -> None:
+    """A check against the burst's 776 TFLOP/s at -5 % fails every healthy card that is warm."""
+    for value in (776.0, 694.0, 665.0, 0.997 * 665):
+        assert failed(judged(h200("gemm", [value] * 8, "TFLOP/s"), BUILT_IN)) == []
+        assert warned(judged(h200("gemm", [value] * 8, "TFLOP/s"), BUILT_IN)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unit"),
+    [
+        ("hbm-copy", 4170.0, "GB/s"),
+        ("hbm-read", 4180.0, "GB/s"),
+        ("hbm-write", 3290.0, "GB/s"),
+        ("h2d", 55.1, "GB/s"),
+        ("d2h", 55.1, "GB/s"),
+    ],
+)
+def test_what_a_healthy_h200_gave_passes_and_half_of_it_does_not(name: str, value: float, unit: str) -> None:
+    found = judged(h200(name, [value] * 4, unit), BUILT_IN)
+    assert [one.status for one in found] == [Status.PASS]
+    assert failed(judged(h200(name, [value, value, value / 2], unit), BUILT_IN)) == ["node 2 (host-2), GPU 0"]
+
+
+def test_a_card_at_half_speed_that_dlrovers_rule_passes_is_named() -> None:
+    """Its rule: more than twice the median of milliseconds of GEMM and all-reduce together."""
+    healthy_ms, reduce_ms = 12.7, 0.45
+    slow_ms = 2 * healthy_ms
+    assert slow_ms + reduce_ms < 2 * (healthy_ms + reduce_ms), "it is missed there"
+    assert failed(judged(h200("gemm", [GEMM] * 7 + [GEMM / 2], "TFLOP/s"), BUILT_IN)) == ["node 7 (host-7), GPU 0"]
+
+
+def test_a_network_card_at_half_speed_that_dlrovers_rule_passes_stands_out_in_its_own_measure() -> None:
+    """There it moves the score by 2 to 5 %, and the rule wants 100 %; pairs are judged apart from GEMM."""
+    rates = [45_000_000_000] * 8 + [22_500_000_000]
+    tests = [pairs.Tested((n, n + 1), ("", ""), rate) for n, rate in enumerate(rates)]
+    allowed = pairs.slowest_allowed(pairs.Thresholds(ratio=0.75), tests)
+    assert [pairs.is_bad(test, allowed) for test in tests] == [False] * 8 + [True]
+
+
+def test_a_fabric_that_lost_most_of_its_bandwidth_is_told_where_a_constant_of_100_would_pass() -> None:
+    """NVSentinel's 100 GB/s for eight NICs is 12.5 GB/s for each: an H200's 45 GB/s may lose 72 % unseen."""
+    (one,) = of_pairs([12.6] * 8, H200, BUILT_IN)
+    assert (one.check, one.scope, one.status) == ("pairs", Scope.JOB, Status.WARN)
+    assert "28% of the reference" in one.text
+
+
+def test_healthy_fabrics_that_awss_800_gb_s_would_fail_pass() -> None:
+    """480 GB/s is what NVLink gives on an H100; a floor that no healthy node reaches is always red."""
+    for per_gpu in (45.0, 41.9, 0.76 * 45):  # AWS EFA measured 335 GB/s for eight
+        assert of_pairs([per_gpu] * 8, H200, BUILT_IN) == []
+
+
+def test_rank_0_is_no_measure_of_the_others() -> None:
+    assert failed(judged(cards([50.0] + [100.0] * 7))) == ["node 0 (host-0), GPU 0"]
+
+
+def test_every_kind_has_a_name_that_can_be_a_checks() -> None:
+    assert judgement.CHECKS == ("gemm", "hbm", "pcie", "nccl")
+    assert judgement.kind_of("gemm-8192").name == "gemm"
+    assert judgement.kind_of("something").name == "measures"
