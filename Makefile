@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system demo test lint bench bench-survival clean
+.PHONY: help venv system horovod demo test lint bench bench-survival clean
 
 PYTHON ?=
 TORCH ?=
@@ -33,7 +33,12 @@ system: ## install the system packages that tests use, or say which are missing
 demo: venv ## train a small language model on 2 rehearsed pods with 2 processes each
 	CUDA_VISIBLE_DEVICES= $(BIN)/trainer-launch local --nodes 2 --nproc-per-node 2 -- docker/examples/train_charlm.py
 
+horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
+	@tests/setup/horovod.sh
+
+# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it.
 test: system venv lint ## check style and types, run all tests
+	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: venv ## check style and types

@@ -21,6 +21,9 @@ else
         lacking unshare util-linux
         lacking ps procps
         lacking openssl openssl
+        lacking cmake cmake
+        lacking c++ g++
+        lacking make make
     )
 fi
 [ ${#packages[@]} -gt 0 ] || exit 0

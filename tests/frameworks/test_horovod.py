@@ -1,0 +1,66 @@
+"""Horovod itself, as built here, and our table of its options beside its own parser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import clean_env
+from tests.frameworks import horovod
+from trainer_launch.horovodrun_options import OPTIONS
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(horovod.BUILD_S)]
+
+REDUCE = """
+import horovod.torch as hvd, torch
+hvd.init()
+print("sum", int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), "rank", hvd.rank(), flush=True)
+hvd.shutdown()
+"""
+LIST_OPTIONS = """
+import argparse, json, sys
+from horovod.runner import launch
+
+def listed(parser):
+    found = {}
+    for action in parser._actions:
+        if action.option_strings:
+            takes = 1 if action.nargs is None else int(action.nargs)
+            found.update(dict.fromkeys(action.option_strings, takes))
+    print(json.dumps(found))
+    sys.exit(0)
+
+argparse.ArgumentParser.parse_args = listed
+launch.parse_args()
+"""
+
+
+def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None:
+    run = horovod.command(tmp_path / "bin")
+    (tmp_path / "train.py").write_text(REDUCE)
+    ended = subprocess.run(
+        [run, "-np", "2", "-H", "localhost:2", "--disable-cache", sys.executable, str(tmp_path / "train.py")],
+        env=clean_env(horovod.env()),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(line.split(":", 1)[1] for line in ended.stdout.splitlines() if "sum" in line) == [
+        "sum 2 rank 0",
+        "sum 2 rank 1",
+    ]
+
+
+def test_our_table_has_horovods_own_options() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LIST_OPTIONS], env=clean_env(horovod.env()), capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    theirs = json.loads(told.stdout)
+    ours = {flag: option.values for option in OPTIONS for flag in option.flags}
+    assert ours == {flag: takes for flag, takes in theirs.items() if flag not in ("-h", "--help")}

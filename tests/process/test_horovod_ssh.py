@@ -1,0 +1,165 @@
+"""The guard around what horovodrun starts on other hosts, and how ssh's arguments are told apart."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer_launch.child import horovod_ssh
+
+pytestmark = pytest.mark.process
+SHIM = Path(horovod_ssh.__file__)
+DEADLINE_S = 60
+GRACE_S = 1
+TELLS = "trap 'echo told; exit 3' TERM; echo ready $$; while :; do sleep 0.05; done"
+DEAF = "trap '' TERM; echo ready $$; while :; do sleep 0.05; done"
+
+
+@contextmanager
+def guarded(command: str) -> Iterator[subprocess.Popen[str]]:
+    """A guarded command as sshd starts it: by a shell, with a pipe for its standard input."""
+    process = subprocess.Popen(
+        ["sh", "-c", horovod_ssh.guarded(command, GRACE_S)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.close()
+        process.wait(DEADLINE_S)
+        process.stdout.close()
+
+
+def first_pid(process: subprocess.Popen[str]) -> int:
+    assert process.stdout
+    return int(process.stdout.readline().split()[1])
+
+
+def wait_until_gone(pid: int) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s, f"{pid} still runs"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("nothing-here", 127)]
+)
+def test_a_guarded_command_keeps_its_exit_code(command: str, code: int) -> None:
+    with guarded(command) as process:
+        assert process.wait(DEADLINE_S) == code
+
+
+def test_a_guarded_command_keeps_its_words() -> None:
+    with guarded("""printf '%s|' "a b" 'c'"'"'d' "$HOME_OF_NOBODY" """) as process:
+        process.wait(DEADLINE_S)
+        assert process.stdout
+        assert process.stdout.read() == "a b|c'd||"
+
+
+def test_a_signal_written_to_it_reaches_the_command() -> None:
+    with guarded(TELLS) as process:
+        first_pid(process)
+        assert process.stdin
+        process.stdin.write("TERM\n")
+        assert process.wait(DEADLINE_S) == 3
+        assert process.stdout
+        assert process.stdout.read() == "told\n"
+
+
+@pytest.mark.parametrize("command", [TELLS, DEAF, f"sh -c {shlex.quote(DEAF)}; true"])
+def test_what_it_runs_ends_with_the_connection(command: str) -> None:
+    with guarded(command) as process:
+        pid = first_pid(process)
+        assert process.stdin
+        process.stdin.close()
+        wait_until_gone(pid)
+
+
+def test_what_a_command_leaves_behind_ends_with_it() -> None:
+    with guarded(f"sh -c {shlex.quote(DEAF)} & exec sleep 0.2") as process:
+        pid = first_pid(process)
+        assert process.wait(DEADLINE_S) == 0
+        wait_until_gone(pid)
+
+
+def test_without_setsid_it_runs_as_it_would_without_a_guard(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    ended = subprocess.run(
+        ["/bin/sh", "-c", horovod_ssh.guarded("echo $((20 + 22))", GRACE_S)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "42\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "host", "command"),
+    [
+        ("-o A=b -o C=d h -p 22 -i /k -o E=5 true", "-o A=b -o C=d -p 22 -i /k -o E=5", "h", "true"),
+        ("-x h orted -mca a b", "-x", "h", "orted -mca a b"),
+        ("-p22 -v h -tt cd / ; env A=1 x -y", "-p22 -v -tt", "h", "cd / ; env A=1 x -y"),
+        ("-V", "-V", "", ""),
+        ("-- h -x", "", "h", "-x"),
+    ],
+)
+def test_sshs_arguments_are_told_apart_as_ssh_does(line: str, options: str, host: str, command: str) -> None:
+    words = [word for word in line.split(" ") if word]
+    assert horovod_ssh.split(words) == (options.split(), host, command.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A launcher's folder; `ssh` there shows its arguments and the first word it is sent."""
+    told = tmp_path / "a folder"
+    (told / "sessions").mkdir(parents=True)
+    ssh = told / "fake-ssh"
+    ssh.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.args"; echo up; read -r name; echo "got $name"\n')
+    ssh.chmod(0o755)
+    (told / "ssh.json").write_text(f'{{"ssh": ["{ssh}", "-F", "cfg"], "grace_s": 7.4}}')
+    return told
+
+
+def test_a_session_takes_signals_from_a_pipe_named_for_its_rank(folder: Path) -> None:
+    line = "cd / ; env HOROVOD_RANK=5 HOROVOD_LOCAL_RANK=1 python t.py"
+    shim = subprocess.Popen(
+        [sys.executable, "-I", "-S", SHIM, folder, "-o", "X=y", "w-0", "-p", "22", line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert shim.stdout
+    assert shim.stdout.readline() == "up\n"
+    [pipe] = (folder / "sessions").iterdir()
+    assert pipe.name == f"w-0.1.{shim.pid}"
+    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(descriptor, b"USR1\n")
+    os.close(descriptor)
+    assert shim.communicate(timeout=DEADLINE_S)[0] == "got USR1\n"
+    args = (folder / "fake-ssh.args").read_text()
+    assert args.startswith("-F\ncfg\n-o\nX=y\n-p\n22\n--\nw-0\nexec sh -c ")
+    assert "left=7\n" in args
+
+
+def test_nothing_is_started_any_more_once_the_job_is_asked_to_stop(folder: Path) -> None:
+    (folder / "stopping").touch()
+    ended = subprocess.run([sys.executable, "-I", "-S", SHIM, folder, "h", "true"], timeout=DEADLINE_S)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert not (folder / "fake-ssh.args").exists()
