@@ -1,13 +1,17 @@
-"""Which pairs of nodes to test next, and which nodes and links are guilty. Pure; one trial for each rail.
+"""Which pairs of nodes to test next, and which nodes, rails and links are guilty. Pure.
 
 The model: a pair test fails when one of its ends is faulty or the link between them is. A round is a set of
 disjoint pairs that are tested at the same time; rounds are the cost, tests are free.
 
 1. The ring's edges first, as every ring all-reduce uses them: the even ones, the odd ones, and with an odd number
-   of nodes the one that closes the ring. Who passes any test is cleared. All pass: two rounds, and that is all.
-2. Every other node is a suspect. It is tested with cleared nodes that are not its neighbours on the ring, until it
+   of nodes the one that closes the ring. Who passes any test is cleared. All pass: two rounds, and that is all;
+   a deep trial goes on with the edges of both trees that NCCL reduces along: three rounds more.
+2. Every other node is a suspect. It is tested with cleared nodes that it was not tested with before, until it
    passes or has failed with two of them. While nobody is cleared, suspects are tested with each other.
 3. A failed pair of two cleared nodes is tested twice more: it is the link, always or now and then.
+
+Where nodes have several rails (a GPU and its network card each), all rails of a pair are tested at once, and each
+rail has a trial of its own: who fails on all of them is a guilty node or link, else it is those rails.
 
 Nobody is accused on one failure, for its neighbours' links, or by another suspect. What cannot be decided is said
 to be unresolved: of two nodes whose only test fails, either may be the guilty one.
@@ -17,16 +21,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, combinations
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from trainer_launch import trees
 
 Pair: TypeAlias = tuple[int, int]  # the lower index first
 
-WITNESSES = 2  # cleared partners off the ring that a node must have failed with before it is named
+WITNESSES = 2  # cleared partners beside the plan that a node must have failed with before it is named
 RETESTS = 2  # of a failed pair whose ends are both cleared
 MAX_ROUNDS = 12
+_OF_TREES = 4  # more, at most, in a deep trial
 
 
 def _nothing() -> Mapping[Pair, tuple[int, int]]:
@@ -38,6 +46,7 @@ class Trial:
     """What is known so far of nodes 0 to `n_nodes` - 1."""
 
     n_nodes: int
+    is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
     absent: frozenset[int] = frozenset()  # nodes that were found guilty before, by themselves
     results: Mapping[Pair, tuple[int, int]] = field(default_factory=_nothing)  # passed, failed
@@ -50,6 +59,7 @@ class Link:
     ends: Pair
     failed: int
     tests: int
+    rails: tuple[int, ...] = ()  # where it is not all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +67,7 @@ class Guilty:
     """Who is at fault, and what could not be decided."""
 
     nodes: tuple[int, ...] = ()
+    rails: tuple[tuple[int, tuple[int, ...]], ...] = ()  # nodes of which only some rails are at fault, and which
     links: tuple[Link, ...] = ()
     unresolved: tuple[Pair, ...] = ()  # failed pairs that neither a node nor a link named here explains
     rounds: int = 0
@@ -73,22 +84,58 @@ def record(trial: Trial, passed: Mapping[Pair, bool]) -> Trial:
     for ends, good in passed.items():
         n_passed, n_failed = results.get(ends, (0, 0))
         results[ends] = (n_passed + good, n_failed + (not good))
-    return Trial(n_nodes=trial.n_nodes, rounds=trial.rounds + 1, absent=trial.absent, results=results)
+    return replace(trial, rounds=trial.rounds + 1, results=results)
 
 
-def next_round(trial: Trial) -> tuple[Pair, ...]:
+def next_round(*trials: Trial) -> tuple[Pair, ...]:
     """The pairs to test at the same time, each node at most once; none: all is known that can be."""
-    members = [node for node in range(trial.n_nodes) if node not in trial.absent]
-    ring = _ring_rounds(members)
-    if trial.rounds < len(ring):
-        return ring[trial.rounds]
-    return () if trial.rounds >= MAX_ROUNDS else _useful(trial, _Standing(trial, members))
+    planned = _planned(trials[0])
+    n_rounds = trials[0].rounds
+    if n_rounds < len(planned):
+        return planned[n_rounds]
+    if n_rounds >= MAX_ROUNDS + (_OF_TREES if trials[0].is_deep else 0):
+        return ()
+    chosen: list[Pair] = []
+    busy: set[int] = set()
+    for trial in trials:
+        for ends in _useful(trial, _Standing(trial, planned)):
+            if not busy.intersection(ends):
+                chosen.append(ends)
+                busy.update(ends)
+    return tuple(chosen)
 
 
-def verdict(trial: Trial) -> Guilty:
+def verdict(*trials: Trial) -> Guilty:
     """Who is at fault, by the results so far."""
-    members = [node for node in range(trial.n_nodes) if node not in trial.absent]
-    standing = _Standing(trial, members)
+    each = [_of_rail(trial) for trial in trials]
+    if len(each) == 1:
+        return each[0]
+    accused = _by_rail((node, rail) for rail, one in enumerate(each) for node in one.nodes)
+    links = _by_rail((link.ends, rail) for rail, one in enumerate(each) for link in one.links)
+    tests = {link.ends: link for one in each for link in one.links}
+    return Guilty(
+        nodes=tuple(node for node, rails in accused.items() if len(rails) == len(each)),
+        rails=tuple((node, rails) for node, rails in accused.items() if len(rails) < len(each)),
+        links=tuple(
+            replace(tests[ends], rails=rails if len(rails) < len(each) else ()) for ends, rails in links.items()
+        ),
+        unresolved=tuple(sorted({ends for one in each for ends in one.unresolved})),
+        rounds=trials[0].rounds,
+    )
+
+
+_Named = TypeVar("_Named", int, Pair)
+
+
+def _by_rail(found: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...]]:
+    rails: dict[_Named, tuple[int, ...]] = {}
+    for what, rail in sorted(found):
+        rails[what] = (*rails.get(what, ()), rail)
+    return rails
+
+
+def _of_rail(trial: Trial) -> Guilty:
+    standing = _Standing(trial, _planned(trial))
     failed = sorted(ends for ends, (_, n_failed) in trial.results.items() if n_failed)
     links, unresolved = [], []
     for ends in failed:
@@ -110,11 +157,12 @@ def verdict(trial: Trial) -> Guilty:
 class _Standing:
     """Each node's standing: cleared, accused, or a suspect."""
 
-    def __init__(self, trial: Trial, members: list[int]) -> None:
+    def __init__(self, trial: Trial, planned: list[tuple[Pair, ...]]) -> None:
+        members = _members(trial)
         self.cleared = {node for ends, (n_passed, _) in trial.results.items() if n_passed for node in ends}
-        ring = {ends for chosen in _ring_rounds(members) for ends in chosen}
+        ring = {ends for chosen in planned for ends in chosen}
         met: Counter[int] = Counter()  # cleared partners that a node has failed with
-        off_ring: Counter[int] = Counter()  # those that are no neighbours
+        off_ring: Counter[int] = Counter()  # those that the plan has not led to
         for ends, (_, n_failed) in trial.results.items():
             for node, partner in (ends, ends[::-1]):
                 if n_failed and partner in self.cleared:
@@ -127,12 +175,27 @@ class _Standing:
         self.suspects = [node for node in rest if node not in self.accused]
 
 
-def _ring_rounds(members: list[int]) -> list[tuple[Pair, ...]]:
-    """The ring's edges in rounds that use each node once."""
-    n = len(members)
+def _members(trial: Trial) -> list[int]:
+    return [node for node in range(trial.n_nodes) if node not in trial.absent]
+
+
+def _planned(trial: Trial) -> list[tuple[Pair, ...]]:
+    """The rounds that are held whatever they show."""
+    members = _members(trial)
+    plan = _plan(len(members), trial.is_deep)
+    return [tuple((members[one], members[other]) for one, other in chosen) for chosen in plan]
+
+
+@lru_cache(maxsize=8)
+def _plan(n: int, is_deep: bool) -> list[tuple[Pair, ...]]:
+    """The ring's edges, and perhaps the trees', in rounds that use each node once."""
+    return _ring_rounds(n) + (trees.rounds(n) if is_deep else [])
+
+
+def _ring_rounds(n: int) -> list[tuple[Pair, ...]]:
     if n < 2:
         return []
-    edges = [pair(members[i], members[(i + 1) % n]) for i in range(n if n > 2 else 1)]
+    edges = [pair(i, (i + 1) % n) for i in range(n if n > 2 else 1)]
     closing = edges[n - 1 :] if n % 2 else []
     edges = edges[: len(edges) - len(closing)]
     return [tuple(chosen) for chosen in (edges[0::2], edges[1::2], closing) if chosen]

@@ -35,6 +35,7 @@ PURE = (
     "supervisor/symptoms.py",
     "supervisor/clues.py",
     "topology.py",
+    "trees.py",
     "manifest.py",
     "localise.py",
     "measures.py",

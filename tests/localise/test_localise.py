@@ -1,4 +1,4 @@
-"""Who is guilty, found by pair tests: simulated faults, and nobody is ever accused in the wrong."""
+"""Who is guilty, found by pair tests: simulated faults of nodes, rails and links, and nobody is accused wrongly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer_launch.localise import MAX_ROUNDS, Guilty, Pair, Trial, next_round, pair, record, verdict
+from trainer_launch.trees import double_tree
 
 NOBODY: frozenset[int] = frozenset()
 
@@ -52,18 +53,18 @@ def test_every_single_bad_link_of_the_ring_is_named_alone(n_nodes: int) -> None:
         assert found.rounds <= 4 + n_nodes % 2
 
 
-@pytest.mark.parametrize("n_nodes", [8, 12, 16, 64, 512, 4096])
+@pytest.mark.parametrize("n_nodes", [*range(4, 65, 2), 512, 4096])
 def test_up_to_a_quarter_of_bad_nodes_take_four_rounds(n_nodes: int) -> None:
-    for seed in range(20 if n_nodes < 512 else 3):
+    for seed in range(10 if n_nodes < 512 else 3):
         bad = set(random.Random(seed).sample(range(n_nodes), n_nodes // 4))
         found = find(n_nodes, bad)
         assert (set(found.nodes), found.links, found.unresolved) == (bad, (), ())
         assert found.rounds <= 4
 
 
-@pytest.mark.parametrize("n_nodes", [4, 5, 6, 7, 8, 9, 31, 64, 65, 512])
+@pytest.mark.parametrize("n_nodes", [4, 5, 6, 7, 8, 9, 31, 64, 65, 512, 4095, 4096])
 def test_many_faults_of_both_kinds_accuse_no_healthy_node_and_no_healthy_link(n_nodes: int) -> None:
-    for seed in range(200 if n_nodes < 100 else 10):
+    for seed in range(200 if n_nodes < 100 else 5 if n_nodes < 1000 else 2):
         dice = random.Random(seed)
         bad = set(dice.sample(range(n_nodes), dice.randint(0, n_nodes // 2)))
         links = {
@@ -114,3 +115,118 @@ def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> No
     found = find(8, fails=lambda ends: ends in {(2, 3), (3, 4)})
     assert found.nodes == ()
     assert {link.ends for link in found.links} == {(2, 3), (3, 4)}
+
+
+# -- rails ------------------------------------------------------------------------------------
+
+RAILS = 8
+
+
+def find_on_rails(
+    n_nodes: int, fails: Callable[[Pair, int], bool], n_rails: int = RAILS, *, is_deep: bool = False
+) -> Guilty:
+    """The same with several rails, which are all tested when a pair is."""
+    trials = [Trial(n_nodes=n_nodes, is_deep=is_deep) for _ in range(n_rails)]
+    while pairs := next_round(*trials):
+        nodes = [node for ends in pairs for node in ends]
+        assert len(nodes) == len(set(nodes)), "a node is in one test at a time"
+        trials = [
+            record(trial, {ends: not fails(ends, rail) for ends in pairs}) for rail, trial in enumerate(trials)
+        ]
+    return verdict(*trials)
+
+
+def nothing_else(found: Guilty) -> bool:
+    """Whether only what was asked for before is named."""
+    return sum(map(len, (found.nodes, found.rails, found.links, found.unresolved))) == 1
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 17))
+def test_every_single_bad_rail_of_a_node_is_named_alone(n_nodes: int) -> None:
+    for bad in range(n_nodes):
+        for rail in range(RAILS):
+            found = find_on_rails(n_nodes, lambda ends, at, bad=bad, rail=rail: bad in ends and at == rail)  # type: ignore[misc]
+            assert found.rails == ((bad, (rail,)),)
+            assert nothing_else(found)
+            assert found.rounds <= 4 + n_nodes % 2
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 17))
+def test_a_node_that_is_bad_on_all_rails_is_a_bad_node(n_nodes: int) -> None:
+    for bad in range(n_nodes):
+        found = find_on_rails(n_nodes, lambda ends, at, bad=bad: bad in ends)  # type: ignore[misc]
+        assert found.nodes == (bad,)
+        assert nothing_else(found)
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 17))
+def test_every_single_bad_way_between_two_neighbours_is_named_with_its_rail(n_nodes: int) -> None:
+    for start in range(n_nodes):
+        bad = ring_link(n_nodes, start)
+        for rail in range(RAILS):
+            found = find_on_rails(n_nodes, lambda ends, at, bad=bad, rail=rail: ends == bad and at == rail)  # type: ignore[misc]
+            assert [(link.ends, link.rails) for link in found.links] == [(bad, (rail,))]
+            assert nothing_else(found)
+        found = find_on_rails(n_nodes, lambda ends, at, bad=bad: ends == bad)  # type: ignore[misc]
+        assert [(link.ends, link.rails) for link in found.links] == [(bad, ())]
+        assert nothing_else(found)
+
+
+@pytest.mark.parametrize("n_nodes", [4, 5, 8, 9, 16, 33, 64])
+def test_many_faults_of_nodes_rails_and_ways_accuse_nothing_that_is_healthy(n_nodes: int) -> None:
+    for seed in range(20):
+        dice = random.Random(seed)
+        nodes = {
+            (node, rail)
+            for node in dice.sample(range(n_nodes), dice.randint(0, n_nodes // 4))
+            for rail in dice.sample(range(RAILS), dice.randint(1, RAILS))
+        }
+        links = {
+            (ring_link(n_nodes, at), dice.randrange(RAILS))
+            for at in dice.sample(range(n_nodes), dice.randint(0, max(1, n_nodes // 8)))
+        }
+
+        def fails(ends: Pair, rail: int, nodes: set = nodes, links: set = links) -> bool:
+            return any((node, rail) in nodes for node in ends) or (ends, rail) in links
+
+        found = find_on_rails(n_nodes, fails)
+        assert {(node, rail) for node, rails in found.rails for rail in rails} <= nodes
+        assert {(node, rail) for node in found.nodes for rail in range(RAILS)} <= nodes
+        assert {(link.ends, rail) for link in found.links for rail in link.rails or range(RAILS)} <= links
+
+
+# -- deep -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", [*range(2, 65), 512, 513, 4096])
+def test_a_healthy_deep_trial_takes_at_most_eight_rounds_and_uses_every_edge_of_the_trees(n_nodes: int) -> None:
+    trial = Trial(n_nodes=n_nodes, is_deep=True)
+    while pairs := next_round(trial):
+        trial = record(trial, dict.fromkeys(pairs, True))
+    assert set(trial.results) >= double_tree(n_nodes)
+    assert verdict(trial).rounds <= 6
+    found = verdict(trial)
+    assert (found.nodes, found.links, found.unresolved) == ((), (), ())
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 65))
+def test_every_single_bad_edge_of_a_tree_and_every_bad_node_is_named_alone_in_a_deep_trial(n_nodes: int) -> None:
+    for bad in double_tree(n_nodes):
+        found = find_on_rails(n_nodes, lambda ends, at, bad=bad: ends == bad, 1, is_deep=True)  # type: ignore[misc]
+        assert [link.ends for link in found.links] == [bad]
+        assert nothing_else(found)
+        assert found.rounds <= 10
+    for node in range(n_nodes):
+        found = find_on_rails(n_nodes, lambda ends, at, node=node: node in ends, 1, is_deep=True)  # type: ignore[misc]
+        assert found.nodes == (node,)
+        assert nothing_else(found)
+        assert found.rounds <= 10
+
+
+def test_a_deep_trial_goes_round_a_node_that_was_found_guilty_before() -> None:
+    trial = Trial(n_nodes=9, absent=frozenset({4}), is_deep=True)
+    while pairs := next_round(trial):
+        trial = record(trial, dict.fromkeys(pairs, True))
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert {pair(others[one], others[other]) for one, other in double_tree(8)} <= set(trial.results)
+    assert not any(4 in ends for ends in trial.results)
