@@ -19,7 +19,7 @@ to be unresolved: of two nodes whose only test fails, either may be the guilty o
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -128,10 +128,10 @@ _Named = TypeVar("_Named", int, Pair)
 
 
 def _by_rail(found: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...]]:
-    rails: dict[_Named, tuple[int, ...]] = {}
-    for what, rail in sorted(found):
-        rails[what] = (*rails.get(what, ()), rail)
-    return rails
+    rails: defaultdict[_Named, set[int]] = defaultdict(set)
+    for what, rail in found:
+        rails[what].add(rail)
+    return {what: tuple(sorted(rails[what])) for what in sorted(rails)}
 
 
 def _of_rail(trial: Trial) -> Guilty:
