@@ -16,7 +16,7 @@ from trainer_launch.redact import REDACTED, redact, redact_command, redact_file,
 
 __all__ = ["SnapshotFiles", "pod_from_snapshot", "redact", "redact_text", "snapshot_of"]
 
-_KEYS = ("env", "files", "hostname", "command", "args", "namespace", "job")
+_KEYS = ("env", "files", "hostname", "command", "args", "namespace", "job", "pod")
 # Files whose mere presence tells a contract; the others are known from the job's facts.
 _MARKS = (
     "/etc/flux-config/entrypoint.sh",

@@ -36,7 +36,6 @@ PURE = (
     "supervisor/clues.py",
     "topology.py",
     "trees.py",
-    "manifest.py",
     "localise.py",
     "measures.py",
     "judgement.py",
@@ -57,7 +56,7 @@ each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
 def is_pure(path: Path) -> bool:
-    return name_of(path) in PURE or name_of(path).startswith("engines/")
+    return name_of(path) in PURE or name_of(path).startswith(("engines/", "manifest/"))
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in WORDS], ids=name_of)

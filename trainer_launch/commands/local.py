@@ -26,17 +26,29 @@ from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 
 HELP = "rehearse a job on this machine: each pod is a launcher of its own"
+USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
 EXAMPLES = """examples:
   trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
   trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
+  trainer-launch local -f job.yaml -f runtime.yaml --render pods/
 """
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
 _RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 
 
-def add_flags(_parser: argparse.ArgumentParser) -> None:
-    """Nothing but settings."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `local` knows."""
+    parser.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        metavar="FILE",
+        help="take the job from this manifest; repeat for its runtime",
+    )
+    parser.add_argument(
+        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod, and run nothing"
+    )
 
 
 def main(parsed: Parsed) -> int:
@@ -45,6 +57,10 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: the flags or the command do not fit.
     """
+    if parsed.flags["file"]:
+        return _from_manifests(parsed)
+    if parsed.flags["render"]:
+        raise UsageError("--render writes the pods of a manifest; name it with -f")
     settings = parsed.settings
     programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
@@ -66,6 +82,17 @@ def main(parsed: Parsed) -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcome.exit_code(ended)
+
+
+def _from_manifests(parsed: Parsed) -> int:
+    from trainer_launch.commands import manifests  # only who has a manifest pays for it
+
+    workload = manifests.load(parsed.flags["file"])
+    manifests.tell_ignored(workload)
+    if not parsed.flags["render"]:
+        raise UsageError("a manifest cannot be run yet, only rendered: add --render DIR")
+    sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
+    return 0
 
 
 def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:

@@ -1,0 +1,48 @@
+"""Manifests for tests, from few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer_launch.manifest import workload_of
+from trainer_launch.manifest.documents import read_documents
+from trainer_launch.manifest.values import Workload
+
+POD = "{template: {spec: {containers: [{name: %s, image: i%s}]}}%s}"
+
+
+def replica(container: str, more: str = "", spec: str = "") -> str:
+    """One replica spec; `more` goes into the container, `spec` beside the template."""
+    return POD % (container, f", {more}" if more else "", f", {spec}" if spec else "")
+
+
+def job_of(*texts: str, domain: str = "") -> Workload:
+    """The job of these manifests."""
+    documents: tuple[Any, ...] = ()
+    for number, text in enumerate(texts):
+        documents += read_documents(text, f"{number}.yaml")
+    return workload_of(documents, domain)
+
+
+def pytorch(spec: str, name: str = "job") -> str:
+    """A PyTorchJob."""
+    return f"apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+
+
+def trainjob(trainer: str = "{}", name: str = "job", more: str = "") -> str:
+    """A TrainJob for the runtime `rt`."""
+    spec = f"{{runtimeRef: {{name: rt}}, trainer: {trainer}{', ' + more if more else ''}}}"
+    return f"apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+
+
+def runtime(policy: str = "torch: {}", jobs: str | None = None, more: str = "") -> str:
+    """The ClusterTrainingRuntime `rt`; `jobs` are further replicatedJobs or the only ones."""
+    node = (
+        "{name: node, template: {metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}, "
+        "spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
+    )
+    jobset = f"{{replicatedJobs: [{jobs or node}]{', ' + more if more else ''}}}"
+    return (
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: ClusterTrainingRuntime\nmetadata: {name: rt}\n"
+        f"spec: {{mlPolicy: {{numNodes: 1, {policy}}}, template: {{spec: {jobset}}}}}\n"
+    )

@@ -1,0 +1,83 @@
+"""Every pair of files under cases/: a manifest, and what one container of one of its pods sees.
+
+The values are those that the controllers' own tests and code give; "source" says where. Content of a file that is
+not known (`EXIST`, or empty: keys, scripts) only has to be there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_launch.contracts import read_job
+from trainer_launch.contracts.flat import flat
+from trainer_launch.manifest import mpi_operator, v1_mpi, workload_of
+from trainer_launch.manifest.baking import pods
+from trainer_launch.manifest.documents import read_documents
+from trainer_launch.manifest.snapshots import snapshot
+from trainer_launch.manifest.values import Container, Pod
+from trainer_launch.snapshot import pod_from_snapshot
+
+CASES = Path(__file__).parent / "cases"
+WANTED = sorted(CASES.glob("*.json"))
+LEFT_OUT = ("EXIST", "")
+
+
+def container_of(pod: Pod, name: str | None) -> Container:
+    return pod.main if name is None else next(one for one in (*pod.init, *pod.containers) if one.name == name)
+
+
+def pod_of(path: Path, want: dict[str, Any]) -> Pod:
+    documents = read_documents(path.with_suffix(".yaml").read_text(), path.stem)
+    workload = workload_of(documents, want.get("domain", ""))
+    made = pods(workload, lambda _: want.get("address", "10.244.0.2"))
+    return next(pod for pod in made if pod.name == want["hostname"])
+
+
+@pytest.mark.parametrize("path", WANTED, ids=lambda path: path.stem)
+def test_a_manifest_gives_what_the_controller_gives(path: Path) -> None:
+    want = json.loads(path.read_text())
+    pod = pod_of(path, want)
+    container = container_of(pod, want.get("container"))
+    assert dict(container.env) == want["env"]
+    assert {
+        path: "" if want["files"].get(path) in LEFT_OUT else file.text for path, file in container.files.items()
+    } == {path: "" if text in LEFT_OUT else text for path, text in want["files"].items()}
+    if "namespace" in want:
+        assert pod.namespace == want["namespace"]
+    if "command" in want:
+        assert [list(container.command), list(container.args)] == [want["command"], want.get("args", [])]
+    if "modes" in want:
+        assert {path: f"{file.mode:04o}" for path, file in container.files.items()} == want["modes"]
+    assert want.get("labels", {}).items() <= pod.draft.labels.items()
+
+
+@pytest.mark.parametrize("path", WANTED, ids=lambda path: path.stem)
+def test_what_is_rendered_is_read_back_as_the_job_that_it_is(path: Path) -> None:
+    want = json.loads(path.read_text())
+    pod = pod_of(path, want)
+    rendered = json.loads(json.dumps(snapshot(pod, container_of(pod, want.get("container")))))
+    job = read_job(pod_from_snapshot(rendered), None)
+    assert job.contract in want["contract"]
+    got = flat(job)
+    assert {key: got[key] for key in want["job"]} == want["job"]
+
+
+HOSTS = [f"test-job-worker-{index}.test-job.default.svc" for index in (0, 10, 2)]
+LAUNCHER = "test-job-launcher.test-job.default.svc"
+
+
+def test_the_discovery_script_of_mpi_operator_names_who_runs_and_no_slots() -> None:
+    assert mpi_operator.discovery([], LAUNCHER) == "#!/bin/sh\n"
+    assert mpi_operator.discovery([LAUNCHER], LAUNCHER) == f"#!/bin/sh\necho {LAUNCHER}\n"
+    lines = [f"echo {HOSTS[number]}\n" for number in (0, 1, 2)]  # sorted as text: worker-10 before worker-2
+    assert mpi_operator.discovery([HOSTS[2], HOSTS[1], HOSTS[0]], LAUNCHER) == "".join(["#!/bin/sh\n", *lines])
+
+
+def test_the_discovery_script_of_v1_has_slots_and_ends_without_a_newline() -> None:
+    assert v1_mpi.discovery("j-launcher", ["j-worker-2", "j-worker-10"], 4) == (
+        "#!/bin/sh\necho j-worker-10:4\necho j-worker-2:4"
+    )

@@ -1,0 +1,74 @@
+"""Manifests from files to a job, and `--render`: its pods as snapshots in a folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_launch.errors import UsageError
+from trainer_launch.manifest import workload_of
+from trainer_launch.manifest.baking import pods
+from trainer_launch.manifest.documents import MAX_BYTES, read_documents
+from trainer_launch.manifest.fields import Field
+from trainer_launch.manifest.snapshots import rendered
+from trainer_launch.manifest.values import Workload
+
+MAX_FILES = 16
+_log = logging.getLogger(__name__)
+
+
+def load(paths: Sequence[str]) -> Workload:
+    """The one job that these files hold, with all that it refers to.
+
+    Raises:
+        UsageError: a file cannot be read, or what is in it does not fit.
+    """
+    if len(paths) > MAX_FILES:
+        raise UsageError(f"-f is given {len(paths)} times; a job and its runtime are at most {MAX_FILES} files")
+    documents: list[Field] = []
+    for path in paths:
+        documents += read_documents(_text(path), path)
+    return workload_of(tuple(documents))
+
+
+def tell_ignored(workload: Workload) -> None:
+    """Say once what of the job this machine leaves out."""
+    if workload.ignored:
+        _log.warning("ignored here: %s", ", ".join(workload.ignored))
+
+
+def render(workload: Workload, folder: str) -> str:
+    """Write a snapshot of each container of each pod; return what to print.
+
+    Raises:
+        UsageError: the folder cannot be written, or holds something already.
+    """
+    made = rendered(workload, pods(workload))
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise UsageError(f"--render {folder} is not empty; name a new folder")
+        for name, snapshot in made.items():
+            (place / name).write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"--render {folder} cannot be written: {problem.strerror}") from None
+    listed = "".join(f"  {place / name}\n" for name in made)
+    count = len(workload.drafts)
+    return (
+        f"{workload.kind} {workload.name}: {count} pod{'s' if count > 1 else ''}, written to\n{listed}"
+        f"Read one with: trainer-launch explain --pod {place / next(iter(made))}\n"
+    )
+
+
+def _text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        return data.decode("utf-8-sig")
+    except OSError as problem:
+        raise UsageError(f"-f {path} cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"-f {path} is no text in UTF-8") from None

@@ -1,0 +1,144 @@
+"""One place in a manifest: its value, its path and its file, so that every complaint can say where. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from trainer_launch.contracts.grammar import MAX_COUNT, shown
+from trainer_launch.errors import UsageError
+
+T = TypeVar("T")
+
+
+class _Required:
+    """Stands for "no default": the field has to be there."""
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value of a manifest; None stands for a field that is absent, as null does in Kubernetes."""
+
+    value: Any
+    path: str
+    where: str  # file, document, kind and name
+
+    def bad(self, expected: str, found: object | None = None) -> UsageError:
+        """The one sentence about this field."""
+        value = self.value if found is None else found
+        text = "missing" if value is None else _said(value)
+        return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}")
+
+    @property
+    def given(self) -> bool:
+        """Whether the field is there."""
+        return self.value is not None
+
+    # -- down -----------------------------------------------------------------------------------
+
+    def get(self, *keys: str) -> Field:
+        """A field below this one, absent when any on the way is."""
+        found = self
+        for key in keys:
+            inner = found.mapping().get(key)
+            found = Field(inner, f"{found.path}.{key}" if found.path else key, self.where)
+        return found
+
+    def items(self) -> list[Field]:
+        """The members of a list; none when it is absent."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list):
+            raise self.bad("a list")
+        return [Field(value, f"{self.path}[{index}]", self.where) for index, value in enumerate(self.value)]
+
+    def mapping(self) -> Mapping[str, Any]:
+        """The keys and values of an object; none when it is absent."""
+        if self.value is None:
+            return {}
+        if not isinstance(self.value, dict):
+            raise self.bad("an object")
+        for key in self.value:
+            if not isinstance(key, str):
+                raise self.bad("keys that are text", key)
+        return self.value
+
+    def fields(self) -> list[tuple[str, Field]]:
+        """The members of an object by name."""
+        return [(key, self.get(key)) for key in self.mapping()]
+
+    def only(self, known: Iterable[str]) -> None:
+        """Refuse a field that nobody knows: a misspelled one would silently mean nothing."""
+        words = tuple(known)
+        for key in self.mapping():
+            if key not in words:
+                near = get_close_matches(key, words, n=1)
+                raise self.get(key).bad(
+                    f"no such field{f'; is {near[0]} meant?' if near else ''}", found=_Unknown()
+                )
+
+    # -- leaves ---------------------------------------------------------------------------------
+
+    def text(self, default: str | _Required = REQUIRED) -> str:
+        """A text."""
+        if self.value is None:
+            return self._default(default, "a text")
+        if not isinstance(self.value, str):
+            raise self.bad("a text; quote it" if isinstance(self.value, bool | int | float) else "a text")
+        if "\0" in self.value:
+            raise self.bad("a text without NUL")
+        return self.value
+
+    def number(self, default: int | _Required = REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
+        """A whole number from `least` to `most`."""
+        expected = f"a whole number from {least} to {most}"
+        if self.value is None:
+            return self._default(default, expected)
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
+            raise self.bad(expected)
+        return self.value
+
+    def flag(self, default: bool = False) -> bool:
+        """true or false."""
+        if self.value is None:
+            return default
+        if not isinstance(self.value, bool):
+            raise self.bad("true or false")
+        return self.value
+
+    def choice(self, words: tuple[str, ...], default: str | _Required = REQUIRED) -> str:
+        """One of these words."""
+        found = self.text(default)
+        if found not in words and self.value is not None:
+            raise self.bad(f"one of {', '.join(words)}")
+        return found
+
+    def texts(self) -> tuple[str, ...]:
+        """A list of texts."""
+        return tuple(item.text() for item in self.items())
+
+    def _default(self, default: T | _Required, expected: str) -> T:
+        if isinstance(default, _Required):
+            raise self.bad(expected)
+        return default
+
+
+class _Unknown:
+    """Stands for a field whose value is nobody's business."""
+
+
+def _said(value: object) -> str:
+    if isinstance(value, _Unknown):
+        return "there"
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"the number {str(value)[:40]}"
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"

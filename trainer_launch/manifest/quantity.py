@@ -1,0 +1,55 @@
+"""Kubernetes' quantities, as far as controllers count with them: CPUs and devices. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from trainer_launch.errors import UsageError
+
+_QUANTITY = re.compile(
+    r"([+-]?[0-9]{1,18}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:([eE])([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
+)
+_SMALL = {"n": 9, "u": 6, "m": 3}
+_SUFFIXES = "kMGTPE"
+
+
+def whole(text: str) -> int:
+    """A quantity as a whole number, rounded up.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text[:60]!r} is no quantity; expected a number such as 4, 500m or 16Gi")
+    value, suffix = Fraction(found[1]), found[4] or ""
+    if found[2]:
+        value *= Fraction(10) ** int(found[3])
+    elif suffix in _SMALL:
+        value /= 10 ** _SMALL[suffix]
+    elif suffix:
+        power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
+        value *= (1024 if suffix.endswith("i") else 1000) ** power
+    return -int(-value // 1)
+
+
+def gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
+    """GPUs as Trainer v2 counts them: any resource with gpu in its name, requests first."""
+    return _gpus(requests) or _gpus(limits)
+
+
+def has_gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> bool:
+    """Whether GPUs are named at all."""
+    return any("gpu" in name.lower() for name in (*limits, *requests))
+
+
+def cpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
+    """CPUs as Trainer v2 counts them: requests, else limits, rounded up, at least 1."""
+    text = requests.get("cpu") or limits.get("cpu")
+    return max(1, whole(text)) if text else 1
+
+
+def _gpus(resources: Mapping[str, str]) -> int:
+    return next((whole(amount) for name, amount in resources.items() if "gpu" in name.lower()), 0)

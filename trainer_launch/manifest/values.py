@@ -1,0 +1,175 @@
+"""What a manifest becomes: pods with their containers, and the rules by which they live and die.
+
+Frozen values. A `Draft` is a pod before it has an address; `pods` gives them theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+def _no_files() -> Mapping[str, File]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that the platform puts into a container; `key` names what is made when the job is (see `keys`)."""
+
+    text: str = ""
+    mode: int = 0o644
+    key: str | None = None  # "private" or "public": of the job's own pair of keys
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A volume at a path of a container."""
+
+    path: str
+    volume: str
+    part: str = ""  # subPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvItem:
+    """A variable: a value, in which $(NAME) stands for another, or a field of the pod (`metadata.name`)."""
+
+    name: str
+    value: str = ""
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container as the pod's specification has it; in a `Pod` its variables are resolved as well."""
+
+    name: str
+    command: tuple[str, ...] = ()  # in place of the image's ENTRYPOINT
+    args: tuple[str, ...] = ()
+    items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
+    env: Mapping[str, str] = field(default_factory=_nothing)  # the same, resolved
+    files: Mapping[str, File] = field(default_factory=_no_files)
+    mounts: tuple[Mount, ...] = ()
+    workdir: str | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)  # by name
+    limits: Mapping[str, str] = field(default_factory=_nothing)
+    requests: Mapping[str, str] = field(default_factory=_nothing)
+    sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
+    platforms: bool = False  # a helper that the controller adds; a rehearsal has nothing for it to do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What all pods of one role are made from."""
+
+    containers: tuple[Container, ...]
+    init: tuple[Container, ...] = ()
+    restart: str | None = None  # None: as the kind has it
+    grace_s: float = 30.0
+    volumes: Mapping[str, str] = field(default_factory=_nothing)  # name -> "pod", or "claim:NAME" for all pods
+    labels: Mapping[str, str] = field(default_factory=_nothing)
+    ignored: tuple[str, ...] = ()
+
+    def container(self, name: str) -> Container | None:
+        """The main container of this name."""
+        return next((one for one in self.containers if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One pod of the job, all but its address."""
+
+    template: Template
+    hostname: str
+    role: str  # the platform's word, lower case
+    index: int
+    main: str  # the container that counts
+    restart: str  # Always, OnFailure, Never, or ExitCode: what its controller goes by
+    names: tuple[str, ...]  # under which others find it: the short name, and longer ones
+    labels: Mapping[str, str] = field(default_factory=_nothing)
+    completion_index: int | None = None  # of an Indexed Job
+    child: str = ""  # the Job that it belongs to, where there is one between the job and its pods
+    after: tuple[str, ...] = ()  # Jobs that come first, as JOB=Ready or JOB=Complete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod, as its kubelet gets it: every variable resolved."""
+
+    draft: Draft
+    namespace: str
+    address: str
+    init: tuple[Container, ...]
+    containers: tuple[Container, ...]
+
+    @property
+    def name(self) -> str:
+        """Its host name, which tells the pods of a job apart."""
+        return self.draft.hostname
+
+    @property
+    def main(self) -> Container:
+        """The container that counts."""
+        return next(one for one in self.containers if one.name == self.draft.main)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Success:
+    """The job has succeeded when all, or any, of these groups have; a group has when each of its pods has."""
+
+    groups: tuple[tuple[str, ...], ...]
+    any_of: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRule:
+    """A rule of a Job's podFailurePolicy that goes by exit codes."""
+
+    action: str  # FailJob, Ignore, Count
+    container: str | None
+    among: bool  # In, else NotIn
+    codes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRules:
+    """How a batch Job between the job and its pods lives."""
+
+    backoff_limit: int = 6
+    exit_rules: tuple[ExitRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How the controller lets the pods of a job live and die."""
+
+    family: str  # "v1": bare pods; "jobset": Jobs of a JobSet; "mpi": bare workers, and a Job for the launcher
+    success: Success
+    backoff_limit: int | None = None  # v1: of restarts in all pods together
+    clean: str = "None"  # cleanPodPolicy: None, Running, All
+    deadline_s: float | None = None  # activeDeadlineSeconds
+    may_fail: tuple[str, ...] = ()  # pods whose failure fails nothing
+    strict: tuple[str, ...] = ()  # pods whose failure fails the job even where it would be restarted
+    children: Mapping[str, ChildRules] = field(default_factory=dict)
+    max_restarts: int = 0  # of the whole JobSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A whole job: its pods, its rules, and what a laptop leaves out of it."""
+
+    kind: str
+    name: str
+    namespace: str
+    drafts: tuple[Draft, ...]
+    rules: Rules
+    ports: Mapping[str, str] = field(
+        default_factory=_nothing
+    )  # variable -> host name of the pod that listens there
+    ignored: tuple[str, ...] = ()
