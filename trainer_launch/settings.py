@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     insecure_host_keys: bool = Field(
         False, description="do not check that an MPI pod shows the job's key, for images whose sshd cannot show it"
     )
+    pass_env: str | None = Field(
+        None, description="variables that MPI's ranks get although they look like secrets, such as HF_TOKEN"
+    )
     nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
     nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
     node_rank: str | None = Field(None, description="index of this node, from 0")

@@ -67,8 +67,3 @@ def test_an_alias_stands_before_what_holds_for_all() -> None:
 def test_values_are_quoted_for_sshd() -> None:
     line = words(server(env={"A": 'say "hi" \\ #1', "B": ""}))["SetEnv"]
     assert line == r'"A=say \"hi\" \\ #1" "B="'
-
-
-def test_what_a_line_cannot_hold_is_named() -> None:
-    env = {"FUNCTION": "() {\n}", "PATH": "/bin", "HUGE": "x" * 2000, "LARGE": "x" * 900}
-    assert config.session_env(env, 1000) == ({"PATH": "/bin", "LARGE": "x" * 900}, ("FUNCTION", "HUGE"))

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
+from tests.ssh.secrets import P521, require_openssh, secret
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job
 from trainer_launch.ssh import client, keys
 
 pytestmark = pytest.mark.process
 FORMS = {
-    "P-521 in PEM, as the operators write it": ("-t", "ecdsa", "-b", "521", "-m", "PEM"),
+    "P-521 in PEM, as the operators write it": P521,
     "RSA": ("-t", "rsa", "-b", "2048", "-m", "PEM"),
     "ed25519 in OpenSSH's own form": ("-t", "ed25519"),
 }
@@ -25,17 +25,7 @@ FORMS = {
 
 @pytest.fixture(autouse=True)
 def _ssh() -> None:
-    require(shutil.which("ssh-keygen"), "needs openssh-client")
-
-
-def secret(folder: Path, form: tuple[str, ...] = FORMS["P-521 in PEM, as the operators write it"], **more) -> Path:
-    """A mounted Secret, as mpi-operator and Trainer v2 make it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "id_rsa"
-    argv = ("ssh-keygen", "-q", *form, "-N", more.get("passphrase", ""), "-f", path)
-    subprocess.run(argv, check=True, timeout=60)
-    shutil.copy(folder / "id_rsa.pub", folder / "authorized_keys")
-    return folder
+    require_openssh()
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

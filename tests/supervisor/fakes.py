@@ -51,9 +51,9 @@ class FakeSystem:
         self._note("group", name, int(number))
         return 1
 
-    def signal_all(self, number, *, again):
+    def signal_all(self, number, *, again, sparing=frozenset()):
         self._tell_childless = True
-        self._note("all again" if again else "all", int(number))
+        self._note("all again" if again else "all but daemons" if sparing else "all", int(number))
         return 1
 
     def descendants(self):

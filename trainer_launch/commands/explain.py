@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer_launch import engines, signals, snapshot
-from trainer_launch.commands import ground, report, watching
+from trainer_launch.commands import ground, report, sshd, watching
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.flat import flat
@@ -95,13 +95,16 @@ def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Dec
         topology = place(reading.job, reading.host)
         memory = ground.decided(reading, topology, parsed.settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
-        if reading.command is None:
+        is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
+        if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
+        reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
+        made = sshd.explained(request, parsed.settings) if is_worker else engines.plan(request)
         plan = {
             **placed,
-            **_plan_json(request, engines.plan(request)),
+            **_plan_json(request, made),
             "hang_timeout": parsed.settings.hang_timeout,
         }
         return plan, memory, None

@@ -69,8 +69,19 @@ _LOCAL = (
     "events",
     "log_level",
 )
+_SSHD = (
+    *("ssh_dir", "ssh_port", "insecure_host_keys", "pass_env", "contract", "grace", "signals", "shm_size"),
+    *("color", "termination_log", "events", "metrics_port", "log_level"),
+)
 # Each command's module and its settings; only the one that is called is imported.
-_COMMANDS = {"run": _RUN, "preflight": _PREFLIGHT, "explain": _EXPLAIN, "local": _LOCAL, "status": ("log_level",)}
+_COMMANDS = {
+    "run": _RUN,
+    "preflight": _PREFLIGHT,
+    "explain": _EXPLAIN,
+    "sshd": _SSHD,
+    "local": _LOCAL,
+    "status": ("log_level",),
+}
 _ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 _METAVARS = {
     "contract": "NAME",
@@ -83,6 +94,7 @@ _METAVARS = {
     "preload": "A,B",
     "ssh_dir": "PATH",
     "ssh_port": "PORT",
+    "pass_env": "NAME[,...]",
     "grace": "SECONDS",
     "signals": "NAME=ACTION[,...]",
     "wait_timeout": "SECONDS",
@@ -139,7 +151,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     try:
         return _parse(program, argv)
     except UsageError as problem:
-        if argv[:1] in (["run"], ["preflight"]):
+        if argv[:1] in (["run"], ["preflight"], ["sshd"]):
             from trainer_launch.commands import run
 
             default = Settings.model_fields["termination_log"].default

@@ -65,7 +65,7 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
 
 def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
-    scratch = _scratch()
+    scratch = private_folder()
     try:
         if replace_launcher:
             _, plan = _planned(settings, argv, replace_launcher=True, scratch=scratch)
@@ -133,7 +133,7 @@ def use_color(settings: Settings) -> bool:
     return settings.color == "always" or (settings.color == "auto" and sys.stdout.isatty())
 
 
-def _scratch() -> str:
+def private_folder() -> str:
     """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
     try:
         return tempfile.mkdtemp(prefix=run_folder.START)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import plain, torchrun
+from trainer_launch.engines import plain, sshd, torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan
 
-ENGINES: tuple[ModuleType, ...] = (torchrun, plain)
+ENGINES: tuple[ModuleType, ...] = (torchrun, sshd, plain)
 
 
 def plan(request: Request) -> Plan:

@@ -17,6 +17,10 @@ from trainer_launch.ssh import config, keys
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
 _SECONDS = 20.0  # for `ssh -G`, which takes milliseconds
+INSECURE = (
+    "--insecure-host-keys: the hosts' keys are NOT checked; whoever answers in the place of a pod of this job is "
+    "believed, is sent the command and its variables, and can run the ranks"
+)
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 
 

@@ -13,7 +13,6 @@ ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
 CONNECT_S = 5  # for one attempt to connect
 LOGIN_GRACE_S = 30  # for who has connected to prove the key
-_ENV_BYTES = 128 * 1024  # sshd hands its configuration from process to process, 256 KiB of it at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +51,15 @@ class Files:
         """A program that is `ssh` with this configuration, for mpirun."""
         return f"{self.folder}/bin/{AGENT}"
 
+    @property
+    def ender(self) -> str:
+        """A program that ends what other sessions of this pod have started; on workers."""
+        return f"{self.folder}/bin/{ENDER}"
 
-AGENT = "trainer-launch-ssh"  # on launchers and workers alike, so that each finds its own by PATH
+
+# On launchers and workers alike, so that each finds its own by PATH; a worker's sessions find both.
+AGENT = "trainer-launch-ssh"
+ENDER = "trainer-launch-end-sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,33 +182,19 @@ def agent(program: str, files: Files) -> str:
     return f'#!/bin/sh\nexec {_shell_word(program)} -F {_shell_word(files.client)} "$@"\n'
 
 
-def session_env(env: Mapping[str, str], limit_bytes: int = _ENV_BYTES) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What sshd can hand on of these variables, and the names of those that it cannot.
-
-    A configuration has lines, so a value cannot have any; what is too large is left out, the largest first.
-    """
-    fits = {name: value for name, value in sorted(env.items()) if _is_one_line(f"{name}={value}")}
-    total = sum(map(_size, fits.items()))
-    for entry in sorted(fits.items(), key=_size, reverse=True):
-        if total <= limit_bytes:
-            break
-        total -= _size(entry)
-        del fits[entry[0]]
-    return fits, tuple(sorted(env.keys() - fits.keys()))
-
-
-def _size(entry: tuple[str, str]) -> int:
-    return len("=".join(entry).encode(errors="surrogateescape")) + 4
-
-
-def _is_one_line(text: str) -> bool:
-    return not any(c in text for c in "\n\r\0")
-
-
 def _quoted(text: str) -> str:
     """One argument of a configuration line."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def ender(python: str, package_root: str, launcher: int) -> str:
+    """A program that ends all other sessions below process `launcher`, and what they have left behind."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from trainer_launch.ssh import sessions; sessions.main()"
+    )
+    words = " ".join(map(_shell_word, (python, "-I", "-S", "-c", code, package_root, str(launcher))))
+    return f'#!/bin/sh\nexec {words} "$@"\n'
 
 
 def _shell_word(text: str) -> str:

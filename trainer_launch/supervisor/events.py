@@ -123,10 +123,14 @@ class SignalGroup:
 
 @dataclass(frozen=True, slots=True)
 class SignalAll:
-    """Signal everything below us; unless `again`, spare who had this signal from us before."""
+    """Signal everything below us; unless `again`, spare who had this signal from us before.
+
+    Programs of the names `sparing` are spared as long as something else runs below them.
+    """
 
     number: int
     again: bool = False
+    sparing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from typing import Any
 from trainer_launch.errors import InternalError
 from trainer_launch.model import Plan
 from trainer_launch.signals import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
-from trainer_launch.supervisor import blame
+from trainer_launch.supervisor import blame, daemons
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
@@ -122,6 +122,8 @@ def _note(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
 
 def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     """One has ended: what it left behind is told to go, and perhaps the others too."""
+    if (again := daemons.respawned(state, event)) is not None:
+        return again
     state, looks = _note(state, event)
     end = state.exits[-1]
     if not state.alive:
@@ -140,15 +142,14 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
 
 def _clear(state: State, at_s: float) -> Step:
     kill_at_s = at_s + _clear_s(state, at_s)
-    cleared = replace(
-        state, phase=Phase.CLEARING, kill_at_s=kill_at_s, tell_all_at_s=None, stop_at_s=None, leftovers=()
-    )
-    return cleared, (ev.SignalAll(signal.SIGTERM),)
+    state = replace(state, tell_all_at_s=daemons.next_look_s(state, at_s), stop_at_s=None, leftovers=())
+    cleared = replace(state, phase=Phase.CLEARING, kill_at_s=kill_at_s)
+    return cleared, (daemons.ask(cleared, at_s),)
 
 
 def _clear_s(state: State, at_s: float) -> float:
     rest_s = state.plan.grace_s if state.kill_at_s is None else max(0.0, state.kill_at_s - at_s)
-    return min(CLEAR_S, rest_s)
+    return rest_s if state.plan.daemons else min(CLEAR_S, rest_s)
 
 
 def _kill_leftovers(state: State, at_s: float) -> Step:
@@ -233,7 +234,7 @@ def _ask_clearing(state: State, event: ev.Signalled) -> Step:
 
 
 def _tick_clearing(state: State, event: ev.Deadline) -> Step:
-    return (state, ()) if _early(state.kill_at_s, event) else _kill(state, event.at_s)
+    return daemons.tick(state, event.at_s) if _early(state.kill_at_s, event) else _kill(state, event.at_s)
 
 
 # -- killing ----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class State:
     gate_failed: bool = False
     stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
     restarts: int = 0  # done so far
+    respawned_at_s: float | None = None  # when one of ours was last started again alone
     gave_up: bool = False  # something survived SIGKILL
     asked: int = 0  # requests to stop
     draining: bool = False  # nothing is started again

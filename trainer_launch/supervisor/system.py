@@ -116,10 +116,11 @@ class System:
         pid = self._pids.get(name)
         return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
 
-    def signal_all(self, number: int, *, again: bool) -> int:
+    def signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> int:
         """Signal everything below us, also what left its session; return how many."""
         self._tell_childless = True
-        return self._sweep(lambda _: True, number, again=again)
+        spared = tree.bearing(os.getpid(), sparing) if sparing and tree.readable() else frozenset()
+        return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
     def descendants(self) -> tuple[str, ...]:
         """Name everything alive below us, with its state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan
@@ -79,6 +79,28 @@ def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
         found += children
         queue += [child.pid for child in children]
     return tuple(entry for entry in found if entry.state not in "ZX")
+
+
+def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
+    """Return who below process `of` has a name of `names`, or such a one below it, and something else at its end.
+
+    Those are a daemon with ranks, and the shell and the ssh session above it; a daemon without ranks is not.
+    """
+    entries = descendants(of, proc)
+    by_pid = {entry.pid: entry for entry in entries}
+    above = {entry.pid: _above(entry, by_pid) for entry in entries}
+    chain = {entry.pid for entry in entries if entry.name in names}
+    chain |= {upper.pid for pid in chain for upper in above[pid]}
+    borne = {upper for entry in entries if entry.pid not in chain for upper in above[entry.pid]}
+    return frozenset(upper.key for upper in borne if upper.pid in chain)
+
+
+def _above(entry: Entry, by_pid: Mapping[int, Entry]) -> tuple[Entry, ...]:
+    found: list[Entry] = []
+    while entry.parent in by_pid and len(found) < len(by_pid):
+        entry = by_pid[entry.parent]
+        found.append(entry)
+    return tuple(found)
 
 
 def _scan(proc: str) -> Iterator[Entry]:

@@ -1,0 +1,143 @@
+"""`sshd`, an MPI worker: the job's key, sshd under supervision, its sessions' environment, nothing left behind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+from dataclasses import replace
+
+from trainer_launch import log, outcome
+from trainer_launch.command import parse_command
+from trainer_launch.commands import ground, observing
+from trainer_launch.commands.gather import Reading, live_pod, read, request_of
+from trainer_launch.commands.options import Parsed
+from trainer_launch.commands.run import private_folder, refuse, use_color, write_last_words
+from trainer_launch.engines import child_env, sshd
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.model import Job, Plan
+from trainer_launch.settings import Settings
+from trainer_launch.ssh import client, server
+from trainer_launch.ssh.environment import Handed, handed_on, named
+from trainer_launch.ssh.sessions import Sessions
+from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.system import System
+from trainer_launch.topology import place
+
+HELP = "be an MPI worker: run sshd for the job's launcher, with the job's key alone"
+USAGE = "[options]"
+EXAMPLES = """examples:
+  trainer-launch sshd                                  # command of a worker pod
+  trainer-launch sshd --ssh-dir /keys --ssh-port 2222
+"""
+_LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "ERROR", "error": "ERROR"}
+FOLDER = "ssh"  # in the run's private one
+COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is
+_NAMED = 12  # in a line of the log
+_log = logging.getLogger(__name__)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `sshd` knows."""
+    parser.add_argument(
+        "--listen-address", metavar="ADDRESS", action="append", default=[], help="listen there; default: everywhere"
+    )
+
+
+def main(parsed: Parsed) -> int:
+    """The command; returns the pod's exit code.
+
+    Raises:
+        LaunchError: sshd could not be started.
+    """
+    try:
+        if parsed.argv:
+            raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun brings it")
+        return _main(parsed)
+    except LaunchError as problem:
+        refuse(problem, parsed.settings.termination_log)
+        raise
+
+
+def _main(parsed: Parsed) -> int:
+    settings = parsed.settings
+    reading = read(live_pod(()), settings)
+    scratch = private_folder()
+    try:
+        with ground.kept_clean(scratch) as sweep:
+            request = _request(reading, parsed, scratch)
+            plan = sshd.plan(request, "this is an MPI worker")
+            system = System(color=use_color(settings), clean=sweep)
+            log.send_through(system.say)
+            with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
+                ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
+                sweep()
+                ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+                _log.info("%s", outcome.summary(ended))
+                write_last_words(outcome.last_words(ended), settings.termination_log)
+                observer.finished(ended)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return outcome.exit_code(ended)
+
+
+def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
+    """Make everything ready; what is to run is sshd's own command line."""
+    settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
+    topology = place(job, reading.host)
+    memory = ground.enlarged(reading, topology, settings)
+    reach = client.prepared(
+        job,
+        f"{scratch}/{FOLDER}",
+        port=settings.ssh_port,
+        check_host_keys=not settings.insecure_host_keys,
+        path=reading.pod.env.get("PATH"),
+    )
+    asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
+    asked = replace(asked, shm_is_short=memory.is_short)
+    handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.pass_env))
+    ready = server.prepared(
+        reach, handed, addresses=parsed.flags["listen_address"], log_level=_LEVELS[settings.log_level]
+    )
+    _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
+    return replace(asked, command=parse_command(ready.argv))
+
+
+def explained(request: Request, settings: Settings) -> Plan:
+    """What would run, with what its ranks would get; nothing is made ready."""
+    handed = handed_on(child_env.sparing(request, dict(request.env)), named(settings.pass_env))
+    folder = f"{request.scratch}/{FOLDER}"
+    words = (*request.command.argv, "-f", f"{folder}/sshd_config")
+    port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
+    secrets = f", but for what looks like a secret: {_listed(handed.secrets)}" if handed.secrets else ""
+    plan = sshd.plan(replace(request, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
+    checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
+    told = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
+    return replace(plan, reasons=(*plan.reasons, *told))
+
+
+def with_key_folder(job: Job, settings: Settings) -> Job:
+    """The job, told where its key is: no controller tells a container that."""
+    if settings.ssh_dir is None or job.details.get("ssh_dir"):
+        return job
+    return replace(job, details={**job.details, "ssh_dir": settings.ssh_dir})
+
+
+def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
+    for warning in job.warnings:
+        _log.warning("%s", warning)
+    _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, sshd.NAME, port, len(handed.env))
+    if handed.secrets:
+        _log.info("not handed to ranks, as they look like secrets: %s (--pass-env)", _listed(handed.secrets))
+    if handed.unfit:
+        _log.warning("not handed to ranks, as sshd cannot say them: %s", _listed(handed.unfit))
+    if settings.insecure_host_keys:
+        _log.warning("%s", client.INSECURE)
+
+
+def _listed(found: tuple[str, ...]) -> str:
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more

@@ -1,0 +1,29 @@
+"""sshd in an MPI worker: it stays while ranks come and go, and comes back when it crashes."""
+
+from __future__ import annotations
+
+from trainer_launch import run_folder
+from trainer_launch.engines.request import Request
+from trainer_launch.model import Plan, Process
+
+NAME = "sshd"
+_RESPAWNS = 100  # each costs milliseconds and ends no rank
+# What has ranks below it and ends with them, by the kernel's names; asked to stop once their ranks have ended.
+_DAEMONS = frozenset(
+    ("sshd", "sshd-session", "sshd-auth", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy")
+)
+
+
+def plan(request: Request, reason: str) -> Plan:
+    """One process, sshd, as `request.command` has it; who is asked to stop first are the ranks."""
+    env = {**request.env, run_folder.VARIABLE: request.scratch}
+    return Plan(
+        engine=NAME,
+        processes=(Process(name="sshd", argv=request.command.argv, env=env, label=""),),
+        grace_s=request.grace_s,
+        stop_order=request.stop_order,
+        signals=request.signals,
+        respawns=_RESPAWNS,
+        daemons=_DAEMONS,
+        reasons=(reason,),
+    )
