@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import resource
 import socket
 import threading
 import time
@@ -14,6 +17,7 @@ from trainer_launch.coordinator import protocol as coordinating
 from trainer_launch.coordinator.client import Client
 from trainer_launch.coordinator.client import Disconnected as RunDisconnected
 from trainer_launch.coordinator.server import Server as Coordinator
+from trainer_launch.coordinator.sockets import make_room, spare_files
 from trainer_launch.coordinator.state import Settings as Coordinating
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding, Status
@@ -170,6 +174,81 @@ def test_who_says_nothing_or_breaks_off_or_talks_nonsense_disturbs_nobody(job: C
     assert not failed(told[0])
     silent.close()
     strange.close()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[socket.socket]:
+    """Leave this process one socket, and no room for another."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as last:
+        taken = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
+        try:
+            with contextlib.suppress(OSError):  # until there are none
+                while True:
+                    taken.append(os.dup(last.fileno()))
+            yield last
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in taken:
+                os.close(descriptor)
+
+
+def test_without_descriptors_the_roll_call_goes_on_says_so_once_and_does_not_spin(
+    job: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one = job(3)
+    server = one.hold()
+    here = [one.call(rank) for rank in range(2)]
+    assert all(isinstance(caller.receive(LATEST_S), msg.Waiting) for caller in here)
+    turns: list[int] = []
+    turn = server._turn
+
+    def count() -> None:
+        turns.append(1)
+        turn()
+
+    server._turn = count  # type: ignore[method-assign]
+    with no_descriptors() as late:
+        late.connect(("127.0.0.1", one.port))
+        until_s = time.monotonic() + LATEST_S
+        while "cannot take it" not in caplog.text and time.monotonic() < until_s:
+            here[0].receive(0.05)
+        before = len(turns)
+        threading.Event().wait(2.0)
+        assert len(turns) - before < 50
+        assert caplog.text.count("cannot take it") == 1
+    told = verdicts(*here, one.call(2))
+    assert not failed(told[0])
+
+
+def test_room_is_made_for_a_large_job_as_far_as_the_hard_limit_goes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert make_room(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
+        assert make_room(1500)
+        assert spare_files() >= 1500
+        assert not make_room(hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
+    ear = Ear(None, lambda: msg.Here("host-1", "x", "it waits"))
+    try:
+        with no_descriptors() as late:
+            late.connect(("127.0.0.1", ear.port))
+            before_s = time.process_time()
+            threading.Event().wait(1.5)
+            assert time.process_time() - before_s < 0.7
+            stage = look(Endpoint("127.0.0.1", ear.port), 0.1).stage  # no socket, no look
+        assert stage is not Stage.RUNS
+        assert look(Endpoint("127.0.0.1", ear.port), LATEST_S).stage is Stage.RUNS
+    finally:
+        ear.close()
 
 
 def test_who_stops_after_it_has_said_who_it_is_is_silent_at_the_deadline(job: Callable[..., Job]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from trainer_launch import judgement, references
 from trainer_launch.commands import thresholds
+from trainer_launch.coordinator.sockets import make_room
 from trainer_launch.engines.meeting import job_name
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Fault, Finding, Scope, Status
@@ -131,6 +132,10 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     measured: Callable[[], Sequence[Measure]] = tuple
     with contextlib.ExitStack() as undo:
         if topology.is_coordinator:
+            if not make_room(nodes.max):
+                _log.warning(
+                    "the limit of open files (ulimit -n) leaves this process no room for %d nodes", nodes.max
+                )
             server = Server(calling, Endpoint("", place.port), secret)
             problem = _started(server)
             if problem is not None:

@@ -1,4 +1,4 @@
-"""What the coordinator says of connections that it drops."""
+"""What a server says of connections that it drops."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ _MANY = 50
 class Complaints:
     """Say each one once: a flood of strangers must not become a flood of lines."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, whose: str, log: Callable[[str], None]) -> None:
+        self._whose = whose
         self._log = log
         self._said: set[str] = set()
 
     def __call__(self, why: str, address: str) -> None:
         if why not in self._said and len(self._said) < _MANY:
             self._said.add(why)
-            self._log(f"coordinator: dropped a connection from {address}: {why} (said once)")
+            self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")

@@ -58,6 +58,16 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1000)))
 
 
+def make_room(connections: int) -> bool:
+    """Let this process have so many connections, and what it starts; whether that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(connections + _OTHER_FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return spare_files() >= connections
+
+
 def spare_files() -> int:
     """How many descriptors may be connections."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES

@@ -128,8 +128,10 @@ class Caller:
             try:
                 self._use_one_connection()
                 pause_s = _PAUSE_S
-            except LostError as problem:
+            except (LostError, NodeError) as problem:
                 self._stage = str(problem)
+            except OSError as problem:  # no descriptor for it
+                self._stage = f"cannot talk with node 0: {problem.strerror}"
             if not self._is_over and time.monotonic() >= self._until_s:
                 self._give_up()
             if self._is_over:

@@ -14,6 +14,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 
 _SEND_S = 0.5
+_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
 class Ear:
@@ -24,6 +25,9 @@ class Ear:
         self._sock = _opened(port)
         self.port = int(self._sock.getsockname()[1])
         self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for listened in (self._sock, self._wake):
+            self._selector.register(listened, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ear", daemon=True)
@@ -36,8 +40,8 @@ class Ear:
         self._closing.set()
         self._waker.send(b".")
         self._thread.join()
-        for sock in (self._sock, self._wake, self._waker):
-            sock.close()
+        for closed in (self._selector, self._sock, self._wake, self._waker):
+            closed.close()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[int]:
@@ -46,21 +50,21 @@ class Ear:
             yield self._sock.fileno()
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            while not self._closing.is_set():
-                ready = [key.fileobj for key, _ in selector.select()]
-                if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
-                    try:
-                        self._answer()
-                    finally:
-                        self._lock.release()
+        while not self._closing.is_set():
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+                try:
+                    self._answer()
+                finally:
+                    self._lock.release()
 
     def _answer(self) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # out of descriptors or memory, and it would be so again at once
+            self._closing.wait(_AGAIN_S)
             return
         with sock, contextlib.suppress(OSError):
             sock.settimeout(_SEND_S)
