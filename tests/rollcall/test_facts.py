@@ -151,7 +151,7 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
     told = merged([fail("shm")], decided, "node 1 (b)")
     assert [finding.check for finding in told] == ["pairs", "shm"]
-    assert told[1].evidence == ("also on node 0 (a)",)
+    assert told[1].subject == "node 1 (b), node 0 (a)"
 
 
 def test_the_failing_nodes_are_listed_by_host_name() -> None:

@@ -25,6 +25,7 @@ class Pods:
     def __init__(self, pods: Sequence[Host], folder: Path, deadline_s: int) -> None:
         self.pods, self.folder, self.deadline_s = pods, folder, deadline_s
         self.started: dict[int, subprocess.Popen[str]] = {}
+        self.said: dict[int, str] = {}
 
     def start(
         self, node: int, *command: str, env: Mapping[str, str] | None = None, level: str = "standard"
@@ -53,9 +54,9 @@ class Pods:
 
     def end(self, node: int) -> tuple[int, list[dict[str, Any]]]:
         """Exit code, and what was found about all nodes together."""
-        output, _ = self.started[node].communicate(timeout=LATEST_S)
+        self.said[node], _ = self.started[node].communicate(timeout=LATEST_S)
         path = self.folder / str(node) / "report.json"
-        assert path.exists(), output
+        assert path.exists(), self.said[node]
         findings = json.loads(path.read_text())["findings"]
         checks = ("roll-call", "facts", "clock", "pairs")
         return self.started[node].returncode, [one for one in findings if one["check"] in checks]
@@ -82,6 +83,12 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
         job.started[3].communicate(timeout=LATEST_S)
     assert [code for code, _ in ended] == [20, 20]
     assert ended[0][1] == ended[1][1]
+    (line,) = [line for line in job.said[1].splitlines() if not line.startswith("[trainer-launch] ")]
+    assert line.startswith(
+        "Preflight: not now or not here: a node or what surrounds it is at fault (exit code 20); "
+    )
+    assert "; at fault: node 2 (job-node-0-2): roll-call; node 3 (job-node-0-3): roll-call; node 4 " in line
+    assert line.endswith("; nothing failed here; the whole report: the log of node 0 (job-node-0-0)")
     assert loud(ended[0][1]) == [
         ("roll-call", "", 2),
         ("roll-call", "node 2 (job-node-0-2)", "refused"),
@@ -123,7 +130,11 @@ def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path)
         "NCCL_ALGO": "node 2 (job-node-0-2)",
         "the program's code": "node 3 (job-node-0-3)",
     }
-    assert "hush" not in json.dumps(ended)
+    assert "hush" not in json.dumps(ended) + "".join(job.said.values())
+    told = [[line for line in job.said[node].splitlines() if line[:1] != "["] for node in range(4)]
+    assert told[0][0] == "Preflight: cannot work: the job itself is at fault (exit code 30)"
+    assert told[0][2].startswith("  at fault: ")
+    assert all("all nodes together: the log of node 0 (job-node-0-0)" in told[node] for node in (1, 2, 3))
     assert any(one["check"] == "pairs" and one["status"] == "pass" for one in ended[0][1])
 
 

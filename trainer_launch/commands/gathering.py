@@ -67,19 +67,20 @@ class Gathering:
 
     caller: Caller
     own: str  # this node for people
+    home: str  # node 0, likewise
     read_slowly: Callable[[], Mapping[str, str]]
     subject: Subject
     secret: bytes
     measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
 
-    def finish(self, check_here: Callable[[], Sequence[Finding]]) -> tuple[Finding, ...]:
+    def finish(self, check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
         said_s = -_SAY_AGAIN_S
         while True:
             news = self.caller.receive(_LAST_S)
             match news:
-                case Verdict(findings):
-                    return findings
+                case Verdict():
+                    return news
                 case msg.Complete(salt, _):
                     self._tell(salt, check_here())
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
@@ -151,7 +152,8 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             secret=secret,
         )
         undo.callback(caller.close)
-        yield Gathering(caller, label(rank, hostname), _read_meanwhile(subject), subject, secret or b"", measured)
+        read_slowly, home = _read_meanwhile(subject), label(0, place.host)
+        yield Gathering(caller, label(rank, hostname), home, read_slowly, subject, secret or b"", measured)
 
 
 def _started(server: Server) -> NodeError | None:
@@ -188,10 +190,12 @@ def merged(own: Sequence[Finding], decided: Sequence[Finding], name: str) -> tup
     alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in CHECKS}
     told = []
     for finding in own:
-        group = alike.pop((finding.check, finding.status), None) if finding.status in _LOUD else None
-        others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
-        more = (f"also on {', '.join(others)}",) if others else ()
-        told.append(replace(finding, evidence=(*finding.evidence, *more)))
+        if finding.status in (*_LOUD, Status.UNKNOWN):
+            group = alike.pop((finding.check, finding.status), None)
+            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
+            told.append(replace(finding, subject=", ".join((name, *others))))
+        else:
+            told.append(finding)
     rest = [finding for finding in decided if finding.check in CHECKS or finding in alike.values()]
     return (*rest, *told)
 

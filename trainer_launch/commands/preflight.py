@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +44,15 @@ examples:
   trainer-launch preflight --json                      # the report, for programs
 """
 STATE_FILE = "preflight.json"
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What was found, and by whom."""
+
+    report: Report
+    measured: Sequence[Measure] = ()  # by all nodes, on node 0
+    elsewhere: str = ""  # the node whose log has the whole report, if that is another one
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,18 +92,19 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     subject = with_network(with_container(subject_of(reading, settings)))
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
     alone = gathering.obstacle(subject, settings, chosen, skipped)
-    measured: Sequence[Measure] = ()
     if alone is None:
-        report, measured = _together(subject, checks, settings, skipped, fatal)
+        told = _together(subject, checks, settings, skipped, fatal)
     else:
-        report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
+        told = _Told(preflight.run(subject, checks, silenced=skipped, fatal=fatal))
         if subject.has_peers and not chosen:
-            report = replace(report, findings=(*report.findings, gathering.not_held(alone)))
-    report = replace(report, silenced=skipped)
+            findings = (*told.report.findings, gathering.not_held(alone))
+            told = replace(told, report=replace(told.report, findings=findings))
+    told = replace(told, report=replace(told.report, silenced=skipped))
+    report = told.report
     code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
-    _hand_out(report, place_of(subject), code, parsed)
+    _hand_out(told, place_of(subject), code, parsed)
     if settings.write_reference is not None and subject.topology.node_rank in (0, None):
-        _write_reference(settings.write_reference, measured)
+        _write_reference(settings.write_reference, told.measured)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
         _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
     return code
@@ -102,7 +112,7 @@ def _main(parsed: Parsed, settings: Settings) -> int:
 
 def _together(
     subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
-) -> tuple[Report, Sequence[Measure]]:
+) -> _Told:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
     from trainer_launch.commands import gathering
 
@@ -111,7 +121,7 @@ def _together(
     later = [check for check in checks if check is dns]
     with gathering.gathering(subject, settings, skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
-            return preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal), ()
+            return _Told(preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal))
         if subject.topology.is_coordinator:
             subject = replace(subject, port_trouble=lambda port: None)  # it is the roll call that has it
         found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings
@@ -122,9 +132,11 @@ def _together(
             order = [check.NAME for check in preflight.CHECKS]
             return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
 
-        decided = [raised(finding, fatal) for finding in part.finish(here) if finding.check not in skipped]
-        findings = gathering.merged(here(), decided, part.own)
-        return Report(findings=findings, took_s=time.monotonic() - began_s), part.measured()
+        verdict = part.finish(here)
+        decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
+        report = Report(findings=gathering.merged(here(), decided, part.own), took_s=time.monotonic() - began_s)
+        is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
+        return _Told(report, part.measured(), part.home if is_elsewhere else "")
 
 
 def subject_of(reading: Reading, settings: Settings) -> Subject:
@@ -161,9 +173,9 @@ def place_of(subject: Subject) -> Place:
     )
 
 
-def _hand_out(report: Report, here: Place, code: int, parsed: Parsed) -> None:
-    """To the screen, to files, to the pod's status; a file that cannot be written does not change the verdict."""
-    settings = parsed.settings
+def _hand_out(told: _Told, here: Place, code: int, parsed: Parsed) -> None:
+    """To the screen, to files, to the pod's status. A node that is well only says where the whole report is."""
+    settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()
     made = document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s)
     running.write_last_words(outcome.fitted(screen.last_words(report, here, code)), settings.termination_log)
@@ -173,7 +185,12 @@ def _hand_out(report: Report, here: Place, code: int, parsed: Parsed) -> None:
         _write(settings.report, _dumped(made), "--report", 0o644)
     if settings.prometheus_file is not None:
         _write(settings.prometheus_file, screen.prometheus(report, code, at_s), "--prometheus-file", 0o644)
-    sys.stdout.write(_dumped(made) if parsed.flags["json"] else screen.screen(report, here, code))
+    if parsed.flags["json"]:
+        sys.stdout.write(_dumped(made))
+    elif elsewhere and not screen.is_involved(report, here):
+        sys.stdout.write(screen.line(report, here, code, elsewhere))
+    else:
+        sys.stdout.write(screen.screen(report, here, code, elsewhere))
 
 
 def _write_reference(path: str, measured: Sequence[Measure]) -> None:

@@ -25,6 +25,11 @@ class Place:
     nodes: str | None
     contract: str
 
+    @property
+    def name(self) -> str:
+        """The node as findings name it."""
+        return self.host if self.node_rank is None else f"node {self.node_rank} ({self.host})"
+
     def __str__(self) -> str:
         rank = "?" if self.node_rank is None else self.node_rank
         return f"node {rank} of {self.nodes or '?'} ({self.host})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from trainer_launch.findings import Finding, Report, Severity, Status, Verdict
+from trainer_launch.findings import Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.preflight.document import Place
 
 _WIDTH = 80
@@ -13,7 +13,7 @@ _WORDS = {
     Verdict.PASS: "all is well",
     Verdict.UNKNOWN: "nothing failed, but not all is known",
     Verdict.WARN: "may start, with warnings",
-    Verdict.RETRYABLE: "not now or not here: this node or what surrounds it is at fault",
+    Verdict.RETRYABLE: "not now or not here: a node or what surrounds it is at fault",
     Verdict.FATAL: "cannot work: the job itself is at fault",
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
@@ -25,20 +25,64 @@ _REASONS = {
     Verdict.RETRYABLE: "PreflightRetryable",
     Verdict.FATAL: "PreflightFatal",
 }
+_SHOWN_ALIKE = 3
+_MANY_ALIKE = 20
+_BLAMED = 6
 _FIRST_LINE = 900  # what stays readable where only the beginning is shown
 
 
-def screen(report: Report, place: Place, code: int) -> str:
-    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line."""
+def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
+    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line.
+
+    `elsewhere` is where the report of all nodes can be read, if not here.
+    """
     lines = [f"Preflight: {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
-    for finding in loud(report.findings):
-        lines += ["", *_paragraph(finding)]
+    blamed = at_fault(report)
+    if blamed:
+        lines += _wrapped(f"at fault: {blamed}", "  ", "    ")
+    for alike in _alike(
+        sorted(loud(report.findings), key=lambda one: (_weight(one), not _names_in(one, place.name)))
+    ):
+        for finding in alike[:_SHOWN_ALIKE]:
+            lines += ["", *_paragraph(finding, place)]
+        likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
+        lines += _wrapped(f"likewise: {_few(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
     quiet = [("passed", _names(report, Status.PASS)), ("skipped", _names(report, Status.SKIPPED))]
     quiet.append(("silenced", report.silenced))
     lines += [""]
     for word, names in quiet:
         lines += _wrapped(f"{word}: {', '.join(names)}", "", "  ") if names else []
+    lines += [f"all nodes together: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
+
+
+def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
+    """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
+    blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
+    here = "nothing failed here"
+    if own:
+        here += f" ({_few(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
+    parts = [f"Preflight: {_WORDS[report.verdict]} (exit code {code})"]
+    parts += [f"at fault: {blamed}"] if blamed else []
+    return "; ".join((*parts, f"{here}; the whole report: the log of {elsewhere}")) + "\n"
+
+
+def is_involved(report: Report, place: Place) -> bool:
+    """Whether this node is named as guilty, or as one that differs from the others."""
+    return any(
+        _names_in(finding, place.name) and (finding.status is Status.FAIL or finding.basis is not None)
+        for finding in loud(report.findings)
+    )
+
+
+def at_fault(report: Report) -> str:
+    """The nodes, links and folders that failures name, the worst first, each with its checks."""
+    failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL]
+    named = [(finding.subject, finding) for finding in failed if finding.subject]
+    blamed: dict[str, dict[str, None]] = {}
+    for subject, finding in named or [("the job", one) for one in failed if one.scope is Scope.JOB]:
+        blamed.setdefault(subject, {})[finding.check] = None
+    return _few([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
 
 
 def tally(report: Report) -> str:
@@ -51,9 +95,31 @@ def tally(report: Report) -> str:
 
 def loud(findings: Iterable[Finding]) -> list[Finding]:
     """What a person has to read, the worst first."""
-    order = list(Severity)
-    found = [finding for finding in findings if finding.status not in _QUIET]
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted((finding for finding in findings if finding.status not in _QUIET), key=_weight)
+
+
+def _weight(finding: Finding) -> int:
+    return list(Severity).index(finding.severity)
+
+
+def _names_in(finding: Finding, name: str) -> bool:
+    """Whether it is about this node: its subject names it, alone, among others, as an end of a link."""
+    return name in finding.subject
+
+
+def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
+    """Those together that say the same of different nodes, such as ten that are missing at one stage."""
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(findings):
+        is_single = not finding.subject or finding.scope is not Scope.NODE
+        key = number if is_single else (finding.check, finding.status, finding.action)
+        groups.setdefault(key, []).append(finding)
+    return groups.values()
+
+
+def _few(words: Sequence[str], count: int, between: str = ", ") -> str:
+    more = f"{between}and {len(words) - count} more" if len(words) > count else ""
+    return between.join(words[:count]) + more
 
 
 def last_words(report: Report, place: Place, code: int) -> str:
@@ -99,9 +165,10 @@ def _series(findings: Iterable[Finding]) -> Iterator[str]:
         yield f"trainer_launch_preflight_findings{{{labels}}} {count}"
 
 
-def _paragraph(finding: Finding) -> list[str]:
+def _paragraph(finding: Finding, place: Place) -> list[str]:
     mark = "UNKNOWN" if finding.status is Status.UNKNOWN else _MARKS[finding.severity]
-    about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
+    subject = "this node" if finding.subject == place.name else finding.subject
+    about = f" ({subject})" if subject and finding.subject not in finding.text else ""
     lines = _wrapped(f"{mark} {finding.check}{about}: {finding.text}", "", "    ")
     for line in finding.evidence:
         lines += _wrapped(f"- {line}", "    ", "      ")

@@ -44,6 +44,7 @@ class Verdict:
     """The end: what was found, the same on every node that node 0 could tell it to."""
 
     findings: tuple[Finding, ...]
+    is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
 News: TypeAlias = msg.Complete | msg.Waiting | Verdict
@@ -144,9 +145,9 @@ class Caller:
         name = f"node 0 ({self._home.host})"
         self._end((ending.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
-    def _end(self, findings: tuple[Finding, ...]) -> None:
+    def _end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
         self._is_over = True
-        self._news.put(Verdict(findings))
+        self._news.put(Verdict(findings, is_shared))
 
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
@@ -252,7 +253,7 @@ class Caller:
                 threading.Thread(target=self._test, args=(message,), daemon=True, name="pair test").start()
             case msg.Decided(findings):
                 try:
-                    self._end(tuple(speech.loaded(findings)))
+                    self._end(tuple(speech.loaded(findings)), is_shared=True)
                 except ValueError as problem:
                     raise LostError(f"node 0's verdict cannot be read: {problem}") from None
             case msg.Refused(reason, _):
