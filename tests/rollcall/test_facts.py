@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,18 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     told = merged([fail("shm")], decided, "node 1 (b)")
     assert [finding.check for finding in told] == ["pairs", "shm"]
     assert told[1].subject == "node 1 (b), node 0 (a)"
+
+
+def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
+    missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
+    told = merged([fail("dns")], [missing], "node 1 (b)")
+    assert [(one.check, one.status, one.subject) for one in told] == [
+        ("roll-call", Status.FAIL, "node 2 (c)"),
+        ("dns", Status.WARN, "node 1 (b)"),
+    ]
+    assert failing_nodes(told) == "c\n"
+    refused = replace(missing, measured="refused")
+    assert merged([fail("dns")], [refused], "node 1 (b)")[1].status is Status.FAIL
 
 
 def test_the_failing_nodes_are_listed_by_host_name() -> None:

@@ -88,7 +88,7 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
         "Preflight: not now or not here: a node or what surrounds it is at fault (exit code 20); "
     )
     assert "; at fault: node 2 (job-node-0-2): roll-call; node 3 (job-node-0-3): roll-call; node 4 " in line
-    assert line.endswith("; nothing failed here; the whole report: the log of node 0 (job-node-0-0)")
+    assert line.endswith("; nothing failed here (warn: dns); the whole report: the log of node 0 (job-node-0-0)")
     assert loud(ended[0][1]) == [
         ("roll-call", "", 2),
         ("roll-call", "node 2 (job-node-0-2)", "refused"),

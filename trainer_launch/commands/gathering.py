@@ -21,13 +21,14 @@ from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.secret import read_secret
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
-from trainer_launch.preflight.dns import HIDING
+from trainer_launch.preflight import dns
 from trainer_launch.preflight.subject import Subject
 from trainer_launch.rollcall import compare, ending, facts, pairs, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
 from trainer_launch.rollcall.names import names_of
 from trainer_launch.rollcall.server import Server
+from trainer_launch.rollcall.stages import Stage
 from trainer_launch.rollcall.state import Settings as Calling
 from trainer_launch.rollcall.state import label
 from trainer_launch.settings import Settings
@@ -56,7 +57,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return "nothing tells how many nodes the job has, which of them this is, or where they meet"
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not meet at node 0"
-    if subject.job.contract in HIDING and "level" not in settings.model_fields_set:
+    if subject.job.contract in dns.HIDING and "level" not in settings.model_fields_set:
         return "this operator hides the names of pods in init containers; elsewhere ask for it with --level"
     return None
 
@@ -189,7 +190,7 @@ def merged(own: Sequence[Finding], decided: Sequence[Finding], name: str) -> tup
     """All findings, each once: what this node and others have found alike is told in this node's words."""
     alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in CHECKS}
     told = []
-    for finding in own:
+    for finding in _explained(own, decided):
         if finding.status in (*_LOUD, Status.UNKNOWN):
             group = alike.pop((finding.check, finding.status), None)
             others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
@@ -198,6 +199,16 @@ def merged(own: Sequence[Finding], decided: Sequence[Finding], name: str) -> tup
             told.append(finding)
     rest = [finding for finding in decided if finding.check in CHECKS or finding in alike.values()]
     return (*rest, *told)
+
+
+def _explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
+    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made."""
+    unnamed = [one for one in decided if one.check == ending.NAME and one.measured == Stage.NO_RECORD.value]
+    for finding in own:
+        if unnamed and finding.check == dns.NAME and finding.status is Status.FAIL:
+            yield replace(finding, status=Status.WARN, fault=None)
+        else:
+            yield finding
 
 
 def not_held(why: str) -> Finding:
