@@ -23,7 +23,8 @@ ITS_RANK = entry(31, "python", 30)
 ASKING_SSHD = entry(40, "sshd", 10)
 ASKER = entry(41, "sh", 40)
 ITS_CHILD = entry(42, "python", 41)
-ALL = (SSHD, PRIVILEGED, SESSION, ORTED, RANK, DETACHED, ITS_RANK, ASKING_SSHD, ASKER, ITS_CHILD)
+ITS_OTHER_CHILD = entry(43, "sleep", 41)
+ALL = (SSHD, PRIVILEGED, SESSION, ORTED, RANK, DETACHED, ITS_RANK, ASKING_SSHD, ASKER, ITS_CHILD, ITS_OTHER_CHILD)
 
 
 def test_all_but_the_asker_and_what_it_stands_on_are_others() -> None:

@@ -62,13 +62,14 @@ def end_others(launcher: int, asker: int, grace_s: float) -> tuple[int, tuple[En
 
 
 def others_than(asker: int, entries: Collection[Entry]) -> tuple[Entry, ...]:
-    """Of the launcher's descendants those neither above nor below `asker`: not sshd itself, not its session."""
+    """Of the launcher's descendants those that neither are above `asker`, as sshd is, nor belong to its session."""
     by_pid = {entry.pid: entry for entry in entries}
-    spared, pid = set(), asker
+    above, pid = set(), asker
     while pid in by_pid:
-        spared.add(pid)
+        above.add(pid)
         pid = by_pid[pid].parent
-    spared |= {entry.pid for entry in below({asker}, entries)}
+    command = {entry.pid for entry in entries if entry.pid in above and entry.key in commands(entries)}
+    spared = above | {entry.pid for entry in below(command or {asker}, entries)}
     return tuple(entry for entry in entries if entry.pid not in spared)
 
 
