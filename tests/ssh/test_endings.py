@@ -41,7 +41,9 @@ def sshd(it: Worker) -> psutil.Process:
                     return child
         return None
 
-    return eventually(listening, f"sshd listens: {it.log()}")
+    found = eventually(listening, f"sshd listens: {it.log()}")
+    assert isinstance(found, psutil.Process)
+    return found
 
 
 def program(folder: Path, name: str, text: str) -> str:
@@ -53,7 +55,7 @@ def program(folder: Path, name: str, text: str) -> str:
 
 
 def noted(path: Path) -> str:
-    return eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written")
+    return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
 
 
 def gone(pid: int) -> bool:
