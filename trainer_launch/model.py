@@ -132,6 +132,7 @@ class Gpus:
 
     count: int
     reason: str
+    is_nvidia: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

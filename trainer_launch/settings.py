@@ -124,9 +124,10 @@ class Settings(BaseSettings):
         "enforce",
         description="what a failed check means: the pod ends with 20 or 30; it is only told; nothing is checked",
     )
-    level: Literal["container", "quick", "standard"] = Field(
+    level: Literal["container", "quick", "standard", "deep"] = Field(
         "standard",
-        description="how far to look: this container; also whether all nodes are there; also compare and test them",
+        description="how far to look: this container; also whether all nodes are there; also compare them and test "
+        "GPUs and pairs; also test all of each GPU's memory, for longer",
     )
     threshold: str | None = Field(
         None,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.gpus.test_faults import FAULTS
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
 from trainer_launch.command import parse_command
@@ -298,6 +299,7 @@ def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
 
 def test_every_check_has_a_broken_fixture() -> None:
     broken = {check for check, _, _ in (*JOBS, *NODES, *WARNINGS)}
+    broken |= {check for _, expected in FAULTS.values() for check, _, _ in expected}  # of GPUs
     assert broken == {check.NAME for check in preflight.CHECKS}
 
 

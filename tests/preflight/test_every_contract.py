@@ -25,7 +25,8 @@ def subject_of(case: dict[str, object]) -> Subject | None:
     except LaunchError:
         return None  # a rank beyond the job's nodes; every command says so
     fields = {name: getattr(HEALTHY, name) for name in HEALTHY.__slots__}
-    return Subject(**{**fields, "job": job, "topology": topology, "lookup": lambda name: frozenset({"10.0.0.7"})})
+    there = {"lookup": lambda name: frozenset({"10.0.0.7"}), "cards": None}  # GPUs that are no job's workers'
+    return Subject(**{**fields, **there, "job": job, "topology": topology})
 
 
 @pytest.mark.parametrize("case", READABLE)

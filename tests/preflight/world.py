@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tests.preflight.gpus import HEALTHY_CARDS
 from trainer_launch.command import parse_command
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface, Route
@@ -92,6 +93,7 @@ HEALTHY = Subject(
     adapters=(AdapterPort("mlx5_0", 1, True), AdapterPort("mlx5_1", 1, True)),
     has_rdma=True,
     hosts_file=HOSTS_FILE,
+    cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
     ask=lambda name, limit_s: Answer.NXDOMAIN,
     route_to=lambda address: Route("10.0.0.7", 1450),

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer_launch import judgement, references
-from trainer_launch.commands import thresholds
+from trainer_launch.commands import loading, thresholds
 from trainer_launch.coordinator.sockets import make_room
 from trainer_launch.engines.meeting import job_name
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.gpus import checksums
 from trainer_launch.host.secret import read_secret
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
@@ -33,11 +34,13 @@ from trainer_launch.rollcall.state import Settings as Calling
 from trainer_launch.rollcall.state import label
 from trainer_launch.settings import Settings
 
-CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, *judgement.CHECKS, pairs.NAME)  # those of all nodes together
+# Those of all nodes together.
+CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, checksums.NAME, *judgement.CHECKS, pairs.NAME)
 FAILING_NODES = "failing_nodes.txt"
 _PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
+_THOROUGH = ("standard", "deep")  # levels
 _LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
 _LOUD = (Status.FAIL, Status.WARN)
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
@@ -96,7 +99,9 @@ class Gathering:
         offset_s, error_s = self.caller.offset
         loud = [one for one in found if one.status in _LOUD]
         findings = speech.dumped(loud, _RECORD_BYTES)
-        self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, findings))
+        told |= loading.facts(subject.cards)
+        measured = loading.measured(subject.cards)
+        self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, findings, *measured))
 
 
 def _waiting(news: msg.Waiting) -> str:
@@ -125,19 +130,17 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         deadline_s=settings.deadline,
         names=names_of(subject.job, topology, place, hostname),
         salt=secrets.token_hex(8),
-        with_facts=settings.level == "standard" and compare.FACTS not in skipped,
-        with_pairs=settings.level == "standard" and pairs.NAME not in skipped,
+        with_facts=settings.level in _THOROUGH and compare.FACTS not in skipped,
+        with_pairs=settings.level in _THOROUGH and pairs.NAME not in skipped,
         thresholds=of_pairs,
         shares=shares,
         table=references.load(settings.reference),
+        record_s=loading.record_s(subject.cards),
     )
     measured: Callable[[], Sequence[Measure]] = tuple
     with contextlib.ExitStack() as undo:
         if topology.is_coordinator:
-            if not make_room(nodes.max):
-                _log.warning(
-                    "the limit of open files (ulimit -n) leaves this process no room for %d nodes", nodes.max
-                )
+            _warn_of_limits(nodes.max)
             server = Server(calling, Endpoint("", place.port), secret)
             problem = _started(server)
             if problem is not None:
@@ -155,6 +158,11 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         undo.callback(caller.close)
         read_slowly, home = _read_meanwhile(subject), label(0, place.host)
         yield Gathering(caller, label(rank, hostname), home, read_slowly, subject, secret or b"", measured)
+
+
+def _warn_of_limits(nodes: int) -> None:
+    if not make_room(nodes):
+        _log.warning("the limit of open files (ulimit -n) leaves this process no room for %d nodes", nodes)
 
 
 def _started(server: Server) -> NodeError | None:

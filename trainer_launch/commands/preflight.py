@@ -25,7 +25,7 @@ from trainer_launch.measures import Measure
 from trainer_launch.model import Json
 from trainer_launch.preflight import dns, document, screen
 from trainer_launch.preflight.document import Place
-from trainer_launch.preflight.subject import Subject, with_container, with_network
+from trainer_launch.preflight.subject import Subject, with_container, with_gpus, with_network
 from trainer_launch.settings import Settings
 from trainer_launch.topology import place
 
@@ -80,6 +80,7 @@ def main(parsed: Parsed) -> int:
 def _main(parsed: Parsed, settings: Settings) -> int:
     from trainer_launch.commands import (
         gathering,
+        loading,
         thresholds,
     )  # `run`, which needs a part of this file, has no use for it
 
@@ -90,12 +91,13 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     references.load(settings.reference)
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
+    subject = with_gpus(subject, loading.level(settings, chosen, skipped))
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
     alone = gathering.obstacle(subject, settings, chosen, skipped)
     if alone is None:
         told = _together(subject, checks, settings, skipped, fatal)
     else:
-        told = _Told(preflight.run(subject, checks, silenced=skipped, fatal=fatal))
+        told = _alone(subject, checks, settings, skipped, fatal)
         if subject.has_peers and not chosen:
             findings = (*told.report.findings, gathering.not_held(alone))
             told = replace(told, report=replace(told.report, findings=findings))
@@ -108,6 +110,18 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
         _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
     return code
+
+
+def _alone(
+    subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
+) -> _Told:
+    """This container's checks, and the judgement of its own GPUs."""
+    from trainer_launch.commands import loading
+
+    report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
+    judged, measured = loading.alone(subject.cards, settings, subject.host.hostname)
+    loud = [raised(one, fatal) for one in judged if one.check not in skipped]
+    return _Told(replace(report, findings=(*report.findings, *loud)), measured)
 
 
 def _together(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch.model import Gpus
@@ -22,7 +23,7 @@ def count(env: Mapping[str, str], root: Path = Path("/")) -> Gpus:
     amd = _amd_devices(root)
     if amd:
         hiding = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        return _narrowed(env, amd, f"{amd} AMD devices", hiding)
+        return replace(_narrowed(env, amd, f"{amd} AMD devices", hiding), is_nvidia=False)
     return Gpus(count=0, reason="no GPU device in /dev")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from trainer_launch.command import Command
+from trainer_launch.gpus.cards import Cards, cards
 from trainer_launch.host import cgroup, dns, leftovers, names, net, shm, tryout
 from trainer_launch.host import interfaces as network
 from trainer_launch.host.interfaces import AdapterPort, Interface, Route
@@ -40,6 +42,7 @@ class Subject:
     adapters: tuple[AdapterPort, ...] = ()
     has_rdma: bool = False  # the container was given RDMA devices
     hosts_file: str = ""
+    cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: names.Lookup = names.lookup
     ask: Callable[[str, float], dns.Answer] = dns.ask
@@ -79,6 +82,15 @@ def with_container(subject: Subject, root: Path = Path("/")) -> Subject:
         pids=cgroup.pids_left(cgroup.own_groups(root)),
         has_rdma=network.may_use_rdma(root),
     )
+
+
+def with_gpus(subject: Subject, level: str) -> Subject:
+    """Add the GPUs; nothing is asked of them yet."""
+    gpus, command = subject.host.gpus, subject.command
+    if not gpus.count or not gpus.is_nvidia:
+        return subject
+    python = command.python[0] if command is not None and command.python else sys.executable
+    return replace(subject, cards=cards(subject.env, python, level, gpus.count))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:

@@ -13,7 +13,10 @@ FACTS = "facts"
 CLOCK = "clock"
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
+NCCL = "nccl loaded"
 _SHOWN = 8
+# A node that could not find them out is not another one for that.
+_WHERE_KNOWN = frozenset((NCCL,))
 ENV = "env "  # how a variable's fact begins
 
 # Each node may have its own: devices, interfaces and files of one machine, and how much it says.
@@ -40,6 +43,7 @@ _RULES: Mapping[str, Rule] = {
     "torch": Rule("torch", Fault.JOB, _IMAGE),
     "cuda": Rule("CUDA of torch", Fault.JOB, _IMAGE),
     "nccl": Rule("NCCL", Fault.JOB, _IMAGE),
+    NCCL: Rule("the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD"),
     "arch": Rule("the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)"),
     "code": Rule("the program's code", Fault.JOB, "start all nodes from the same code: image, git-sync or volume"),
     "command": Rule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
@@ -60,7 +64,8 @@ def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Ite
     for key in keys:
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for node, one in enumerate(facts):
-            groups[one.get(key, UNSET)].append(node)
+            if key in one or key not in _WHERE_KNOWN:
+                groups[one.get(key, UNSET)].append(node)
         if len(groups) > 1:
             differing += 1
             yield _difference(key, groups, names)
@@ -73,7 +78,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
     rule = _rule(key)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most = ordered[0][1]
-    has_majority = 2 * len(most) > len(names)
+    has_majority = 2 * len(most) > sum(map(len, groups.values()))
     if has_majority:
         odd = [node for _, nodes in ordered[1:] for node in nodes]
         told = [f"{ordered[0][0]} on {len(most)} nodes"]

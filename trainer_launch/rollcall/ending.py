@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trainer_launch import judgement
 from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.gpus import checksums
 from trainer_launch.rollcall import compare, speech
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.names import Names
@@ -141,6 +142,7 @@ def compared(nodes: Sequence[Node], settings: Settings) -> list[Finding]:
     if settings.with_facts:
         found += compare.differences(names, [node.facts for node in nodes])
         found += compare.clocks(names, [node.offset for node in nodes])
+    found += checksums.differing({node.name: node.checksums for node in nodes})
     found += judgement.findings(names, [node.measures for node in nodes], settings.table, settings.shares)
     return found
 

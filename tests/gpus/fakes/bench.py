@@ -1,0 +1,50 @@
+"""child/gpu_bench.py, played: says the same lines; the file that FAKE_NVML names says what a card does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "nccl")
+NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
+SHOWN = os.environ["CUDA_VISIBLE_DEVICES"]
+CARD = {**NODE["bench"], **next((gpu["bench"] for gpu in NODE["gpus"] if gpu["uuid"] == SHOWN), {})}
+
+
+def say(**values):
+    print(json.dumps(values), flush=True)
+
+
+assert os.environ["NCCL_DEBUG"] == "INFO"
+print("what a library prints is no word of ours", flush=True)
+for stage in STAGES:
+    say(stage=stage)
+    if CARD.get("hangs") == stage:
+        time.sleep(600)
+    if CARD.get("dies") == stage:
+        os.kill(os.getpid(), 11)
+    if CARD.get("fails", [""])[0] == stage:
+        say(error=CARD["fails"][1], kind="import" if stage == STAGES[0] else "failed")
+        sys.exit()
+    if stage == "device":
+        say(facts={"torch": "2.11.0", "cuda": "13.0", "model": "NVIDIA H200", "nccl": CARD["nccl"]})
+    elif stage == "gemm":
+        say(measure=["gemm", CARD["gemm"], "TFLOP/s"])
+    elif stage == "repeats":
+        say(checksum=CARD["checksum"], repeats=20, different=CARD["different"])
+    elif stage == "memory":
+        say(measure=["hbm-copy", CARD["hbm"], "GB/s"])
+        if "deep" in sys.argv:
+            say(patterns={"bytes": 132 << 30, "wrong": CARD["wrong"]})
+    elif stage == "pcie":
+        say(measure=["h2d", CARD["h2d"], "GB/s"])
+        say(measure=["d2h", 55.1, "GB/s"])
+    elif stage == "nccl":
+        say(
+            collective={"seconds": 0.56, "good": CARD["adds"]}, lines=[f"NCCL INFO Using network {CARD['network']}"]
+        )
+time.sleep(CARD.get("works_s", 0.3))  # long enough to be watched
+say(done=True)

@@ -1,0 +1,95 @@
+"""A machine with four healthy H200 cards, as a file that the played library and the played bench read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.preflight.world import HEALTHY
+from trainer_launch import preflight
+from trainer_launch.findings import Finding, Status
+from trainer_launch.gpus import cards
+from trainer_launch.model import Gpus
+from trainer_launch.preflight.subject import Subject
+
+FAKES = Path(__file__).parent / "fakes"
+BENCH = str(FAKES / "bench.py")
+GIB = 1 << 30
+GPUS = 4
+Change = Callable[[dict[str, Any]], object]
+
+_CARD: dict[str, Any] = {
+    "name": "NVIDIA H200", "serial": "1", "vbios": "96.00", "recovery": 0, "ecc": 1,
+    "corrected": 0, "uncorrected": 0, "corrected_ever": 3, "uncorrected_ever": 0, "remapped": [0, 0, 0, 0],
+    "retired": {"error": 3}, "retired_pending": {"error": 3}, "mig": 0, "persistence": 1,
+    "memory_total": 143_771 << 20, "memory_used": 500 << 20, "power_limit": 700_000, "power": 75_000,
+    "mhz_1": 345, "mhz_2": 3201, "mhz_max_1": 1980, "mhz_max_2": 3201, "shutdown": 95, "slowdown": 89,
+    "temperature": 35, "margin": 50, "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
+    "pcie_replays": 0, "nvlinks": [1] * 18, "nvlink_mbps": 26_562, "nvlink_errors": 0, "fabric": [0, 0],
+    "reasons": 1, "old_reasons": 1, "xids": [],
+}  # fmt: skip
+_LOAD = {"pcie_gen": 5, "reasons": 4, "temperature": 61, "margin": 24, "power": 694_000, "mhz_1": 1440}
+_BENCH = {
+    "gemm": 690.0, "hbm": 4170.0, "h2d": 55.1, "checksum": "0123456789abcdef", "different": 0, "wrong": 0,
+    "adds": True, "network": "IB", "nccl": "2.28.9",
+}  # fmt: skip
+
+
+def healthy(gpus: int = GPUS) -> dict[str, Any]:
+    """A machine as NVIDIA's library tells it."""
+    return {
+        "driver": "580.159.04",
+        "cuda": 13000,
+        "bench": dict(_BENCH),
+        "gpus": [
+            copy.deepcopy(_CARD)
+            | {"uuid": f"GPU-{number:04d}", "minor": number, "pci": f"00000000:{number:02X}:00.0"}
+            | {"load": dict(_LOAD), "bench": {}}
+            for number in range(gpus)
+        ],
+    }
+
+
+def environment(folder: Path, change: Change | None = None, gpus: int = GPUS) -> dict[str, str]:
+    """The variables with which children see the machine."""
+    machine = healthy(gpus)
+    if change is not None:
+        change(machine)
+    path = folder / "machine.json"
+    path.write_text(json.dumps(machine))
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "CUDA_"))}
+    return own | {"FAKE_NVML": str(path), "PYTHONPATH": os.pathsep.join((str(FAKES), *filter(None, sys.path)))}
+
+
+def subject(
+    env: Mapping[str, str], level: str = "standard", gpus: int = GPUS, workers: int | None = None, **changes: Any
+) -> Subject:
+    """A container with these GPUs."""
+    host = replace(HEALTHY.host, gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"))
+    topology = replace(HEALTHY.topology, local_world_size=gpus if workers is None else workers)
+    made = cards.cards(env, sys.executable, level, gpus)
+    return replace(HEALTHY, host=host, topology=topology, env=env, cards=made, **changes)
+
+
+CHECKS: tuple[ModuleType, ...] = tuple(check for check in preflight.CHECKS if check.NAME.startswith("gpu-"))
+
+
+def findings(made: Subject) -> tuple[Finding, ...]:
+    """What the checks of GPUs find."""
+    return preflight.run(made, CHECKS).findings
+
+
+def loud(found: tuple[Finding, ...]) -> list[tuple[str, str, str]]:
+    """Those that are not good: check, status and fault, subject."""
+    return [
+        (one.check, one.status.value if one.fault is None else f"{one.status.value} {one.fault.value}", one.subject)
+        for one in found
+        if one.status not in (Status.PASS, Status.SKIPPED)
+    ]

@@ -1,0 +1,252 @@
+"""One GPU's tests, in a child that can be killed; started by path in the program's own Python.
+
+Only the standard library and torch. Says on its output what it begins and what it has found, one JSON object on a
+line. The GPU is the only one that it sees. `--device cpu` does the same at small sizes, where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SEED = 20260720
+# Size of the square matrices; bytes of a block in memory, and of one that goes to the device and back.
+SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 20)}
+SECONDS = {"cuda": (0.2, 0.5), "cpu": (0.001, 0.01)}  # to warm up, to measure
+REPEATS = {"standard": 20, "deep": 200}  # of the product that must come out the same
+_COPY_S = {"cuda": 0.1, "cpu": 0.005}
+_SHARE = 0.95  # of the memory that is free
+_PATTERNS = (0x55555555, -0x55555556)  # its complement
+_LIBRARY = re.compile(r"\S*/(libnccl|librccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
+_NCCL_LINE = re.compile(r"NCCL (?:INFO|version|WARN).*")
+_MAX_LINES = 60
+_NCCL_NETS = ("network", "NET/", "NET plugin", "NCCL version", "WARN")
+
+
+def main() -> None:
+    """Do what the command line says."""
+    words = argparse.ArgumentParser()
+    words.add_argument("--device", choices=tuple(SIZES), default="cuda")
+    words.add_argument("--level", choices=tuple(REPEATS), default="standard")
+    words.add_argument("--limit", type=float, default=60.0)
+    asked = words.parse_args()
+    signal.setitimer(signal.ITIMER_REAL, asked.limit + 5)  # should our parent die first
+    out = os.dup(1)
+    with tempfile.TemporaryFile() as aside:  # what libraries print is no word of ours
+        os.dup2(aside.fileno(), 1)
+        Bench(out, asked.device, asked.level).run(aside.fileno())
+        os._exit(0)  # all is said: libraries need not take leave, which takes time, or hangs
+
+
+class Bench:
+    """All tests, one after the other; the first that fails is the last."""
+
+    def __init__(self, out: int, device: str, level: str) -> None:
+        self._out, self._device, self._level = out, device, level
+        self._stage = ""
+        self._n, self._block, self._sent = SIZES[device]
+
+    def run(self, aside: int) -> None:
+        """Say how each went."""
+        try:
+            self._begin("import torch")
+            import torch
+
+            self._torch = torch
+            self._begin("device")
+            self._open()
+            self._begin("gemm")
+            self._gemm()
+            self._begin("memory")
+            self._copies()
+            if self._level == "deep":
+                self._begin("patterns")
+                self._patterns()
+            self._begin("nccl" if self._device == "cuda" else "gloo")
+            self._collective(aside)
+            self._say(done=True)
+        except ModuleNotFoundError as problem:
+            self._say(error=f"{problem}"[:300], kind="import" if problem.name == "torch" else "failed")
+        except Exception as problem:  # noqa: BLE001  whatever a driver does to torch is what we are here for
+            self._say(error=f"{type(problem).__name__}: {problem}"[:600], kind="failed")
+
+    def _begin(self, stage: str) -> None:
+        self._stage = stage
+        self._say(stage=stage)
+
+    def _say(self, **values: Any) -> None:
+        os.write(self._out, json.dumps(values).encode() + b"\n")
+
+    def _measured(self, name: str, value: float, unit: str) -> None:
+        self._say(measure=[name, round(value, 3), unit])
+
+    def _open(self) -> None:
+        torch = self._torch
+        told = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "model": "CPU", "uuid": ""}
+        if self._device == "cuda":
+            if not torch.cuda.is_available():
+                built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
+                raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
+            properties = torch.cuda.get_device_properties(0)
+            told |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
+            told["capability"] = f"sm_{properties.major}{properties.minor}"
+            told["built_for"] = " ".join(torch.cuda.get_arch_list())
+        torch.zeros(1, device=self._device)
+        self._sync()
+        self._say(facts=told | libraries())
+
+    def _sync(self) -> None:
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()
+
+    def _timed(self, work: Callable[[], Any], seconds: float) -> tuple[int, float]:
+        """How often it can be done in about so many seconds, and how long that took; the device is warm."""
+        began = time.perf_counter()
+        work()
+        self._sync()
+        count = max(1, int(seconds / max(1e-6, time.perf_counter() - began)))
+        began = time.perf_counter()
+        for _ in range(count):
+            work()
+        self._sync()
+        return count, time.perf_counter() - began
+
+    def _gemm(self) -> None:
+        torch, n = self._torch, self._n
+        chance = torch.Generator(device=self._device).manual_seed(SEED)
+        left, right = (
+            torch.randn(n, n, generator=chance, device=self._device, dtype=torch.bfloat16) for _ in range(2)
+        )
+        made = torch.empty(n, n, device=self._device, dtype=torch.bfloat16)
+        warm_s, measure_s = SECONDS[self._device]
+        until = time.perf_counter() + warm_s
+        while time.perf_counter() < until:
+            torch.mm(left, right, out=made)
+            self._sync()
+        count, took_s = self._timed(lambda: torch.mm(left, right, out=made), measure_s)
+        self._measured("gemm", 2 * n**3 * count / took_s / 1e12, "TFLOP/s")
+        self._begin("repeats")
+        torch.mm(left, right, out=made)
+        first, different = made.clone(), 0
+        for _ in range(REPEATS[self._level]):
+            torch.mm(left, right, out=made)
+            different += not torch.equal(made, first)
+        self._say(checksum=checksum(torch, first), repeats=REPEATS[self._level], different=different)
+
+    def _copies(self) -> None:
+        torch, pinned = self._torch, self._device == "cuda"
+        source = torch.ones(self._block // 4, device=self._device)
+        target = torch.empty_like(source)
+        count, took_s = self._timed(lambda: target.copy_(source), _COPY_S[self._device])
+        self._measured("hbm-copy", 2 * self._block * count / took_s / 1e9, "GB/s")
+        self._begin("pcie")
+        there = torch.empty(self._sent // 4, device=self._device)
+        here = torch.ones(self._sent // 4, pin_memory=pinned)
+        for name, work in (
+            ("h2d", lambda: there.copy_(here, non_blocking=True)),
+            ("d2h", lambda: here.copy_(there, non_blocking=True)),
+        ):
+            count, took_s = self._timed(work, _COPY_S[self._device])
+            self._measured(name, self._sent * count / took_s / 1e9, "GB/s")
+        if float(here.min()) != 1.0 or float(here.max()) != 1.0:
+            raise RuntimeError("what came back from the device is not what was sent")
+
+    def _patterns(self) -> None:
+        """Nearly all memory, filled with a pattern, its complement and each word's own number, and read back."""
+        torch = self._torch
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0] if self._device == "cuda" else 8 * self._block
+        count = max(1, int(free * _SHARE / self._block) - 1)  # a block is for comparing
+        blocks = [torch.empty(self._block // 4, dtype=torch.int32, device=self._device) for _ in range(count)]
+        numbers = torch.arange(self._block // 4, dtype=torch.int32, device=self._device)
+        wrong = 0
+        for pattern in _PATTERNS:
+            for block in blocks:
+                block.fill_(pattern)
+            wrong += sum(int((block != pattern).sum()) for block in blocks)
+        for number, block in enumerate(blocks):
+            torch.add(numbers, number, out=block)
+        wrong += sum(int((block.sub_(number) != numbers).sum()) for number, block in enumerate(blocks))
+        self._say(patterns={"bytes": count * self._block, "wrong": wrong})
+
+    def _collective(self, aside: int) -> None:
+        """One rank alone: the library is loaded, finds its network and its device, and adds right."""
+        import torch.distributed as dist
+
+        began = time.perf_counter()
+        dist.init_process_group(
+            "nccl" if self._device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+        sent = self._torch.full((1 << 18,), 3.0, device=self._device)
+        dist.all_reduce(sent)
+        self._sync()
+        took_s = time.perf_counter() - began
+        self._say(
+            collective={"seconds": round(took_s, 3), "good": bool((sent == 3.0).all())}, lines=list(told(aside))
+        )
+
+
+def checksum(torch: Any, made: Any) -> str:
+    """Of all bits in their places: whole numbers, so the order of adding does not matter."""
+    words = made.contiguous().view(torch.int32).reshape(made.shape[0], -1)
+    total = 0
+    for row in words.split(1024):
+        weights = torch.arange(1, 2 * row.numel(), 2, device=row.device, dtype=torch.int64)
+        total = (total * 31 + int((row.reshape(-1).to(torch.int64) * weights).sum())) % 2**64
+    return f"{total:016x}"
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what is really loaded, by asking it; none where it is built in."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        loaded = {found[1]: found[0] for found in _LIBRARY.finditer(file.read())}
+    versions = {}
+    for name, ask in (("libnccl", nccl_version), ("librccl", nccl_version), ("libcublas", cublas_version)):
+        with contextlib.suppress(OSError, AttributeError):
+            if name in loaded:
+                versions[name.removeprefix("lib")] = ask(ctypes.CDLL(loaded[name]))
+    return versions
+
+
+def nccl_version(library: Any) -> str:
+    """As ncclGetVersion has it: 22809 is 2.28.9; before 2.9, 2708 was 2.7.8."""
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
+    scale = 10_000 if number.value >= 10_000 else 1000
+    return f"{number.value // scale}.{number.value % scale // 100}.{number.value % 100}"
+
+
+def cublas_version(library: Any) -> str:
+    """Major, minor and patch."""
+    numbers = []
+    for part in range(3):
+        number = ctypes.c_int()
+        library.cublasGetProperty(part, ctypes.byref(number))
+        numbers.append(str(number.value))
+    return ".".join(numbers)
+
+
+def told(aside: int) -> Iterator[str]:
+    """The lines of NCCL that tell which network it uses."""
+    ctypes.CDLL(None).fflush(None)  # it may be in C's own buffer yet
+    with open(os.dup(aside), encoding="utf-8", errors="replace") as file:
+        file.seek(0)
+        found = (_NCCL_LINE.search(line) for line in file)
+        lines = (match[0][:300] for match in found if match and any(word in match[0] for word in _NCCL_NETS))
+        yield from (line for _, line in zip(range(_MAX_LINES), lines, strict=False))
+
+
+if __name__ == "__main__":
+    del sys.path[0]
+    main()

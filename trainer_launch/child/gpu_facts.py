@@ -1,0 +1,246 @@
+"""What NVIDIA's own library says of this node's GPUs, as one JSON object; started by path.
+
+A call may hang in the driver, so this runs in a child that can be killed. Every fact is ["known", value],
+["unsupported"] or ["unknown", why]: what a card or a driver does not tell is no fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# By what they are called in nvml.h; a library that is older than a name does not have it.
+_UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
+_RECOVERY_ACTION = 230
+_NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
+_NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
+_OLD_NVLINK_ERRORS = (0, 1, 2, 3)  # replay, recovery, CRC of flits and of data
+_MAX_LINKS = 18
+_SM, _MEMORY = 1, 2  # clocks
+_CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE = 0, 1, 0, 1
+_SHUTDOWN, _SLOWDOWN = 0, 1  # temperatures
+_CAUSES_OF_RETIREMENT = (0, 1)
+_VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
+_LIMIT_S = 60
+
+Fact = list[Any]
+
+
+def main() -> None:
+    """Print all facts."""
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)  # should our parent die first
+    os.write(1, json.dumps(told()).encode())
+
+
+def told() -> dict[str, Any]:
+    """All facts, or the trouble in the way of them."""
+    nvml, trouble = opened()
+    if nvml is None:
+        return {"trouble": trouble}
+    try:
+        gpus = [of_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        return {
+            "trouble": "",
+            "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
+            "cuda": fact(nvml, lambda: nvml.nvmlSystemGetCudaDriverVersion()),
+            "gpus": gpus,
+        }
+    except nvml.NVMLError as problem:
+        return {"trouble": f"the GPUs cannot be counted: {problem}"}
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def opened() -> tuple[Any, str]:
+    """The library, ready for use; or None, and why."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as problem:
+        return None, f"NVIDIA's library cannot be opened: {problem}"
+    return nvml, ""
+
+
+def of_gpu(nvml: Any, index: int) -> dict[str, Any]:
+    """All facts of one GPU; `lost`: the driver says that it is gone, or must be reset."""
+    lost: list[str] = []
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as problem:
+        return {"index": index, "lost": str(problem), "facts": {}}
+    facts = {name: fact(nvml, read, lost) for name, read in readings(nvml, handle).items()}
+    return {"index": index, "lost": lost[0] if lost else "", "facts": facts}
+
+
+def fact(nvml: Any, read: Callable[[], Any], lost: list[str] | None = None) -> Fact:
+    """What a call gives, or why it gives nothing."""
+    try:
+        return ["known", read()]
+    except nvml.NVMLError as problem:
+        code = getattr(problem, "value", None)
+        if code == _UNSUPPORTED:
+            return ["unsupported"]
+        if code in (_LOST, _RESET_REQUIRED) and lost is not None:
+            lost.append(str(problem))
+        return ["unknown", "the driver is too old for it" if code == _FUNCTION_NOT_FOUND else str(problem)]
+    except AttributeError:
+        return ["unknown", "nvidia-ml-py is too old for it"]
+    except Exception as problem:  # noqa: BLE001  the bindings are made of ctypes, and differ by version
+        return ["unknown", f"{type(problem).__name__}: {problem}"[:200]]
+
+
+def readings(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+    """How each fact is asked for."""
+    return {
+        "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
+        "uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
+        "serial": lambda: text(nvml.nvmlDeviceGetSerial(handle)),
+        "vbios": lambda: text(nvml.nvmlDeviceGetVbiosVersion(handle)),
+        "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
+        "pci": lambda: pci(nvml, handle),
+        "numa": lambda: numa(pci(nvml, handle)),
+        "recovery": lambda: field(nvml, handle, _RECOVERY_ACTION),
+        "ecc": lambda: nvml.nvmlDeviceGetEccMode(handle)[0],
+        "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE),
+        "ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _CORRECTED, _VOLATILE),
+        "ecc_uncorrected_ever": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _AGGREGATE),
+        "ecc_corrected_ever": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _CORRECTED, _AGGREGATE),
+        "remapped": lambda: list(nvml.nvmlDeviceGetRemappedRows(handle)),
+        "retired": lambda: sum(
+            len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in _CAUSES_OF_RETIREMENT
+        ),
+        "retired_pending": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
+        "mig": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
+        "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
+        "memory_total": lambda: memory(nvml, handle).total,
+        "memory_used": lambda: memory(nvml, handle).used,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "sm_mhz_max": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _SM),
+        "memory_mhz_max": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _MEMORY),
+        "shutdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SHUTDOWN),
+        "slowdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SLOWDOWN),
+        "nvlinks": lambda: nvlinks(nvml, handle),
+        "nvlink_mbps": lambda: nvlink_mbps(nvml, handle),
+        "fabric": lambda: fabric(nvml, handle),
+        **moving(nvml, handle),
+    }
+
+
+def moving(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+    """What changes under load."""
+    return {
+        "clock_reasons": lambda: clock_reasons(nvml, handle),
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _MEMORY),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
+        "margin_c": lambda: nvml.nvmlDeviceGetMarginTemperature(handle),
+        "pcie_gen": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+        "pcie_gen_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "pcie_width_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        "pcie_replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle),
+        "nvlink_errors": lambda: nvlink_errors(nvml, handle),
+    }
+
+
+def text(value: Any) -> str:
+    """Old bindings give bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def pci(nvml: Any, handle: Any) -> str:
+    """The address on the bus, as the kernel writes it."""
+    domain, _, rest = text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def numa(address: str) -> int:
+    """The NUMA node of its slot; -1: the kernel knows none."""
+    with open(f"/sys/bus/pci/devices/{address}/numa_node", encoding="ascii") as file:
+        return int(file.read())
+
+
+def field(nvml: Any, handle: Any, number: int, link: int | None = None) -> Any:
+    """The value of a field."""
+    (found,) = nvml.nvmlDeviceGetFieldValues(handle, [number if link is None else (number, link)])
+    if found.nvmlReturn:
+        raise nvml.NVMLError(found.nvmlReturn)
+    return getattr(found.value, _VALUES[found.valueType])
+
+
+def clock_reasons(nvml: Any, handle: Any) -> int:
+    """Bits that say why clocks are below their maximum; the call had another name once."""
+    try:
+        return nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except AttributeError:
+        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except nvml.NVMLError as problem:
+        if getattr(problem, "value", None) != _FUNCTION_NOT_FOUND:
+            raise
+        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+
+
+def memory(nvml: Any, handle: Any) -> Any:
+    """In bytes. The second version of the call does not count as used what the driver keeps for itself."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    except (nvml.NVMLError, AttributeError):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def nvlinks(nvml: Any, handle: Any) -> list[int]:
+    """1 for each link that is up, 0 for each that is down."""
+    found = [int(nvml.nvmlDeviceGetNvLinkState(handle, 0))]
+    with contextlib.suppress(nvml.NVMLError):  # it has no more
+        for link in range(1, _MAX_LINKS):
+            found.append(int(nvml.nvmlDeviceGetNvLinkState(handle, link)))  # noqa: PERF401  up to the first refusal
+    return found
+
+
+def nvlink_mbps(nvml: Any, handle: Any) -> int:
+    """Of the slowest link that is up."""
+    up = [link for link, is_up in enumerate(nvlinks(nvml, handle)) if is_up]
+    if not up:
+        raise nvml.NVMLError(_UNSUPPORTED)
+    try:
+        return min(field(nvml, handle, _NVLINK_SPEED, link) for link in up)
+    except nvml.NVMLError:
+        return field(nvml, handle, _NVLINK_SPEED_COMMON)
+
+
+def nvlink_errors(nvml: Any, handle: Any) -> int:
+    """All errors of all links since the driver was loaded."""
+    links = range(len(nvlinks(nvml, handle)))
+    try:
+        return sum(field(nvml, handle, number, link) for link in links for number in _NVLINK_ERRORS)
+    except nvml.NVMLError:
+        return sum(
+            nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number)
+            for link in links
+            for number in _OLD_NVLINK_ERRORS
+        )
+
+
+def fabric(nvml: Any, handle: Any) -> list[int]:
+    """How far this GPU is with joining its fabric (0: it has none, 3: done), and the error of that."""
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    info.version = nvml.nvmlGpuFabricInfo_v2
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return [int(info.state), int(info.status)]
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder: its files are no modules for others to import
+    main()

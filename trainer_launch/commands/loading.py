@@ -1,0 +1,75 @@
+"""What this node's GPUs are and have measured, as its record tells it; judged here where there is no roll call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from trainer_launch import judgement, references
+from trainer_launch.commands import thresholds
+from trainer_launch.findings import Finding
+from trainer_launch.gpus import checksums
+from trainer_launch.gpus.cards import Cards
+from trainer_launch.measures import Checksum, Measure, fitted, fitted_checksums
+from trainer_launch.preflight import (
+    gpu_clocks,
+    gpu_load,
+    gpu_network,
+    gpu_nvlink,
+    gpu_pcie,
+    gpu_temperature,
+    gpu_xid,
+)
+from trainer_launch.rollcall.compare import NCCL
+from trainer_launch.settings import Settings
+
+_RECORD_S = 60.0  # for all nodes to say what they have found
+# Who asks for one of these alone asks for the load.
+_NEED_LOAD = frozenset(
+    check.NAME
+    for check in (gpu_load, gpu_clocks, gpu_network, gpu_nvlink, gpu_pcie, gpu_temperature, gpu_xid, checksums)
+) | set(judgement.CHECKS)
+
+
+def record_s(cards: Cards | None) -> float:
+    """What node 0 waits for all nodes' records; a GPU that hangs on one of them takes its time to be killed."""
+    return _RECORD_S if cards is None or not cards.has_load else _RECORD_S + cards.load_limit_s
+
+
+def level(settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str:
+    """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
+    if gpu_load.NAME in skipped or (chosen and not _NEED_LOAD & set(chosen)):
+        return "quick"
+    return settings.level
+
+
+def facts(cards: Cards | None) -> dict[str, str]:
+    """What all nodes should have alike, better known than by files: models, driver, and the NCCL that is loaded."""
+    if cards is None or cards.facts().trouble:
+        return {}
+    models = Counter(gpu.model for gpu in cards.gpus if gpu.model)
+    told = {"gpus": f"{len(cards.gpus)} of {', '.join(sorted(models)) or 'unknown model'}"}
+    if cards.facts().driver:
+        told["driver"] = cards.facts().driver
+    found = cards.load() if cards.has_load else None
+    loaded = {one.facts["nccl"] for one in found.tested if "nccl" in one.facts} if found is not None else set()
+    return told | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
+
+
+def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
+    """For node 0."""
+    found = cards.load() if cards is not None and cards.has_load else None
+    return ((), ()) if found is None else (fitted(found.measures), fitted_checksums(found.checksums))
+
+
+def alone(cards: Cards | None, settings: Settings, name: str) -> tuple[list[Finding], Sequence[Measure]]:
+    """The judgement where no other node takes part in it; `name` is this node's."""
+    figures, sums = measured(cards)
+    if not figures and not sums:
+        return [], ()
+    _, shares = thresholds.parse(settings.threshold)
+    found = [
+        *checksums.differing({"": sums}),
+        *judgement.findings([name], [figures], references.load(settings.reference), shares),
+    ]
+    return found, figures

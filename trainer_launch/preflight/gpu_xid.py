@@ -1,0 +1,57 @@
+"""The driver told no error (XID) of a GPU while it was tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer_launch.findings import Finding, Status
+from trainer_launch.gpus.values import Watched
+from trainer_launch.preflight import gpu_words
+from trainer_launch.preflight.gpu_words import Trouble
+from trainer_launch.preflight.subject import Subject
+
+NAME = "gpu-xid"
+# As NVIDIA's catalogue has them; those that no fault of the card need have caused only warn.
+_WORDS = {
+    48: "uncorrected memory error",
+    62: "halt of its own controller",
+    63: "a row of memory was remapped",
+    64: "remapping a row of memory failed",
+    74: "NVLink error",
+    79: "it has fallen off its bus",
+    92: "many corrected memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "its system processor does not answer",
+    120: "error of its system processor",
+    140: "unrecovered memory error",
+    143: "start of its system processor failed",
+    154: "its recovery action has changed",
+}
+_MILD = frozenset((13, 31, 43, 63, 92, 94, 121, 126))
+
+
+def limit_s(subject: Subject) -> float:
+    """As gpu-load's."""
+    return gpu_words.load_limit_s(subject)
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """Only what came while we watched: earlier errors are in the kernel's log, which a container cannot read."""
+    found = gpu_words.watched(subject)
+    asked = [(one.index, one.xids) for one in found]
+    yield from gpu_words.summed(NAME, asked, map(_trouble, found), "no XID error during our tests")
+
+
+def _trouble(one: Watched) -> Trouble | None:
+    xids = one.xids.value if one.xids.is_known else ()
+    if not xids:
+        return None
+    told = ", ".join(f"{xid} ({_WORDS[xid]})" if xid in _WORDS else str(xid) for xid in sorted(set(xids)))
+    return Trouble(
+        gpu=one.index,
+        text=f"had XID {told} during our tests",
+        status=Status.WARN if _MILD.issuperset(xids) else Status.FAIL,
+        measured=min(set(xids) - _MILD or set(xids)),
+        unit="XID",
+    )
