@@ -49,8 +49,8 @@ class Settings(BaseSettings):
     insecure_host_keys: bool = Field(
         False, description="do not check that an MPI pod shows the job's key, for images whose sshd cannot show it"
     )
-    pass_env: str | None = Field(
-        None, description="variables that MPI's ranks get although they look like secrets, such as HF_TOKEN"
+    forward_env: str | None = Field(
+        None, description="variables that MPI ranks get besides those that libraries read; secrets only if named"
     )
     nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
     nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")

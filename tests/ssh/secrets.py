@@ -90,7 +90,7 @@ class Worker:
             self.process = subprocess.Popen(
                 argv,
                 env=clean_env({"JOB_COMPLETION_INDEX": "0", "TOKEN_OF_TEST": self.token, "PYTHONPATH": str(ROOT)})
-                | {"TOKEN": self.token, "TRAINER_LAUNCH_PASS_ENV": "TOKEN"}
+                | {"TOKEN": self.token, "TRAINER_LAUNCH_FORWARD_ENV": "TOKEN"}
                 | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

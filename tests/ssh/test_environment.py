@@ -34,5 +34,5 @@ def test_beyond_the_limit_the_largest_go_first() -> None:
 def test_names_are_names() -> None:
     assert named(" HF_TOKEN, WANDB_API_KEY,") == {"HF_TOKEN", "WANDB_API_KEY"}
     assert named(None) == frozenset()
-    with pytest.raises(UsageError, match="--pass-env names"):
+    with pytest.raises(UsageError, match="--forward-env names"):
         named("HF_TOKEN=x")

@@ -41,7 +41,9 @@ def mount(tmp_path) -> Path:
 
 
 def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
+    (tmp_path / ".bashrc").write_text("export PATH=/elsewhere:$PATH NCCL_DEBUG=TRACE\n")
     env = {
+        "HOME": str(tmp_path),
         "LD_LIBRARY_PATH": "/opt/hpcx/lib:/usr/local/cuda/lib64",
         "NCCL_DEBUG": "INFO",
         "AWKWARD": 'it\'s "quoted" \\ $HOME `x` #1  = ü',
@@ -50,12 +52,13 @@ def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
         "WANDB_API_KEY": "named",
         "FUNCTION": "() {\n}",
     }
-    with worker(tmp_path, mount, "--pass-env", "WANDB_API_KEY,TOKEN", env=env) as it:
+    with worker(tmp_path, mount, "--forward-env", "WANDB_API_KEY,TOKEN", env=env) as it:
         told = it.output("env -0; true").split("\0")
         found = dict(entry.split("=", 1) for entry in told if "=" in entry)
         for name in ("LD_LIBRARY_PATH", "NCCL_DEBUG", "AWKWARD", "EMPTY", "WANDB_API_KEY"):
             assert found[name] == env[name]
-        assert os.environ["PATH"].split(":")[-1] in found["PATH"].split(":")
+        ours = os.path.dirname(it.output("command -v trainer-launch-end-sessions"))
+        assert found["PATH"] == f"{os.environ['PATH']}:{ours}"
         assert "HF_TOKEN" not in found
         assert "FUNCTION" not in found
         assert "as they look like secrets: HF_TOKEN" in it.log()

@@ -70,7 +70,7 @@ _LOCAL = (
     "log_level",
 )
 _SSHD = (
-    *("ssh_dir", "ssh_port", "insecure_host_keys", "pass_env", "contract", "grace", "signals", "shm_size"),
+    *("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env", "contract", "grace", "signals", "shm_size"),
     *("color", "termination_log", "events", "metrics_port", "log_level"),
 )
 # Each command's module and its settings; only the one that is called is imported.
@@ -94,7 +94,7 @@ _METAVARS = {
     "preload": "A,B",
     "ssh_dir": "PATH",
     "ssh_port": "PORT",
-    "pass_env": "NAME[,...]",
+    "forward_env": "NAME[,...]",
     "grace": "SECONDS",
     "signals": "NAME=ACTION[,...]",
     "wait_timeout": "SECONDS",

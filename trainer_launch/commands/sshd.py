@@ -98,7 +98,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
     )
     asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
     asked = replace(asked, shm_is_short=memory.is_short)
-    handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.pass_env))
+    handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
     ready = server.prepared(
         reach, handed, addresses=parsed.flags["listen_address"], log_level=_LEVELS[settings.log_level]
     )
@@ -108,7 +108,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
 
 def explained(request: Request, settings: Settings) -> Plan:
     """What would run, with what its ranks would get; nothing is made ready."""
-    handed = handed_on(child_env.sparing(request, dict(request.env)), named(settings.pass_env))
+    handed = handed_on(child_env.sparing(request, dict(request.env)), named(settings.forward_env))
     folder = f"{request.scratch}/{FOLDER}"
     words = (*request.command.argv, "-f", f"{folder}/sshd_config")
     port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
@@ -131,7 +131,7 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
         _log.warning("%s", warning)
     _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, sshd.NAME, port, len(handed.env))
     if handed.secrets:
-        _log.info("not handed to ranks, as they look like secrets: %s (--pass-env)", _listed(handed.secrets))
+        _log.info("not handed to ranks, as they look like secrets: %s (--forward-env)", _listed(handed.secrets))
     if handed.unfit:
         _log.warning("not handed to ranks, as sshd cannot say them: %s", _listed(handed.unfit))
     if settings.insecure_host_keys:

@@ -52,7 +52,7 @@ def handed_on(env: Mapping[str, str], named: Collection[str], limit_bytes: int =
 
 
 def named(words: str | None) -> frozenset[str]:
-    """The variables of `--pass-env A,B`.
+    """The variables of `--forward-env A,B`.
 
     Raises:
         UsageError: one of them is no variable's name.
@@ -61,7 +61,7 @@ def named(words: str | None) -> frozenset[str]:
     for name in sorted(found):
         if _NAME.fullmatch(name) is None:
             raise UsageError(
-                f"--pass-env names {name[:60]!r}; expected names of variables, as in HF_TOKEN,WANDB_API_KEY"
+                f"--forward-env names {name[:60]!r}; expected names of variables, as in HF_TOKEN,WANDB_API_KEY"
             )
     return found
 

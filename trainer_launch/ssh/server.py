@@ -26,6 +26,9 @@ _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
 _MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
 _UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
 _CLOSED_SHELLS = ("nologin", "false")
+# bash reads ~/.bashrc where it finds that ssh started it and that it is the first shell: ranks would have another PATH
+# than the container, and than those that run on the launcher's own node.
+_NO_RC_FILES = {"SHLVL": "1"}
 _MAX_BYTES = 1_048_576
 # In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
 # parent is put meanwhile.
@@ -69,7 +72,8 @@ def prepared(reach: client.Client, handed: Handed, *, addresses: Sequence[str], 
     client.write(files.authorized, config.authorized_keys(reach.public))
     root = str(Path(trainer_launch.__file__).parents[1])
     client.write(files.ender, config.ender(sys.executable, root, os.getpid()), mode=0o700)
-    env = {**handed.env, "PATH": f"{handed.env.get('PATH') or os.defpath}:{reach.bin}"}
+    path = f"{handed.env.get('PATH') or os.defpath}:{reach.bin}"
+    env = {**handed.env, "PATH": path, **_NO_RC_FILES}
     settings = config.Server(
         files=files,
         port=reach.port,
