@@ -26,8 +26,8 @@ _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
 _MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
 _UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
 _CLOSED_SHELLS = ("nologin", "false")
-# bash reads ~/.bashrc where it finds that ssh started it and that it is the first shell: ranks would have another PATH
-# than the container, and than those that run on the launcher's own node.
+# bash reads ~/.bashrc where it finds that ssh started it and that it is the first shell: ranks would have another
+# PATH than the container, and than those that run on the launcher's own node.
 _NO_RC_FILES = {"SHLVL": "1"}
 _MAX_BYTES = 1_048_576
 # In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
