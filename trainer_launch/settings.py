@@ -152,6 +152,9 @@ class Settings(BaseSettings):
     storage: str | None = Field(None, description="folders that a checkpoint is tried in")
     exit_warning: bool = Field(False, description="end with 10 where there are only warnings")
     report: str | None = Field(None, description="write the report there, as JSON")
+    plot: str | None = Field(
+        None, description="draw how fast pairs of nodes are, on node 0: a PNG, SVG or PDF file; needs matplotlib"
+    )
     prometheus_file: str | None = Field(
         None, description="write the report there, for the textfile collector of Prometheus"
     )

@@ -28,6 +28,7 @@ from trainer_launch.rollcall import compare, ending, facts, pairs, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
 from trainer_launch.rollcall.names import names_of
+from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.server import Server
 from trainer_launch.rollcall.stages import Stage
 from trainer_launch.rollcall.state import Settings as Calling
@@ -76,6 +77,7 @@ class Gathering:
     subject: Subject
     secret: bytes
     measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
+    seen: Callable[[], Seen]  # the pair tests, likewise
 
     def finish(self, check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
@@ -138,6 +140,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         record_s=loading.record_s(subject.cards),
     )
     measured: Callable[[], Sequence[Measure]] = tuple
+    seen: Callable[[], Seen] = Seen
     with contextlib.ExitStack() as undo:
         if topology.is_coordinator:
             _warn_of_limits(nodes.max)
@@ -147,7 +150,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
                 yield problem
                 return
             undo.callback(server.stop)
-            measured = server.measured
+            measured, seen = server.measured, server.seen
         caller = Caller(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, job, rank, hostname, incarnation(), place.port),
@@ -157,7 +160,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         )
         undo.callback(caller.close)
         read_slowly, home = _read_meanwhile(subject), label(0, place.host)
-        yield Gathering(caller, label(rank, hostname), home, read_slowly, subject, secret or b"", measured)
+        yield Gathering(caller, label(rank, hostname), home, read_slowly, subject, secret or b"", measured, seen)
 
 
 def _warn_of_limits(nodes: int) -> None:

@@ -31,6 +31,7 @@ _CHECKING = (
     "storage",
     "exit_warning",
     "report",
+    "plot",
     "prometheus_file",
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
@@ -115,6 +116,7 @@ _METAVARS = {
     "deadline": "SECONDS",
     "storage": "PATH[,...]",
     "report": "PATH",
+    "plot": "PATH",
     "prometheus_file": "PATH",
     "state_dir": "PATH",
     "hang_timeout": "SECONDS|auto",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trainer_launch import engines, exits, log, outcome, preflight, references
 from trainer_launch.commands import run as running
@@ -29,6 +30,9 @@ from trainer_launch.preflight.subject import Subject, with_container, with_gpus,
 from trainer_launch.settings import Settings
 from trainer_launch.topology import place
 
+if TYPE_CHECKING:
+    from trainer_launch.rollcall.picture import Seen
+
 HELP = "check this container, and all nodes together, before the job starts (the init container)"
 EXAMPLES = """exit codes:
   0   passed, or only warnings (10 with --exit-warning)
@@ -41,6 +45,7 @@ examples:
   trainer-launch preflight --storage /checkpoints      # also a folder
   trainer-launch preflight --level container           # ask nothing of the other nodes
   trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
+  trainer-launch preflight --plot pairs.png            # how fast are the nodes' ways?
   trainer-launch preflight --json                      # the report, for programs
 """
 STATE_FILE = "preflight.json"
@@ -52,6 +57,7 @@ class _Told:
 
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
+    seen: Seen | None = None  # by pairs of nodes, on node 0
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
 
 
@@ -78,11 +84,8 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings) -> int:
-    from trainer_launch.commands import (
-        gathering,
-        loading,
-        thresholds,
-    )  # `run`, which needs a part of this file, has no use for it
+    # `run`, which needs a part of this file, has no use for these.
+    from trainer_launch.commands import gathering, loading, plotting, thresholds
 
     chosen = preflight.names_in(settings.only, "--only", gathering.CHECKS)
     skipped = preflight.names_in(settings.skip, "--skip", gathering.CHECKS)
@@ -107,6 +110,8 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     _hand_out(told, place_of(subject), code, parsed)
     if settings.write_reference is not None and subject.topology.node_rank in (0, None):
         _write_reference(settings.write_reference, told.measured)
+    if settings.plot is not None and subject.topology.node_rank in (0, None):
+        plotting.plot(settings.plot, told.seen)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
         _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
     return code
@@ -150,7 +155,7 @@ def _together(
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
         report = Report(findings=gathering.merged(here(), decided, part.own), took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
-        return _Told(report, part.measured(), part.home if is_elsewhere else "")
+        return _Told(report, part.measured(), part.seen(), part.home if is_elsewhere else "")
 
 
 def subject_of(reading: Reading, settings: Settings) -> Subject:

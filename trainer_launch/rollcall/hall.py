@@ -16,6 +16,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import ending, pairs, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bouts import Bouts
+from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.stages import Stuck
 from trainer_launch.rollcall.state import (
     LEASE_S,
@@ -282,6 +283,13 @@ class Hall:
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
         return [one for node in self._nodes.values() for one in node.measures]
+
+    def seen(self) -> Seen:
+        """The pair tests and what they come to."""
+        if self._bouts is None:
+            return Seen()
+        names = tuple(node.name for node in self._nodes.values())
+        return Seen(names, tuple(self._bouts.tests), localise.verdict(self._bouts.trial))
 
     def _collided(self) -> list[Finding]:
         return [ending.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]

@@ -17,6 +17,7 @@ from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.hall import Hall
+from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.stages import Stuck, look_at_all
 from trainer_launch.rollcall.state import Drop, Event, Gone, Look, Looked, Over, Reply, Said, Send, Settings, Tick
 
@@ -61,6 +62,10 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
     def measured(self) -> list[Measure]:
         """What the nodes have measured; after the verdict."""
         return self._hall.measured()
+
+    def seen(self) -> Seen:
+        """The pair tests and what they come to; after the verdict."""
+        return self._hall.seen()
 
     def stop(self) -> None:
         """Close the port. What was said last still goes out, but nobody is waited for for long."""
