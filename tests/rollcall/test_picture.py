@@ -49,11 +49,11 @@ def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
 def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
     job = Simulation(4, outcome=lambda node, partner: ("lost", 0) if 2 in (node, partner) else ("", 10**9))
     job.come(*range(4))
-    shown: Mapping[str, Any] = drawing(job.hall.seen())
+    shown: Mapping[str, Any] = drawing(job.hall.seen)
     assert shown["guilty"] == [2]
     assert {tuple(row[:2]) for row in shown["tests"] if row[2] is None} >= {(1, 2), (2, 3)}
     assert shown["title"].endswith("at fault: node 2 (job-node-0-2)")
-    assert Simulation(4).hall.seen() == Seen()
+    assert Simulation(4).hall.seen == Seen()
 
 
 @pytest.fixture

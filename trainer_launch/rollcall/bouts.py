@@ -8,6 +8,7 @@ from trainer_launch import localise
 from trainer_launch.localise import Pair
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.pairs import Tested, is_bad, slowest_allowed
+from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.state import Key, Node, Send, Settings
 
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
@@ -71,6 +72,10 @@ class Bouts:
         good = {test.ends: not is_bad(test, allowed) for test in done}
         self.trial = localise.record(self.trial, good)
         yield from self.begin(now_s)
+
+    def seen(self) -> Seen:
+        """All tests, and what they come to."""
+        return Seen(tuple(node.name for node in self._nodes), tuple(self.tests), localise.verdict(self.trial))
 
     def _tested(self, ends: Pair) -> Tested:
         one, other = (self._results.get(end) for end in ends)

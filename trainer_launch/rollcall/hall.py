@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from trainer_launch import localise
 from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
@@ -68,6 +67,7 @@ class Hall:
         self._looking: tuple[Key, ...] | None = None
         self._record_until_s = 0.0
         self._bouts: Bouts | None = None
+        self.seen = Seen()  # the pair tests, when it is over
         self.phase = Phase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
 
@@ -266,10 +266,9 @@ class Hall:
             return
         yield from bouts.next(now_s)
         if bouts.is_over:
-            nodes = list(self._nodes.values())
-            guilty = localise.verdict(bouts.trial)
-            tested = pairs.findings([n.name for n in nodes], guilty, bouts.tests, self._settings.thresholds)
-            lost = [ending.midway(node) for node in nodes if node.peer is None]
+            self.seen = seen = bouts.seen()
+            tested = pairs.findings(seen.names, seen.guilty, seen.tests, self._settings.thresholds)
+            lost = [ending.midway(node) for node in self._nodes.values() if node.peer is None]
             yield from self._decide(self._compared(), list(tested), lost)
 
     def _compared(self) -> list[Finding]:
@@ -283,13 +282,6 @@ class Hall:
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
         return [one for node in self._nodes.values() for one in node.measures]
-
-    def seen(self) -> Seen:
-        """The pair tests and what they come to."""
-        if self._bouts is None:
-            return Seen()
-        names = tuple(node.name for node in self._nodes.values())
-        return Seen(names, tuple(self._bouts.tests), localise.verdict(self._bouts.trial))
 
     def _collided(self) -> list[Finding]:
         return [ending.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]

@@ -65,7 +65,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
 
     def seen(self) -> Seen:
         """The pair tests and what they come to; after the verdict."""
-        return self._hall.seen()
+        return self._hall.seen
 
     def stop(self) -> None:
         """Close the port. What was said last still goes out, but nobody is waited for for long."""
