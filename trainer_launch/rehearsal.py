@@ -1,4 +1,7 @@
-"""The pods of a rehearsal: what each would get from Kubeflow Trainer v2, on loopback. Pure."""
+"""The pods of a rehearsal: what each would get from Kubeflow Trainer v2, on loopback. Pure.
+
+A loopback address of its own stands for each pod's name, which nothing resolves on a laptop.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer_launch.errors import UsageError
+from trainer_launch.hostfile import render_open_mpi
+from trainer_launch.model import Member
 
 JOB = "local"
 _FIRST_ADDRESS = 2  # 127.0.0.1 stays the machine's own
@@ -21,6 +26,17 @@ _FOREIGN_NAMES = frozenset(
     }
 )  # fmt: skip
 
+# More ranks than CPUs are fine here, none is bound to one, and the network may be down.
+_ON_A_LAPTOP = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "true",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_prte_if_include": "lo",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedPod:
@@ -28,7 +44,14 @@ class RehearsedPod:
 
     name: str
     address: str
+    label: str  # what its own lines are marked with
     env: Mapping[str, str]
+    command: tuple[str, ...] = ("run", "--")  # of trainer-launch; a run's own follows
+
+
+def is_mpirun(word: str) -> bool:
+    """Whether a command is an MPI's launcher of ranks."""
+    return word.rpartition("/")[2].partition(".")[0] in ("mpirun", "mpiexec", "orterun", "prterun")
 
 
 def address_of(node: int) -> str:
@@ -45,14 +68,12 @@ def pods(nodes: int, nproc_per_node: str, port: int, env: Mapping[str, str]) -> 
     Raises:
         UsageError: more pods than loopback addresses.
     """
-    if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"--nodes is {nodes}; a rehearsal takes 1 to {MAX_NODES}")
-    base = {name: value for name, value in env.items() if not _foreign(name)}
-    base.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's own name may resolve to a network that is down
+    base = _base(nodes, env)
     return tuple(
         RehearsedPod(
             name=f"{JOB}-node-0-{node}",
             address=address_of(node),
+            label=str(node),
             env={
                 **base,
                 "PET_NNODES": str(nodes),
@@ -66,6 +87,65 @@ def pods(nodes: int, nproc_per_node: str, port: int, env: Mapping[str, str]) -> 
         )
         for node in range(nodes)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiFiles:
+    """What the pods of a rehearsed MPI job have mounted."""
+
+    hostfile: str
+    ssh_dir: str
+    tmp: str  # each pod has a folder of its name in it
+
+
+def mpi_pods(
+    nodes: int, nproc_per_node: int, port: int, files: MpiFiles, env: Mapping[str, str]
+) -> Sequence[RehearsedPod]:
+    """The pods of an MPI job, its launcher last: every node runs sshd at `port` of its own address.
+
+    The launcher's variables are those of kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go.
+
+    Raises:
+        UsageError: more pods than loopback addresses.
+    """
+    base = _base(nodes, env)
+    ssh = {"TRAINER_LAUNCH_SSH_DIR": files.ssh_dir, "TRAINER_LAUNCH_SSH_PORT": str(port)}
+
+    def pod(name: str, index: int, **more: str) -> dict[str, str]:
+        own = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": name, "TMPDIR": f"{files.tmp}/{name}"}
+        return {**base, **ssh, **own, **more}
+
+    made = []
+    for node in range(nodes):
+        name, address = f"{JOB}-node-0-{node}", address_of(node)
+        # Open MPI takes pods of one machine for machines that do not share their memory, and its files would meet.
+        apart = {f"OMPI_MCA_btl_{btl}_backing_directory": f"{files.tmp}/{name}" for btl in ("vader", "sm")}
+        command = ("sshd", "--listen-address", address)
+        env_of_pod = pod(name, node, **apart)
+        made.append(RehearsedPod(name=name, address=address, label=str(node), env=env_of_pod, command=command))
+    name = f"{JOB}-launcher-0-0"
+    told = {
+        "OMPI_MCA_orte_default_hostfile": files.hostfile,
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_set_default_slots": str(nproc_per_node),
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    }
+    launcher = pod(name, 0, **told, **_ON_A_LAPTOP)
+    return (*made, RehearsedPod(name=name, address="127.0.0.1", label="launcher", env=launcher))
+
+
+def mpi_hostfile(nodes: int, nproc_per_node: int) -> str:
+    """The host file of a rehearsed MPI job."""
+    return render_open_mpi(Member(address_of(node), nproc_per_node) for node in range(nodes))
+
+
+def _base(nodes: int, env: Mapping[str, str]) -> dict[str, str]:
+    """What every pod has from the shell."""
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"--nodes is {nodes}; a rehearsal takes 1 to {MAX_NODES}")
+    base = {name: value for name, value in env.items() if not _foreign(name)}
+    base.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's own name may resolve to a network that is down
+    return base
 
 
 def _foreign(name: str) -> bool:

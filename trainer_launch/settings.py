@@ -35,8 +35,8 @@ class Settings(BaseSettings):
     )
 
     contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
-    engine: Literal["auto", "torchrun", "plain"] = Field(
-        "auto", description="what runs the command: torch elastic, or the program as it is"
+    engine: Literal["auto", "torchrun", "mpi", "plain"] = Field(
+        "auto", description="what runs the command: torch elastic, mpirun, or the program as it is"
     )
     ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     ssh_port: int | None = Field(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from trainer_launch.contracts import read_job
+from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import UsageError
-from trainer_launch.rehearsal import MAX_NODES, pods
+from trainer_launch.model import Member
+from trainer_launch.rehearsal import MAX_NODES, MpiFiles, is_mpirun, mpi_hostfile, mpi_pods, pods
+from trainer_launch.snapshot import SnapshotFiles
 
 
 def test_pods_differ_in_rank_name_and_address_only() -> None:
@@ -47,3 +51,47 @@ def test_gloo_uses_the_loopback_unless_told_otherwise() -> None:
 def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
     with pytest.raises(UsageError, match="--nodes"):
         pods(nodes, "1", 29500, {})
+
+
+# -- MPI --------------------------------------------------------------------------------------
+
+FILES = MpiFiles(hostfile="/s/hostfile", ssh_dir="/s/keys", tmp="/s")
+
+
+def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:
+    zero, one, launcher = mpi_pods(2, 4, 4022, FILES, {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "7"})
+    assert [pod.name for pod in (zero, one, launcher)] == ["local-node-0-0", "local-node-0-1", "local-launcher-0-0"]
+    assert one.command == ("sshd", "--listen-address", "127.0.0.3")
+    assert launcher.command == ("run", "--")
+    assert {pod.env["TRAINER_LAUNCH_SSH_PORT"] for pod in (zero, one, launcher)} == {"4022"}
+    assert {pod.env["TRAINER_LAUNCH_SSH_DIR"] for pod in (zero, one, launcher)} == {"/s/keys"}
+    assert len({pod.env["TMPDIR"] for pod in (zero, one, launcher)}) == 3
+    assert "OMPI_COMM_WORLD_RANK" not in launcher.env
+
+
+def test_they_are_read_as_what_trainer_v2_makes() -> None:
+    zero, launcher = mpi_pods(1, 4, 4022, FILES, {"PATH": "/bin"})
+    mounted = SnapshotFiles(
+        {"/s/hostfile": mpi_hostfile(1, 4), "/s/keys/id_rsa": "k", "/s/keys/authorized_keys": "a"}
+    )
+    node, leader = (
+        read_job(Pod(env=pod.env, files=mounted, hostname=pod.env["HOSTNAME"])) for pod in (zero, launcher)
+    )
+    assert (node.contract, node.role, node.engine) == ("trainer-v2-mpi", "node", "sshd")
+    assert (leader.contract, leader.role, leader.engine) == ("trainer-v2-mpi", "launcher", "mpirun")
+    assert leader.members == (Member("127.0.0.2", 4),)
+    assert leader.details["ssh_dir"] == node.details["ssh_dir"] == "/s/keys"
+
+
+@pytest.mark.parametrize(
+    ("word", "is_one"),
+    [
+        ("mpirun", True),
+        ("/usr/bin/mpiexec.hydra", True),
+        ("mpirun.openmpi", True),
+        ("mpirunner", False),
+        ("torchrun", False),
+    ],
+)
+def test_which_commands_are_mpis(word: str, is_one: bool) -> None:
+    assert is_mpirun(word) is is_one

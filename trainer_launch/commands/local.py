@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch import exits, log, outcome, programs
@@ -19,9 +20,10 @@ from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process
-from trainer_launch.rehearsal import RehearsedPod, pods
+from trainer_launch.rehearsal import MpiFiles, RehearsedPod, is_mpirun, mpi_hostfile, mpi_pods, pods
 from trainer_launch.settings import Settings
 from trainer_launch.signals import StopOrder
+from trainer_launch.ssh import client, keys
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -30,6 +32,7 @@ USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
 EXAMPLES = """examples:
   trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
   trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
+  trainer-launch local --engine mpi --nodes 2 -- mpirun python train_mpi.py
   trainer-launch local -f job.yaml -f runtime.yaml --render pods/
 """
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
@@ -65,12 +68,13 @@ def main(parsed: Parsed) -> int:
     programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
-        rehearsed = pods(_nodes(settings), _nproc(settings), net.free_port(), os.environ)
+        rehearsed = _pods(parsed, scratch)
         plan = Plan(
             engine="local",
             processes=tuple(_process(pod, parsed, scratch) for pod in rehearsed),
             grace_s=settings.grace,
             stop_order=StopOrder.LEADER,
+            main=rehearsed[-1].name if rehearsed[0].command[0] == "sshd" else None,
         )
         started = time.monotonic()
         system = System(color=False)  # the pods colour their own prefixes
@@ -95,21 +99,38 @@ def _from_manifests(parsed: Parsed) -> int:
     return 0
 
 
+def _pods(parsed: Parsed, scratch: Path) -> Sequence[RehearsedPod]:
+    """The job's pods; those of MPI have files mounted, which are made here."""
+    settings, nodes, nproc = parsed.settings, _nodes(parsed.settings), _nproc(parsed.settings)
+    if settings.engine != "mpi" and not (settings.engine == "auto" and is_mpirun(parsed.argv[0])):
+        return pods(nodes, nproc, net.free_port(), os.environ)
+    if not nproc.isdigit():
+        raise UsageError(f"--nproc-per-node is {nproc!r}; a rehearsal of MPI takes one whole number")
+    files = MpiFiles(hostfile=str(scratch / "hostfile"), ssh_dir=str(scratch / "keys"), tmp=str(scratch))
+    rehearsed = mpi_pods(nodes, int(nproc), net.free_port(), files, os.environ)
+    for pod in rehearsed:
+        (scratch / pod.name).mkdir()
+    (scratch / "hostfile").write_text(mpi_hostfile(nodes, int(nproc)), encoding="ascii")
+    keys.make(files.ssh_dir, client.find("ssh-keygen", os.environ.get("PATH")))
+    return rehearsed
+
+
 def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
     settings = parsed.settings
-    prefix = True if "prefix" not in settings.model_fields_set else settings.prefix
+    is_mpi = "PET_NODE_RANK" not in pod.env  # mpirun has a --tag-output of its own
+    prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True
     flags = {
         "PREFIX": str(int(prefix)),
         "COLOR": "always" if prefix and use_color(settings) else "never",
         "GRACE": f"{settings.grace * _POD_GRACE:g}",
         "STOP_ORDER": settings.stop_order,
-        "ENGINE": settings.engine,
+        "ENGINE": "auto" if settings.engine == "mpi" else settings.engine,
         "RENDEZVOUS": settings.rendezvous,
         "SHM_SIZE": "keep",  # this machine's, which all pods of the rehearsal share
         "START_METHOD": settings.start_method,
         "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
-        "NODE_LABEL": pod.env["PET_NODE_RANK"],
+        "NODE_LABEL": pod.label,
     }
     if settings.signals is not None:
         flags["SIGNALS"] = settings.signals
@@ -120,7 +141,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
             flags[name.upper()] = value
     return Process(
         name=pod.name,
-        argv=(sys.executable, "-c", _RUN, "run", "--", *parsed.argv),
+        argv=(sys.executable, "-c", _RUN, *pod.command, *(parsed.argv if pod.command[0] == "run" else ())),
         env={**pod.env, **{f"TRAINER_LAUNCH_{name}": value for name, value in flags.items()}},
         label="",  # whole lines of one pod at a time; the pod itself knows which worker wrote them
     )

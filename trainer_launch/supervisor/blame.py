@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch import exits
-from trainer_launch.model import Exit
+from trainer_launch.model import Exit, Plan
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import State
 
@@ -27,12 +27,23 @@ def is_innocent(end: Exit) -> bool:
     return end.exit_code == exits.INFRASTRUCTURE
 
 
+def ends_all(plan: Plan, end: Exit) -> bool:
+    """Whether the others are of no use after this end."""
+    return end.process == plan.main or (end.exit_code != 0 and plan.stop_all_on_failure)
+
+
+def _is_over(state: State) -> bool:
+    """Whether the one that all are there for has ended well: how the others take their end is no failure."""
+    return any(end.process == state.plan.main and end.exit_code == 0 for end in state.exits)
+
+
 def note(state: State, event: ev.Exited | ev.SpawnFailed) -> tuple[State, tuple[ev.Action, ...]]:
     """Write an end down; the first failure before any request to stop is the cause."""
     end = end_of(event)
     alive = tuple(name for name in state.alive if name != end.process)
     state = replace(state, alive=alive, exits=(*state.exits, end))
-    if end.exit_code == 0 or state.stopped or (state.cause is not None and not _is_guiltier(state, end)):
+    is_harmless = end.exit_code == 0 or state.stopped or _is_over(state)
+    if is_harmless or (state.cause is not None and not _is_guiltier(state, end)):
         return state, ()
     text = event.text if isinstance(event, ev.SpawnFailed) else ""
     return replace(state, cause=end, text=text), (ev.Look(),)

@@ -132,7 +132,7 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     bound = event.at_s + _clear_s(state, event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
-    if state.phase is not Phase.RUNNING or not end.exit_code or not state.plan.stop_all_on_failure or state.stopped:
+    if state.phase is not Phase.RUNNING or not blame.ends_all(state.plan, end) or state.stopped:
         return state, actions
     if blame.is_innocent(end) and state.stop_at_s is None:
         return replace(state, stop_at_s=event.at_s + blame.PATIENCE_S), actions
