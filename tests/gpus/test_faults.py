@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from tests.gpus import machine
 from tests.gpus.machine import Change, findings, loud, subject
+from tests.preflight.world import HEALTHY
 from trainer_launch.findings import Status
 from trainer_launch.gpus import cards, children
+from trainer_launch.model import Gpus
+from trainer_launch.preflight.subject import with_gpus
 
 pytestmark = pytest.mark.process
 
@@ -98,10 +102,15 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
 }
 
 
+# What is told without any load; all levels look at it in the same way.
+AT_REST = ("gpu-count", "gpu-recovery", "gpu-ecc", "gpu-remap", "gpu-mig", "gpu-persistence", "gpu-nvlink")
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_nothing_else(fault: str, tmp_path: Path) -> None:
     change, expected = FAULTS[fault]
-    found = findings(subject(machine.environment(tmp_path, change)))
+    level = "quick" if expected[0][0] in AT_REST else "standard"
+    found = findings(subject(machine.environment(tmp_path, change), level))
     assert loud(found) == expected
     assert [one.check for one in found if one.status is Status.FAIL and not one.action] == []
 
@@ -137,6 +146,14 @@ def test_what_a_card_or_a_driver_does_not_tell_is_no_fault(tmp_path: Path) -> No
 def test_memory_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
     found = findings(subject(machine.environment(tmp_path, card(1, memory_used=[40 << 30, 40 << 30, 1 << 20]))))
     assert loud(found) == []
+
+
+def test_errors_of_links_count_where_they_grow_under_load(tmp_path: Path) -> None:
+    def grows(told: dict[str, Any]) -> None:
+        told["gpus"][0]["nvlink_errors"] = 7  # from earlier
+        told["gpus"][1]["load"]["nvlink_errors"] = [0, 5]
+
+    assert loud(findings(subject(machine.environment(tmp_path, grows)))) == [("gpu-nvlink", WARN, "GPU 1")]
 
 
 def test_who_holds_memory_is_not_loaded_and_the_others_are(tmp_path: Path) -> None:
@@ -203,6 +220,20 @@ def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_p
     assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []
     found = loud(findings(subject(env, "quick", gpus=2, workers=2)))
     assert ("gpu-mig", JOB, "GPU 0") in found
+
+
+def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a child was started")
+
+    monkeypatch.setattr(children, "Child", refuse)
+    none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
+    assert with_gpus(none, "deep") is none
+    (found,) = findings(none)
+    assert (found.check, found.status) == ("gpu-count", Status.SKIPPED)
+    amd = replace(HEALTHY.host, gpus=Gpus(count=8, reason="8 AMD devices", is_nvidia=False))
+    (found,) = findings(with_gpus(replace(none, host=amd), "deep"))
+    assert found.text == "8 AMD devices: only NVIDIA's GPUs are checked"
 
 
 def test_a_python_without_torch_and_without_the_library_is_told_in_one_line_each(tmp_path: Path) -> None:

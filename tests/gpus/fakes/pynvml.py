@@ -36,6 +36,8 @@ def asked(name, gpu=None):
     if name in NODE.get("missing", ()):
         raise NVMLError(13)
     found = (gpu["load"] if gpu is not None and IS_UNDER_LOAD and name in gpu["load"] else (gpu or NODE)).get(name)
+    if name == "nvlink_errors" and isinstance(found, list):  # at first, and later
+        return found.pop(0) if len(found) > 1 else found[0]
     if isinstance(found, dict):
         raise NVMLError(found["error"])
     return found

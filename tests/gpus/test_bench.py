@@ -1,0 +1,174 @@
+"""The tests of a GPU, their real code, on the CPU at tiny sizes; and what is read from what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from trainer_launch.gpus import cards, results
+from trainer_launch.gpus.results import Benched, Ending, Limits
+
+ENDED = Limits(status=0, timed_out=False, limit_s=60.0)
+FLIP = """
+import torch
+product, count = torch.mm, [0]
+def mm(*args, **more):
+    made = product(*args, **more)
+    count[0] += 1
+    if count[0] % 5 == 0:
+        made.view(torch.int16)[7, 7] ^= 1
+    return made
+torch.mm = mm
+"""
+FORGET = """
+import torch
+fill = torch.Tensor.fill_
+def fill_(self, value):
+    made = fill(self, value)
+    if self.dtype == torch.int32:
+        made[3] = 0
+    return made
+torch.Tensor.fill_ = fill_
+"""
+
+
+def bench(sabotage: str = "", *words: str) -> Benched:
+    """Run the real child, after a sabotage of torch."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    argv = (sys.executable, cards.BENCH, "--device", "cpu", *words)
+    if sabotage:
+        run = f"sys.argv = {list(argv[1:])!r}\nrunpy.run_path({cards.BENCH!r}, run_name='__main__')"
+        code = f"import runpy, sys\n{sabotage}\n{run}"
+        argv = (sys.executable, "-c", code)
+    ended = subprocess.run(
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
+    )
+    return results.benched(0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0))
+
+
+@pytest.mark.torch
+def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
+    first, second = bench("", "--level", "deep"), bench()
+    assert [(one.ending, one.why) for one in (first, second)] == [(Ending.DONE, "")] * 2
+    assert [name for name, _, _ in first.figures] == ["gemm", "hbm-copy", "h2d", "d2h"]
+    assert all(value > 0 for _, value, _ in first.figures)
+    assert (first.different, first.wrong_words, first.sums_right) == (0, 0, True)
+    assert first.tested_bytes > 0
+    assert second.tested_bytes == 0
+    assert first.checksum == second.checksum != ""
+    assert first.facts["torch"]
+    assert first.facts["model"] == "CPU"
+
+
+@pytest.mark.torch
+def test_a_product_that_comes_out_otherwise_now_and_then_is_seen() -> None:
+    found = bench(FLIP)
+    assert found.ending is Ending.DONE
+    assert found.different >= 3
+
+
+@pytest.mark.torch
+def test_memory_that_forgets_is_seen() -> None:
+    found = bench(FORGET, "--level", "deep")
+    assert found.ending is Ending.DONE
+    assert found.wrong_words >= 2
+
+
+@pytest.mark.torch
+def test_a_torch_that_sees_no_gpu_says_so() -> None:
+    argv = (sys.executable, cards.BENCH)
+    said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
+    found = results.benched(0, "", said, ENDED)
+    assert found.ending is Ending.FAILED
+    assert "sees no GPU" in found.why
+
+
+def test_a_python_without_torch_says_so() -> None:
+    argv = (sys.executable, "-I", "-S", cards.BENCH)
+    said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
+    assert results.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
+
+
+@pytest.mark.torch
+def test_one_flipped_bit_changes_the_checksum_and_order_matters() -> None:
+    code = (
+        "import sys, torch; del sys.path[0]; from trainer_launch.child.gpu_bench import checksum\n"
+        "made = torch.randn(2048, 64).to(torch.bfloat16); seen = {checksum(torch, made)}\n"
+        "for row, column, bit in ((0, 0, 0), (2047, 63, 14), (1024, 5, 7)):\n"
+        "    other = made.clone(); other.view(torch.int16)[row, column] ^= 1 << bit\n"
+        "    seen.add(checksum(torch, other))\n"
+        "seen.add(checksum(torch, made.flip(0)))\n"
+        "print(len(seen), checksum(torch, made.clone()) in seen)"
+    )
+    ended = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout.split() == ["5", "True"]
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(22809, "2.28.9"), (22703, "2.27.3"), (2708, "2.7.8"), (21005, "2.10.5")]
+)
+def test_the_version_of_nccl_is_read_as_nccl_writes_it(number: int, version: str) -> None:
+    code = (
+        "from trainer_launch.child.gpu_bench import nccl_version\n"
+        "class Library:\n"
+        "    def ncclGetVersion(self, pointer):\n"
+        f"        pointer._obj.value = {number}\n"
+        "print(nccl_version(Library()))"
+    )
+    ended = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == version
+
+
+@pytest.mark.parametrize(
+    ("lines", "network"),
+    [
+        (
+            ["NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.7<0>", "NCCL INFO Using network IB"],
+            "IB",
+        ),
+        (["NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0>", "NCCL INFO Using network Socket"], "Socket"),
+        (["NCCL INFO Assigned NET plugin Socket to comm"], "Socket"),
+        (["NCCL INFO NET/OFI Selected provider is efa", "NCCL INFO Using network AWS Libfabric"], "AWS"),
+        (["NCCL INFO NET/IB : No device found.", "NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0>"], "Socket"),
+        (["NCCL version 2.28.9+cuda13.0"], ""),
+    ],
+)
+def test_the_network_is_read_from_nccls_log(lines: list[str], network: str) -> None:
+    assert results.network(lines) == network
+
+
+def lines(*told: dict[str, Any]) -> bytes:
+    return b"\n".join(json.dumps(one).encode() for one in told)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ending", "text"),
+    [
+        (Limits(status=-9, timed_out=True, limit_s=60.0), Ending.HUNG, "hung at 'gemm', and was killed after 60 s"),
+        (Limits(status=None, timed_out=True, limit_s=60.0), Ending.STUCK, "not even SIGKILL ends it"),
+        (Limits(status=-11, timed_out=False, limit_s=60.0), Ending.DIED, "died at 'gemm' (signal 11)"),
+        (Limits(status=3, timed_out=False, limit_s=60.0), Ending.DIED, "died at 'gemm' (exit code 3)"),
+    ],
+)
+def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Limits, ending: Ending, text: str) -> None:
+    found = results.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
+    assert found.ending is ending
+    assert text in found.why
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff\x00", b"[]", b"{}", b'{"measure": 1}', b'{"facts": []}', b"1\nnull"])
+def test_what_cannot_be_read_is_nothing(said: bytes) -> None:
+    found = results.benched(0, "", said, ENDED)
+    assert (found.ending, found.figures) == (Ending.DIED, ())
+
+
+def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
+    said = lines(
+        {"collective": {"seconds": 0.5, "good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True}
+    )
+    assert results.benched(0, "", said, ENDED).network == "IB"

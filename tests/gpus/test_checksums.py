@@ -1,0 +1,53 @@
+"""Whose bits differ: only cards of one kind are compared, and only a majority accuses."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from trainer_launch.findings import Fault, Scope, Status
+from trainer_launch.gpus.checksums import differing
+from trainer_launch.measures import Checksum
+
+H200, H100 = "NVIDIA H200, driver 580", "NVIDIA H100, driver 580"
+
+
+def node(*values: str, kind: str = H200) -> list[Checksum]:
+    return [Checksum(gpu, f"GPU-{gpu}", kind, value) for gpu, value in enumerate(values)]
+
+
+def test_the_card_that_differs_is_named_with_its_node() -> None:
+    (found,) = differing({"node 0 (a)": node("1", "1"), "node 1 (b)": node("1", "2")})
+    assert (found.status, found.fault, found.scope) == (Status.FAIL, Fault.NODE, Scope.GPU)
+    assert found.subject == "node 1 (b), GPU 1"
+    assert found.text.startswith("GPU 1 of node 1 (b) (GPU-1) computes wrongly: 3 others of its kind")
+
+
+def test_alone_it_is_named_by_its_number() -> None:
+    (found,) = differing({"": node("1", "2", "1")})
+    assert found.subject == "GPU 1"
+
+
+def test_other_cards_and_other_libraries_may_come_to_other_bits() -> None:
+    (found,) = differing({"a": node("1", "1"), "b": node("2", "2", kind=H100)})
+    assert (found.status, found.scope) == (Status.PASS, Scope.JOB)
+
+
+def test_without_a_majority_nobody_is_accused() -> None:
+    (found,) = differing({"a": node("1"), "b": node("2")})
+    assert (found.status, found.subject, found.scope) == (Status.FAIL, "", Scope.JOB)
+    assert "no value has a majority" in found.text
+
+
+def test_nothing_to_compare_says_nothing() -> None:
+    assert list(differing({"a": [], "b": []})) == []
+
+
+@given(some.lists(some.lists(some.sampled_from("1112"), max_size=4), max_size=6))
+def test_who_is_accused_is_always_in_the_minority(values: list[list[str]]) -> None:
+    nodes = {f"node {number} (h{number})": node(*its) for number, its in enumerate(values)}
+    every = [value for its in values for value in its]
+    for found in differing(nodes):
+        if found.scope is Scope.GPU:
+            assert found.status is Status.FAIL
+            assert 2 * every.count(str(found.measured)) < len(every)

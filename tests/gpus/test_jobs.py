@@ -1,0 +1,76 @@
+"""Preflights of whole jobs whose GPUs are played: real processes, and every node names the node and the card."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpus import machine, node
+from tests.gpus.machine import Change
+from tests.hosts.network import Host, hosts
+
+pytestmark = pytest.mark.process
+
+LATEST_S = 110.0
+GPUS = 2
+
+
+def preflight(host: Host, rank: int, nodes: int, home: str, folder: Path, change: Change) -> subprocess.Popen[str]:
+    folder.mkdir()
+    env = machine.environment(folder, change, GPUS)
+    told = {
+        "FAKE_NVML": env["FAKE_NVML"],
+        "FAKE_GPUS": str(GPUS),
+        "PYTHONPATH": env["PYTHONPATH"],
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(GPUS),
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": home,
+        "PET_MASTER_PORT": "29400",
+    }
+    words = ("--deadline", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
+    return host.start((sys.executable, str(Path(node.__file__)), "preflight", *words), told)
+
+
+def loud(folder: Path) -> list[tuple[str, str, str]]:
+    findings: list[Mapping[str, Any]] = json.loads((folder / "report.json").read_text())["findings"]
+    told = [(one["check"], one["status"], one["subject"]) for one in findings]
+    return sorted(one for one in told if one[1] in ("warn", "fail"))
+
+
+def test_every_node_names_the_nodes_and_the_cards_that_are_bad(tmp_path: Path) -> None:
+    changes: list[Change] = [
+        lambda told: told["bench"].update(nccl="2.27.7"),
+        lambda told: told["gpus"][1]["bench"].update(gemm=400.0),
+        lambda told: (
+            told["gpus"][0]["bench"].update(checksum="fedcba9876543210"),
+            told["gpus"][1].update(xids=[79]),
+        ),
+        lambda told: None,
+    ]
+    names = [f"job-node-0-{number}" for number in range(4)]
+    with hosts(*names) as made:
+        started = [
+            preflight(host, rank, 4, names[0], tmp_path / str(rank), changes[rank])
+            for rank, host in enumerate(made)
+        ]
+        said = [one.communicate(timeout=LATEST_S)[0] for one in started]
+    first, slow, wrong = (f"node {number} (job-node-0-{number})" for number in range(3))
+    of_all = [
+        ("facts", "fail", first),
+        ("gemm", "fail", f"{slow}, GPU 1"),
+        ("gpu-checksum", "fail", f"{wrong}, GPU 0"),
+    ]
+    for rank in range(4):
+        assert loud(tmp_path / str(rank)) == [*of_all, ("gpu-xid", "fail", wrong)], said
+    assert [one.returncode for one in started] == [30] * 4  # another NCCL is the job's own fault
+    report = (tmp_path / "3" / "report.json").read_text()
+    assert "on node 2 (job-node-0-2): GPU 1 had XID 79 (it has fallen off its bus) during our tests" in report
+    assert "the NCCL that is really loaded differs: 2.28.9 on 3 nodes, 2.27.7 on node 0" in report
+    assert (tmp_path / "0" / "failing_nodes.txt").read_text().split() == ["job-node-0-2", "job-node-0-1"]
