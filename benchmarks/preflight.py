@@ -55,7 +55,7 @@ class Node:
             case msg.Complete():
                 self.say(msg.Record(FACTS, 0.0, 0.01, "[]"))
             case msg.Test():
-                self.say(msg.Result(message.round, True, 10**9, ""))
+                self.say(msg.Result(message.round, (msg.Seen("", 10**9),) * message.rails))
             case msg.Decided(findings):
                 self.verdict = findings
 

@@ -47,7 +47,8 @@ KINDS = (
     Kind("nccl", ("nccl",), 0.85, 0.90, "see that card's NVLink state (nvidia-smi nvlink -s) and what NCCL chose"),
 )
 _OTHER = Kind("measures", ("",), 0.85, 0.90, _CARD)
-_PAIR = Kind("pairs", ("pair",), 0.75, 0.0, "")  # peers are compared by who tests pairs
+SHARE_OF_PAIRS = 0.75
+_PAIR = Kind("pairs", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 CHECKS = tuple(kind.name for kind in KINDS)
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, pin it with "
@@ -91,12 +92,11 @@ def findings(
     return found
 
 
-def of_pairs(rates: Sequence[float], model: str, table: Table, shares: Shares | None = None) -> list[Finding]:
+def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     """What pairs of nodes deliver in GB/s for each GPU, against a model's reference: a finding about the job."""
     measures = [Measure("pair", rate, "GB/s", model, None) for rate in rates]
     reference = table.of(measures[0]) if measures else None
-    share = _PAIR.share if shares is None else shares.share(_PAIR)
-    if reference is None or statistics.median(rates) >= share * reference.value:
+    if reference is None or statistics.median(rates) >= SHARE_OF_PAIRS * reference.value:
         return []
     text = f"{model}: a pair of nodes delivers {_median(measures):.3g} GB/s for each GPU in the median, "
     text += f"{_median(measures) / reference.value:.0%} of the reference {reference.value:g}"

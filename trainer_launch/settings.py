@@ -127,7 +127,11 @@ class Settings(BaseSettings):
     level: Literal["container", "quick", "standard", "deep"] = Field(
         "standard",
         description="how far to look: this container; also whether all nodes are there; also compare them and test "
-        "GPUs and pairs; also test all of each GPU's memory, for longer",
+        "GPUs and pairs; also all of each GPU's memory, each way that a reduction takes, all nodes at once",
+    )
+    pair_test: Literal["auto", "socket", "gloo", "nccl"] = Field(
+        "auto",
+        description="what pairs of nodes are tested with; auto: NCCL where all nodes have GPUs, else plain sockets",
     )
     threshold: str | None = Field(
         None,

@@ -44,6 +44,8 @@ PURE = (
     "judgement.py",
     "rollcall/hall.py",
     "rollcall/bouts.py",
+    "rollcall/full.py",
+    "rollcall/ways.py",
     "rollcall/compare.py",
     "rollcall/pairs.py",
     "rollcall/ending.py",

@@ -33,6 +33,9 @@ class Simulation:
         self.now_s = 1000.0
         self.hall = Hall(self.settings, self.now_s)
         self.outcome = outcome
+        self.on_rail: Callable[[int, int, int], tuple[str, int] | None] = lambda node, partner, rail: None
+        self.together: Callable[[int], tuple[str, int]] = lambda node: ("", 10**9)
+        self.tests: list[tuple[int, int, msg.Test]] = []
         self.facts: Mapping[int, Mapping[str, str]] = {}
         self.offsets: Mapping[int, float] = {}
         self.own: Mapping[int, Sequence[Finding]] = {}
@@ -91,8 +94,16 @@ class Simulation:
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])
-            why, rate = self.outcome(rank, other if rank == one else one)
-            self.say(rank, msg.Result(message.round, not why, rate, why))
+            partner = other if rank == one else one
+            self.tests.append((rank, partner, message))
+            if message.is_whole:
+                seen = [self.together(rank)] * message.rails
+            else:
+                seen = [
+                    self.on_rail(rank, partner, rail) or self.outcome(rank, partner)
+                    for rail in range(message.rails)
+                ]
+            self.say(rank, msg.Result(message.round, tuple(msg.Seen(*one) for one in seen)))
 
     @property
     def is_over(self) -> bool:

@@ -108,7 +108,7 @@ def test_two_hosts_with_one_rank_are_fatal_for_the_job() -> None:
     [
         (present(1, job="other"), f"this is the roll call of job {JOB}, not other", False),
         (present(7), "this job has nodes 0 to 2, there is no node 7", False),
-        (present(1, version=9), "node 0 speaks version 1, not 9", False),
+        (present(1, version=9), "node 0 speaks version 2, not 9", False),
     ],
 )
 def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, retry: bool) -> None:

@@ -56,6 +56,13 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
     assert Simulation(4).hall.seen == Seen()
 
 
+def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> None:
+    tests = (pairs.Tested((0, 1), ("", ""), 9_000_000, 0), pairs.Tested((0, 1), ("", "no"), 0, 1))
+    shown = drawing(Seen(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
+    assert (shown["guilty"], shown["tests"]) == ([1], [[0, 1, None]])
+    assert "at fault: b, rail 1" in str(shown["title"])
+
+
 @pytest.fixture
 def matplotlib() -> None:
     require(importlib.util.find_spec("matplotlib") is not None, "needs matplotlib")

@@ -137,7 +137,7 @@ def fill(sock: socket.socket, buffer: memoryview, until: float) -> None:
 def line(sock: socket.socket, until: float, what: str) -> str:
     """A short line, without its end; empty at the end of the connection."""
     said = b""
-    while not said.endswith(b"\n") and len(said) < 200:
+    while not said.endswith(b"\n") and len(said) < 500:
         with in_time(sock, until, what):
             byte = sock.recv(1)
         if not byte:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.gpus import checksums
 from trainer_launch.host.secret import read_secret
 from trainer_launch.measures import Measure
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.preflight import dns
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.rollcall import compare, ending, facts, pairs, speech
+from trainer_launch.rollcall import compare, ending, facts, full, pairs, speech, ways
 from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.bench import Bench
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
+from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.names import names_of
 from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.server import Server
@@ -36,12 +39,12 @@ from trainer_launch.rollcall.state import label
 from trainer_launch.settings import Settings
 
 # Those of all nodes together.
-CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, checksums.NAME, *judgement.CHECKS, pairs.NAME)
+CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, checksums.NAME, *judgement.CHECKS, pairs.NAME, full.NAME)
 FAILING_NODES = "failing_nodes.txt"
+_THOROUGH = ("standard", "deep")  # levels
 _PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
-_THOROUGH = ("standard", "deep")  # levels
 _LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
 _LOUD = (Status.FAIL, Status.WARN)
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
@@ -76,6 +79,7 @@ class Gathering:
     read_slowly: Callable[[], Mapping[str, str]]
     subject: Subject
     secret: bytes
+    collectives: Collectives | None
     measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
     seen: Callable[[], Seen]  # the pair tests, likewise
 
@@ -98,6 +102,8 @@ class Gathering:
         told = dict(self.read_slowly()) | facts.quick_facts(
             subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
         )
+        if self.collectives is not None:
+            told[ways.FACT] = self.collectives.ability()
         offset_s, error_s = self.caller.offset
         loud = [one for one in found if one.status in _LOUD]
         findings = speech.dumped(loud, _RECORD_BYTES)
@@ -123,25 +129,13 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     if place is None or nodes is None or rank is None:
         raise ValueError("there is no roll call, and `obstacle` says why")
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
-    job = job_name(topology, hostname, place)
-    of_pairs, shares = thresholds.parse(settings.threshold)
-    calling = Calling(
-        job=job,
-        min_nodes=nodes.min,
-        max_nodes=nodes.max,
-        deadline_s=settings.deadline,
-        names=names_of(subject.job, topology, place, hostname),
-        salt=secrets.token_hex(8),
-        with_facts=settings.level in _THOROUGH and compare.FACTS not in skipped,
-        with_pairs=settings.level in _THOROUGH and pairs.NAME not in skipped,
-        thresholds=of_pairs,
-        shares=shares,
-        table=references.load(settings.reference),
-        record_s=loading.record_s(subject.cards),
-    )
+    calling = _calling(subject, settings, skipped, place, nodes)
     measured: Callable[[], Sequence[Measure]] = tuple
     seen: Callable[[], Seen] = Seen
     with contextlib.ExitStack() as undo:
+        collectives = _collectives(subject, settings, skipped)
+        if collectives is not None:
+            undo.callback(collectives.close)
         if topology.is_coordinator:
             _warn_of_limits(nodes.max)
             server = Server(calling, Endpoint("", place.port), secret)
@@ -153,19 +147,59 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             measured, seen = server.measured, server.seen
         caller = Caller(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
-            msg.Present(msg.VERSION, job, rank, hostname, incarnation(), place.port),
+            msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation(), place.port),
             deadline_s=settings.deadline,
             port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
             secret=secret,
+            bench=Bench(collectives),
         )
         undo.callback(caller.close)
         read_slowly, home = _read_meanwhile(subject), label(0, place.host)
-        yield Gathering(caller, label(rank, hostname), home, read_slowly, subject, secret or b"", measured, seen)
+        yield Gathering(
+            caller, label(rank, hostname), home, read_slowly, subject, secret or b"", collectives, measured, seen
+        )
 
 
 def _warn_of_limits(nodes: int) -> None:
     if not make_room(nodes):
         _log.warning("the limit of open files (ulimit -n) leaves this process no room for %d nodes", nodes)
+
+
+def _calling(
+    subject: Subject, settings: Settings, skipped: Collection[str], home: Endpoint, nodes: NodeRange
+) -> Calling:
+    of_pairs, shares = thresholds.parse(settings.threshold)
+    return Calling(
+        job=job_name(subject.topology, subject.host.hostname, home),
+        min_nodes=nodes.min,
+        max_nodes=nodes.max,
+        deadline_s=settings.deadline,
+        names=names_of(subject.job, subject.topology, home, subject.host.hostname),
+        salt=secrets.token_hex(8),
+        with_facts=settings.level in _THOROUGH and compare.FACTS not in skipped,
+        with_pairs=_has_pairs(settings, skipped),
+        is_deep=settings.level == "deep",
+        pair_test=settings.pair_test,
+        thresholds=of_pairs,
+        shares=shares,
+        table=references.load(settings.reference),
+        record_s=loading.record_s(subject.cards),
+    )
+
+
+def _has_pairs(settings: Settings, skipped: Collection[str]) -> bool:
+    return settings.level in _THOROUGH and pairs.NAME not in skipped
+
+
+def _collectives(subject: Subject, settings: Settings, skipped: Collection[str]) -> Collectives | None:
+    """The child that imports torch, where it may be of use."""
+    wanted = settings.pair_test in (ways.GLOO, ways.NCCL) or settings.level == "deep"
+    wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.count > 0)
+    if not wanted or not _has_pairs(settings, skipped):
+        return None
+    command = subject.command
+    python = command.python if command is not None and command.python else (sys.executable,)
+    return Collectives(python[:1], subject.env)
 
 
 def _started(server: Server) -> NodeError | None:

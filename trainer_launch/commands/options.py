@@ -21,6 +21,7 @@ _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "m
 _CHECKING = (
     "preflight",
     "level",
+    "pair_test",
     "threshold",
     "reference",
     "write_reference",

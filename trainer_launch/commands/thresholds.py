@@ -28,7 +28,7 @@ def parse(text: str | None) -> tuple[Thresholds, Shares]:
             )
     default = Thresholds()
     of_pairs = Thresholds(
-        ratio=numbers.get(PAIR, default.ratio),
+        ratio=numbers.get(PAIR),
         floor=numbers[PAIR_MBPS] * MBYTE if PAIR_MBPS in numbers else default.floor,
     )
     return of_pairs, Shares({name: numbers[name] for name in CHECKS if name in numbers}, numbers.get(PEERS))

@@ -1,4 +1,7 @@
-"""One end of a pair test, in a child that is killed when its time is up."""
+"""One end of a pair test, in a child that is killed when its time is up.
+
+Over plain sockets each test has a child of its own; collectives have one that has imported torch before.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.ear import Ear
+from trainer_launch.rollcall.ways import SOCKET
 
 CHILD = (sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "child" / "pair_bench.py"))
 _MARGIN_S = 0.5  # it gives up by itself before that, and says where it was
 _REAP_S = 0.5
 
 
+class Bench:
+    """This node's part in tests of any kind."""
+
+    def __init__(self, collectives: Collectives | None = None) -> None:
+        self._collectives = collectives
+
+    def __call__(self, test: msg.Test, ear: Ear) -> msg.Result:
+        """Play this node's part; always comes back in time."""
+        if test.way == SOCKET:
+            return run(test, ear)
+        if self._collectives is None:
+            return _failed(test, f"this node has no {test.way}")
+        return msg.Result(test.round, self._collectives.run(test, ear))
+
+
 def run(test: msg.Test, ear: Ear, child: Sequence[str] = CHILD) -> msg.Result:
-    """Play this node's part; always comes back in time."""
+    """A test over plain sockets."""
     limit = str(test.limit_s)
-    if test.dials:
+    if test.rank:
         return _result(test, (*child, "dial", test.token, limit, test.host, str(test.port)), ())
     with ear.lent() as descriptor:
         return _result(test, (*child, "listen", test.token, limit, str(descriptor)), (descriptor,))
@@ -56,8 +76,8 @@ def _read(test: msg.Test, said: bytes, status: int) -> msg.Result:
         rate, why = int(told["rate"]), str(told["why"])
     except (ValueError, KeyError, TypeError):
         return _failed(test, f"its test ended with {status} and said nothing")
-    return msg.Result(test.round, not why, max(0, min(rate, 2**52)), why[:300])
+    return msg.Result(test.round, (msg.Seen(why[:300], max(0, min(rate, 2**52))),))
 
 
 def _failed(test: msg.Test, why: str) -> msg.Result:
-    return msg.Result(test.round, False, 0, why)
+    return msg.Result(test.round, (msg.Seen(why, 0),) * test.rails)

@@ -22,8 +22,9 @@ from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding
 from trainer_launch.host import net
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import bench, ending, speech, stages
+from trainer_launch.rollcall import ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.bench import run
 from trainer_launch.rollcall.ear import Ear
 from trainer_launch.rollcall.state import LEASE_S
 
@@ -62,7 +63,7 @@ class Caller:
         port: int | None,
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
-        bench: Callable[[msg.Test, Ear], msg.Result] = bench.run,
+        bench: Callable[[msg.Test, Ear], msg.Result] = run,
     ) -> None:
         self._home = home
         self._secret = secret

@@ -51,6 +51,7 @@ _RULES: Mapping[str, Rule] = {
     "nproc_per_node": Rule("the number of workers", None, "give all nodes the same nproc_per_node"),
     "python": Rule("Python", None, _IMAGE),
     "driver": Rule("the GPU driver", None, "bring the machines to one driver version"),
+    "pair tests": Rule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
     "kernel": Rule("the kernel", None, "bring the machines to one kernel"),
 }
 _SET_ALIKE = "give it the same value in every pod of the job"

@@ -12,7 +12,7 @@ from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import ending, pairs, speech
+from trainer_launch.rollcall import ending, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bouts import Bouts
 from trainer_launch.rollcall.picture import Seen
@@ -266,22 +266,19 @@ class Hall:
             return
         yield from bouts.next(now_s)
         if bouts.is_over:
-            self.seen = seen = bouts.seen()
-            tested = pairs.findings(seen.names, seen.guilty, seen.tests, self._settings.thresholds)
+            self.seen = bouts.seen()
             lost = [ending.midway(node) for node in self._nodes.values() if node.peer is None]
-            yield from self._decide(self._compared(), list(tested), lost)
+            yield from self._decide(self._compared(), bouts.findings(), lost)
 
     def _compared(self) -> list[Finding]:
         nodes = [node for node in self._nodes.values() if node.has_record]
-        return [
-            ending.all_here(len(self._nodes)),
-            *self._collided(),
-            *(ending.compared(nodes, self._settings) if nodes else ()),
-        ]
+        compared = ending.compared(nodes, self._settings) if nodes else []
+        return [ending.all_here(len(self._nodes)), *self._collided(), *compared]
 
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
-        return [one for node in self._nodes.values() for one in node.measures]
+        of_pairs = [] if self._bouts is None else self._bouts.measured()
+        return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
 
     def _collided(self) -> list[Finding]:
         return [ending.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.localise import Guilty, Link, Pair
 from trainer_launch.rollcall.compare import listed
+from trainer_launch.rollcall.ways import GLOO, NCCL, SOCKET
 
 NAME = "pairs"
 MBYTE = 1_000_000
+RATIOS = {SOCKET: 0.3, GLOO: 0.3, NCCL: 0.75}  # without accelerators, other work on a machine is seen, too
 _ENOUGH = 4  # pairs that can be compared with each other
 _MAD_TO_SIGMA = 1.4826
 _SIGMAS = 4.0
@@ -26,16 +28,23 @@ class Thresholds:
     """When a pair is too slow."""
 
     floor: float = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold
-    ratio: float = 0.3  # of the median of all pairs: below it a pair is told, and does not stop the job
+    ratio: float | None = None  # of the median of all pairs: below it a pair is told, and does not stop the job
+    expected: float = 0.0  # bytes per second: who is below this, too, stops it
+
+    @property
+    def share(self) -> float:
+        """`ratio`, also where nobody has said it."""
+        return RATIOS[SOCKET] if self.ratio is None else self.ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """One test of a pair, as both its ends saw it: the lower index first."""
+    """One test of a pair on one rail, as both its ends saw it: the lower index first."""
 
     ends: Pair
     whys: tuple[str, str]  # "": it went well
     rate: int  # bytes per second, the slowest that was seen
+    rail: int | None = None  # where there are several
 
     @property
     def is_whole(self) -> bool:
@@ -50,7 +59,7 @@ def slowest_allowed(thresholds: Thresholds, tests: Sequence[Tested]) -> float:
         return thresholds.floor
     middle = statistics.median(rates)
     spread = _MAD_TO_SIGMA * statistics.median(abs(rate - middle) for rate in rates)
-    return max(thresholds.floor, min(thresholds.ratio * middle, middle - _SIGMAS * spread))
+    return max(thresholds.floor, min(thresholds.share * middle, middle - _SIGMAS * spread))
 
 
 def is_bad(test: Tested, allowed: float) -> bool:
@@ -67,33 +76,51 @@ def findings(
         for end in test.ends:
             by_node.setdefault(end, []).append(test)
     for node in guilty.nodes:
-        yield _of_node(node, names, by_node.get(node, []), tests, thresholds)
+        yield _of_node(node, (), names, by_node.get(node, []), tests, thresholds)
+    for node, rails in guilty.rails:
+        its = [test for test in by_node.get(node, []) if test.rail in rails]
+        yield _of_node(node, rails, names, its, tests, thresholds)
     for link in guilty.links:
-        yield _of_link(link, names, [test for test in tests if test.ends == link.ends], tests, thresholds)
+        its = [test for test in tests if test.ends == link.ends and (not link.rails or test.rail in link.rails)]
+        yield _of_link(link, names, its, tests, thresholds)
     for ends in guilty.unresolved:
         yield _unresolved(ends, names, [test for test in tests if test.ends == ends], thresholds)
-    if tests and not (guilty.nodes or guilty.links or guilty.unresolved):
+    if tests and not (guilty.nodes or guilty.rails or guilty.links or guilty.unresolved):
         yield _well(tests, guilty.rounds)
 
 
+def not_as_asked(why: str) -> Finding:
+    """Another way than the one that was asked for."""
+    text = f"pairs were tested over plain sockets: {why}"
+    action = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
+    return Finding(check=NAME, status=Status.WARN, scope=Scope.JOB, text=text, action=action)
+
+
 def _of_node(
-    node: int, names: Sequence[str], its: Sequence[Tested], tests: Sequence[Tested], thresholds: Thresholds
+    node: int,
+    rails: Sequence[int],  # of which only these are at fault
+    names: Sequence[str],
+    its: Sequence[Tested],
+    tests: Sequence[Tested],
+    thresholds: Thresholds,
 ) -> Finding:
+    name = f"{names[node]}{_on(rails)}"
     bad = [test for test in its if is_bad(test, slowest_allowed(thresholds, tests))]
-    partners = listed([names[_other(test, node)] for test in bad])
+    partners = listed(list(dict.fromkeys(names[_other(test, node)] for test in bad)))
     hard = _is_hard(bad, thresholds)
     text = (
-        f"{names[node]} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
-        "who pass with others: the fault is at this node"
+        f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
+        f"who pass with others: the fault is at this {'GPU or its network card' if rails else 'node'}"
         if hard
-        else f"{names[node]} is slow with all its partners ({partners}): {_rates(bad)}, the median of all pairs is "
+        else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, the median of all pairs is "
         f"{_shown(_median(tests))}"
     )
     return Finding(
         check=NAME,
         status=Status.FAIL if hard else Status.WARN,
         fault=Fault.NODE if hard else None,
-        subject=names[node],
+        scope=Scope.RAIL if rails else Scope.NODE,
+        subject=name,
         text=text,
         measured=_best(bad),
         expected=_shown_expected(tests, thresholds),
@@ -111,14 +138,15 @@ def _of_link(
     hard = _is_hard(bad, thresholds)
     one, other = (names[end] for end in link.ends)
     how = "fails" if hard else "is slow"
+    how_slow = "" if hard else f": {_rates(bad)}, the median of all pairs is {_shown(_median(tests))}"
     return Finding(
         check=NAME,
         status=Status.FAIL if hard else Status.WARN,
         fault=Fault.NODE if hard else None,
         scope=Scope.LINK,
-        subject=f"{one} - {other}",
-        text=f"the way between {one} and {other} {how} in {link.failed} of {link.tests} tests, while both are well "
-        f"with others{'' if hard else f': {_rates(bad)}, the median of all pairs is {_shown(_median(tests))}'}",
+        subject=f"{one} - {other}{_on(link.rails)}",
+        text=f"the way between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
+        f"while both are well with others{how_slow}",
         measured=_best(bad),
         expected=_shown_expected(tests, thresholds),
         unit="MB/s",
@@ -144,13 +172,19 @@ def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], thresho
     )
 
 
+def _on(rails: Sequence[int]) -> str:
+    return f", rail {', '.join(map(str, rails))}" if rails else ""
+
+
 def _well(tests: Sequence[Tested], rounds: int) -> Finding:
     slowest = min(test.rate for test in tests)
+    n_rails = len({test.rail for test in tests})
     return Finding(
         check=NAME,
         status=Status.PASS,
         scope=Scope.JOB,
-        text=f"{len(tests)} pair tests in {rounds} rounds passed, from {_shown(slowest)} to "
+        text=f"{len(tests) // n_rails} pair tests in {rounds} rounds passed"
+        f"{f' on each of {n_rails} rails' if n_rails > 1 else ''}, from {_shown(slowest)} to "
         f"{_shown(max(test.rate for test in tests))}, median {_shown(_median(tests))}",
         measured=round(slowest / MBYTE, 1),
         unit="MB/s",
@@ -159,17 +193,18 @@ def _well(tests: Sequence[Tested], rounds: int) -> Finding:
 
 def _is_hard(tests: Iterable[Tested], thresholds: Thresholds) -> bool:
     """Whether it is more than slowness by comparison, which only warns."""
-    return any(not test.is_whole or test.rate < thresholds.floor for test in tests)
+    return any(not test.is_whole or test.rate < max(thresholds.floor, thresholds.expected) for test in tests)
 
 
 def _evidence(test: Tested, names: Sequence[str]) -> str:
     one, other = (names[end] for end in test.ends)
+    where = f"{one} - {other}{'' if test.rail is None else _on([test.rail])}"
     if test.is_whole:
-        return f"{one} - {other}: {_shown(test.rate)}"
+        return f"{where}: {_shown(test.rate)}"
     if all(test.whys):
-        return f"{one} - {other}: {test.whys[0]}; the other end: {test.whys[1]}"
+        return f"{where}: {test.whys[0]}; the other end: {test.whys[1]}"
     well, ill = (other, one) if test.whys[0] else (one, other)
-    return f"{one} - {other}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
+    return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
 
 
 def _other(test: Tested, node: int) -> int:
@@ -185,7 +220,7 @@ def _best(tests: Sequence[Tested]) -> float | None:
 
 
 def _shown_expected(tests: Sequence[Tested], thresholds: Thresholds) -> float:
-    return round(max(thresholds.floor, thresholds.ratio * _median(tests)) / MBYTE, 1)
+    return round(max(thresholds.floor, thresholds.share * _median(tests)) / MBYTE, 1)
 
 
 def _rates(tests: Sequence[Tested]) -> str:

@@ -31,7 +31,7 @@ def drawing(seen: Seen) -> dict[str, Json]:
         "title": _title(seen),
         "names": list(seen.names),
         "tests": [[one, other, rate] for (one, other), rate in worst.items()],
-        "guilty": list(seen.guilty.nodes),
+        "guilty": [*seen.guilty.nodes, *(node for node, _ in seen.guilty.rails)],
         "links": [list(ends) for ends in (*links, *seen.guilty.unresolved)],
     }
 
@@ -39,6 +39,7 @@ def drawing(seen: Seen) -> dict[str, Json]:
 def _title(seen: Seen) -> str:
     names = seen.names
     blamed = [names[node] for node in seen.guilty.nodes]
+    blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.guilty.rails]
     blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.guilty.links]
     blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.guilty.unresolved]
     what = f"at fault: {listed(blamed)}" if blamed else "all is well"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trainer_launch.coordinator.checks import (
     MAX_NODES,
@@ -25,11 +25,20 @@ from trainer_launch.coordinator.protocol import Challenge, Hello
 from trainer_launch.coordinator.wire import ProtocolError, Vocabulary
 from trainer_launch.measures import Checksum, Measure, UnfitMeasuresError, checksums_of, measures_of
 
-VERSION = 1
+VERSION = 2
+MAX_RAILS = 64
+WAYS = ("socket", "gloo", "nccl")  # to test a pair
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
 MAX_FINDINGS_BYTES = 30_000  # inside a line each of them may take two
 _MAX_BYTES = 2**53
+
+
+class Seen(NamedTuple):
+    """One rail of a test, as one end saw it."""
+
+    why: str  # it failed; "": it did not
+    rate: int  # bytes per second, the slower direction; 0 when it failed
 
 
 # -- from a node ------------------------------------------------------------------------------
@@ -74,12 +83,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How this end saw its pair test."""
+    """How this end saw its test, on each rail."""
 
     round: int
-    good: bool
-    rate: int  # bytes per second, the slower direction; 0 when it was not good
-    why: str
+    seen: tuple[Seen, ...]
 
 
 # -- from the server --------------------------------------------------------------------------
@@ -114,14 +121,18 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Test the way to another node; who dials finds the other there, who listens waits for the token."""
+    """Test the way to another node, or among all; who is first listens for the token, the others find it there."""
 
     round: int
-    dials: bool
+    rank: int
+    size: int
     host: str
     port: int
     token: str
     limit_s: float
+    way: str = "socket"  # or torch's gloo or nccl
+    rails: int = 1  # each with a communicator of its own
+    is_whole: bool = False  # one communicator for all rails of all nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +218,20 @@ def _measured(read: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[A
     return check
 
 
+def _seen(value: Any) -> tuple[Seen, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_RAILS:
+        raise UnfitError(f"a list of 1 to {MAX_RAILS} rails")
+    if not all(isinstance(row, list) and len(row) == len(Seen._fields) for row in value):
+        raise UnfitError("rails with a reason and a rate each")
+    return tuple(Seen(text(why), _RATE(rate)) for why, rate in value)
+
+
+def _way(value: Any) -> str:
+    if value not in WAYS:
+        raise UnfitError(f"one of {', '.join(WAYS)}")
+    return str(value)
+
+
 def _long(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_FINDINGS_BYTES:
         raise UnfitError(f"a text of at most {MAX_FINDINGS_BYTES} characters")
@@ -214,6 +239,7 @@ def _long(value: Any) -> str:
 
 
 _COUNT, _RANK, _PORT = number(MAX_NODES + 1), number(MAX_NODES), number(65536, 1)
+_RATE = number(_MAX_BYTES)
 _VOCABULARY = Vocabulary(
     {
         Present: {"version": _COUNT, "job": name, "node_rank": optional(_RANK), "host": name, "incarnation": name}
@@ -222,13 +248,14 @@ _VOCABULARY = Vocabulary(
         Time: {"sent": _real},
         Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long}
         | {"measures": _measured(measures_of), "checksums": _measured(checksums_of)},
-        Result: {"round": _COUNT, "good": flag, "rate": number(_MAX_BYTES), "why": text},
+        Result: {"round": _COUNT, "seen": _seen},
         Hello: {},
         Challenge: {"nonce": text},
         Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
         TimeIs: {"sent": _real, "heard": _real, "answered": _real},
         Complete: {"salt": name, "nodes": _COUNT},
-        Test: {"round": _COUNT, "dials": flag, "host": name, "port": _PORT, "token": name, "limit_s": _real},
+        Test: {"round": _COUNT, "rank": _RANK, "size": _COUNT, "host": name, "port": _PORT, "token": name}
+        | {"limit_s": _real, "way": _way, "rails": number(MAX_RAILS + 1, 1), "is_whole": flag},
         Decided: {"findings": _long},
         Refused: {"reason": text, "retry": flag},
         Here: {"host": name, "incarnation": name, "stage": text},

@@ -33,6 +33,8 @@ class Settings:
     salt: str
     with_facts: bool = True
     with_pairs: bool = True
+    is_deep: bool = False
+    pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
     shares: Shares = field(default_factory=Shares)
     table: Table = field(default_factory=Table)  # what GPUs should deliver

@@ -1,0 +1,210 @@
+"""Tests with gloo in real processes: numbers compared, rails apart, nobody waited for longer than allowed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.collectives import Collectives
+from trainer_launch.rollcall.ear import Ear
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
+
+ENV = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+LIMIT_S = 60.0  # a loaded machine may take long
+
+
+class Node:
+    """One node's child and listener."""
+
+    def __init__(self) -> None:
+        self.ear = Ear(None, lambda: msg.Here("host", "x", "waiting"))
+        self.collectives = Collectives((sys.executable,), ENV)
+
+    def close(self) -> None:
+        self.collectives.close()
+        self.ear.close()
+
+    @property
+    def child(self) -> psutil.Process:
+        process = self.collectives._child
+        assert process is not None
+        return psutil.Process(process.pid)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Node]]:
+    """Four of them; torch is imported once in each, for all tests here."""
+    made = [Node() for _ in range(4)]
+    try:
+        yield made
+    finally:
+        for node in made:
+            node.close()
+
+
+def held(tests: Mapping[int, tuple[Node, msg.Test]]) -> dict[int, tuple[msg.Seen, ...]]:
+    """All parts at the same time."""
+    seen: dict[int, tuple[msg.Seen, ...]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda n=n, node=node, test=test: seen.update({n: node.collectives.run(test, node.ear)})
+        )
+        for n, (node, test) in tests.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S + 60)
+    return seen
+
+
+def order(
+    members: Sequence[Node], number: int, *, rails: int = 1, is_whole: bool = False, limit_s: float = LIMIT_S
+) -> list[tuple[Node, msg.Test]]:
+    """The parts of these in one test."""
+    port = members[0].ear.port
+    return [
+        (
+            node,
+            msg.Test(
+                number,
+                rank,
+                len(members),
+                "127.0.0.1",
+                port,
+                f"s-{number}-{port}",
+                limit_s,
+                "gloo",
+                rails,
+                is_whole,
+            ),
+        )
+        for rank, node in enumerate(members)
+    ]
+
+
+def whys(seen: Mapping[int, tuple[msg.Seen, ...]]) -> list[list[str]]:
+    return [[one.why for one in seen[number]] for number in sorted(seen)]
+
+
+def test_four_processes_test_two_pairs_at_once_and_then_two_others_with_the_same_children(
+    nodes: list[Node],
+) -> None:
+    assert [node.collectives.ability() for node in nodes] == ["gloo"] * 4
+    pids = [node.child.pid for node in nodes]
+    for number, (first, second) in enumerate((((0, 1), (2, 3)), ((1, 2), (0, 3)))):
+        parts = [*order([nodes[n] for n in first], number), *order([nodes[n] for n in second], number)]
+        seen = held(dict(enumerate(parts)))
+        assert whys(seen) == [[""]] * 4
+        assert all(one.rate > 1_000_000 for its in seen.values() for one in its)
+    assert [node.child.pid for node in nodes] == pids
+
+
+def test_rails_have_a_communicator_each_at_the_same_time(nodes: list[Node]) -> None:
+    seen = held(dict(enumerate(order(nodes[:2], 10, rails=3))))
+    assert whys(seen) == [["", "", ""]] * 2
+
+
+def test_all_rails_of_all_nodes_reduce_together(nodes: list[Node]) -> None:
+    seen = held(dict(enumerate(order(nodes, 20, rails=2, is_whole=True))))
+    assert whys(seen) == [["", ""]] * 4
+
+
+def test_who_waits_alone_and_who_dials_nobody_say_so_in_time_and_serve_on(nodes: list[Node]) -> None:
+    (alone, _) = order(nodes[:2], 30, limit_s=3.0)
+    began_s = time.monotonic()
+    seen = held({0: alone})
+    assert time.monotonic() - began_s < 30
+    assert whys(seen) == [["1 of 1 others did not connect in time"]]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = msg.Test(31, 1, 2, "127.0.0.1", probe.getsockname()[1], "t", 3.0, "gloo", 2)
+        seen = held({0: (nodes[1], nobody)})
+    assert all("Connection refused" in why for why in whys(seen)[0])
+    assert whys(held(dict(enumerate(order(nodes[:2], 32))))) == [[""]] * 2
+
+
+def test_a_partner_that_stops_midway_is_a_failure_of_this_test_and_not_of_the_next(nodes: list[Node]) -> None:
+    (first, second) = order(nodes[:2], 40, limit_s=8.0)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        """The process of its rail, as soon as there is one: its driver hangs."""
+        until_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < until_s and not stopped.is_set():
+            for process in nodes[1].child.children():
+                process.send_signal(signal.SIGSTOP)
+                stopped.set()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    seen = held({0: first, 1: second})
+    watcher.join()
+    assert stopped.is_set()
+    assert all(why for (why,) in whys(seen))
+    assert whys(seen)[1] == ["its test hung and was killed, or died"]
+    assert not nodes[1].child.children()
+    assert whys(held(dict(enumerate(order(nodes[:2], 41))))) == [[""]] * 2
+
+
+def test_a_probe_and_a_word_of_an_earlier_test_disturb_nobody(nodes: list[Node]) -> None:
+    parts = order(nodes[:2], 50)
+    silent = socket.create_connection(("127.0.0.1", nodes[0].ear.port))
+    late = socket.create_connection(("127.0.0.1", nodes[0].ear.port))
+    late.sendall(b"s-49-0-1\n")
+    seen = held(dict(enumerate(parts)))
+    silent.close()
+    late.close()
+    assert whys(seen) == [[""]] * 2
+
+
+def test_a_child_that_is_killed_is_replaced() -> None:
+    node, other = Node(), Node()
+    try:
+        assert node.collectives.ability() == "gloo"
+        node.child.kill()
+        assert all(why for (why,) in whys(held(dict(enumerate(order([node, other], 60, limit_s=5.0))))))
+        assert whys(held(dict(enumerate(order([node, other], 61))))) == [[""]] * 2
+    finally:
+        node.close()
+        other.close()
+
+
+def test_a_python_without_torch_can_only_do_plain_sockets(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
+    made = Collectives((sys.executable,), {**ENV, "PYTHONPATH": str(tmp_path)})
+    try:
+        told = made.ability()
+    finally:
+        made.close()
+    assert told == "only plain sockets: torch cannot be imported: ImportError: libcudart.so.13: cannot open"
+
+
+def test_a_python_that_is_not_there_is_told() -> None:
+    made = Collectives(("/no/such/python",), ENV)
+    assert "its process could not be started: No such file" in made.ability()
+    test = msg.Test(0, 1, 2, "127.0.0.1", 1, "t", 1.0, "gloo")
+    ear = Ear(None, lambda: msg.Here("host", "x", "waiting"))
+    assert "could not be started" in made.run(test, ear)[0].why
+    ear.close()
+    made.close()
+
+
+def test_nothing_is_left_behind(nodes: list[Node]) -> None:
+    node = Node()
+    assert node.collectives.ability() == "gloo"
+    child = node.child
+    node.close()
+    assert not child.is_running()
