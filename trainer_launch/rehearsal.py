@@ -13,6 +13,8 @@ from trainer_launch.hostfile import render_open_mpi
 from trainer_launch.model import Member
 
 JOB = "local"
+# Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
+RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _FIRST_ADDRESS = 2  # 127.0.0.1 stays the machine's own
 MAX_NODES = 200
 # What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
@@ -143,9 +145,14 @@ def _base(nodes: int, env: Mapping[str, str]) -> dict[str, str]:
     """What every pod has from the shell."""
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes is {nodes}; a rehearsal takes 1 to {MAX_NODES}")
-    base = {name: value for name, value in env.items() if not _foreign(name)}
+    base = own_environment(env)
     base.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's own name may resolve to a network that is down
     return base
+
+
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The shell's variables without those of another platform."""
+    return {name: value for name, value in env.items() if not _foreign(name)}
 
 
 def _foreign(name: str) -> bool:

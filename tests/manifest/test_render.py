@@ -66,6 +66,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     [
         (("-f", "nothing.yaml", "--render", "x"), "nothing.yaml cannot be read"),
         (("--render", "x", "--", "true"), "name it with -f"),
+        (("--command", "x", "--", "true"), "name it with -f"),
     ],
 )
 def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process
-from trainer_launch.rehearsal import MpiFiles, RehearsedPod, is_mpirun, mpi_hostfile, mpi_pods, pods
+from trainer_launch.rehearsal import RUN, MpiFiles, RehearsedPod, is_mpirun, mpi_hostfile, mpi_pods, pods
 from trainer_launch.settings import Settings
 from trainer_launch.signals import StopOrder
 from trainer_launch.ssh import client, keys
@@ -35,8 +35,6 @@ EXAMPLES = """examples:
   trainer-launch local --engine mpi --nodes 2 -- mpirun python train_mpi.py
   trainer-launch local -f job.yaml -f runtime.yaml --render pods/
 """
-# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
-_RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 
 
@@ -48,6 +46,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FILE",
         help="take the job from this manifest; repeat for its runtime",
+    )
+    parser.add_argument(
+        "--command",
+        dest="command_line",
+        metavar="TEXT",
+        help="run this in place of what the containers of -f that count would run",
     )
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod, and run nothing"
@@ -62,8 +66,9 @@ def main(parsed: Parsed) -> int:
     """
     if parsed.flags["file"]:
         return _from_manifests(parsed)
-    if parsed.flags["render"]:
-        raise UsageError("--render writes the pods of a manifest; name it with -f")
+    for flag in ("render", "command_line"):
+        if parsed.flags[flag]:
+            raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
     settings = parsed.settings
     programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
@@ -91,10 +96,14 @@ def main(parsed: Parsed) -> int:
 def _from_manifests(parsed: Parsed) -> int:
     from trainer_launch.commands import manifests  # only who has a manifest pays for it
 
+    if parsed.argv:
+        raise UsageError("with -f the manifest has the command; --command 'PROGRAM ARG ...' runs another one")
     workload = manifests.load(parsed.flags["file"])
     manifests.tell_ignored(workload)
     if not parsed.flags["render"]:
-        raise UsageError("a manifest cannot be run yet, only rendered: add --render DIR")
+        from trainer_launch.commands.rehearse import rehearse
+
+        return rehearse(workload, parsed)
     sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
     return 0
 
@@ -141,7 +150,7 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
             flags[name.upper()] = value
     return Process(
         name=pod.name,
-        argv=(sys.executable, "-c", _RUN, *pod.command, *(parsed.argv if pod.command[0] == "run" else ())),
+        argv=(sys.executable, "-c", RUN, *pod.command, *(parsed.argv if pod.command[0] == "run" else ())),
         env={**pod.env, **{f"TRAINER_LAUNCH_{name}": value for name, value in flags.items()}},
         label="",  # whole lines of one pod at a time; the pod itself knows which worker wrote them
     )

@@ -24,14 +24,20 @@ def read_elastic(source: Source, engine: str) -> Job:
         hostname_index=own.index if own else None,
         world_size=torchrun_env.world_size(nodes, nproc),
         coordinator=meeting.endpoint,
-        # torch compares the endpoint's host with its own names to find who hosts the store
-        is_coordinator=names.first_label(host) == names.first_label(source.pod.hostname) if own and host else None,
+        is_coordinator=_is_host(host, source.pod.hostname, own) if own and host else None,
         rendezvous=meeting,
         members=_members(host, own, nodes),
         max_restarts=torchrun_env.max_restarts(source),
         engine=engine,
         details={**torchrun_env.oddities(source), **_master_too(source), **_elastic(nodes)},
     )
+
+
+def _is_host(host: str, hostname: str, own: names.V1Name) -> bool:
+    """torch compares the endpoint's host with its own names; a rehearsal's loopback address is that of worker 0."""
+    if host.startswith("127."):
+        return own.role == "worker" and own.index == 0
+    return names.first_label(host) == names.first_label(hostname)
 
 
 def _elastic(nodes: NodeRange | None) -> dict[str, Json]:

@@ -53,7 +53,7 @@ def read(request: Request) -> Workload:
         name=name,
         namespace=space,
         drafts=pods,
-        rules=replace(rules, clean=clean, strict=tuple(p.hostname for p in pods if p.restart != "ExitCode")),
+        rules=replace(rules, clean=clean),
         ignored=v1.ignored(specs.values()),
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainer_launch.manifest import v1
 from trainer_launch.manifest.baking import env_items
 from trainer_launch.manifest.request import Request
@@ -40,13 +38,12 @@ def read(request: Request) -> Workload:
         return v1.with_env(one.template, env_items(env))
 
     pods = v1.drafts(name, space, specs, template)
-    rules = v1.rules(found, Success(groups=((master,),)))
     return Workload(
         kind="XGBoostJob",
         name=name,
         namespace=space,
         drafts=pods,
-        rules=replace(rules, strict=tuple(pod.hostname for pod in pods if pod.restart != "ExitCode")),
+        rules=v1.rules(found, Success(groups=((master,),))),
         ports={"MASTER_PORT": master},
         ignored=v1.ignored(specs.values()),
     )

@@ -155,7 +155,6 @@ class Rules:
     clean: str = "None"  # cleanPodPolicy: None, Running, All
     deadline_s: float | None = None  # activeDeadlineSeconds
     may_fail: tuple[str, ...] = ()  # pods whose failure fails nothing
-    strict: tuple[str, ...] = ()  # pods whose failure fails the job even where it would be restarted
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
 

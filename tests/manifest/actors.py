@@ -1,0 +1,64 @@
+"""A job on paper: its containers end as a test says, and time passes as a test says."""
+
+from __future__ import annotations
+
+from tests.manifest.manifests import job_of
+from trainer_launch.manifest import machine
+from trainer_launch.manifest.baking import pods
+from trainer_launch.manifest.life import Action, Start, Stop
+
+
+class Job:
+    """The machine, and what it has asked for so far."""
+
+    def __init__(self, *manifests: str) -> None:
+        workload = job_of(*manifests)
+        self.now_s = 100.0
+        self.said: list[str] = []
+        self.state, actions, said = machine.begin(workload, pods(workload), self.now_s)
+        self.began = self._take(actions, said)
+
+    def end(self, pod: str, code: int = 0, container: str | None = None) -> list[str]:
+        """A container ends (the one that counts, unless it is named); what is asked for then."""
+        name = container or self.state.pods[pod].draft.main
+        assert name in self.state.states[pod].running, f"{pod}/{name} does not run"
+        return self._step(machine.Exited(self.now_s, pod, name, code))
+
+    def wait(self, seconds: float) -> list[str]:
+        """Time passes."""
+        self.now_s += seconds
+        return self._step(machine.Due(self.now_s))
+
+    def stop(self, grace_s: float = 5.0) -> list[str]:
+        """Somebody presses Ctrl-C."""
+        return self._step(machine.StopAsked(self.now_s, grace_s))
+
+    def finish(self) -> None:
+        """Whoever is asked to end does, with 0."""
+        while any(state.stopping and state.running for state in self.state.states.values()):
+            name, state = next((n, s) for n, s in self.state.states.items() if s.stopping and s.running)
+            self._step(machine.Exited(self.now_s, name, min(state.running), 0))
+
+    @property
+    def verdict(self) -> tuple[bool, str] | None:
+        """Whether it has succeeded, and the reason; None while it has not ended."""
+        condition = self.state.condition
+        return None if condition is None else (condition.succeeded, condition.reason)
+
+    def phase(self, pod: str) -> str:
+        return self.state.states[pod].phase.value
+
+    def _step(self, event: machine.Event) -> list[str]:
+        self.state, actions, said = machine.step(self.state, event)
+        return self._take(actions, said)
+
+    def _take(self, actions: list[Action], said: list[str]) -> list[str]:
+        self.said += said
+        return [_written(action) for action in actions]
+
+
+def _written(action: Action) -> str:
+    if isinstance(action, Start):
+        return f"start {action.pod}/{action.container}"
+    assert isinstance(action, Stop)
+    return f"{'kill' if action.kill else 'stop'} {action.pod}/{action.container}"

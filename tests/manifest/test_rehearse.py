@@ -1,0 +1,180 @@
+"""`local -f` with real processes: what a pod sees, the order of containers, restarts, conditions, stopping."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import launch, start
+from tests.manifest.manifests import runtime, trainjob
+
+pytestmark = pytest.mark.process
+
+
+def job(folder: Path, pod: str, spec: str = "", replicas: str = "", kind: str = "PyTorchJob") -> str:
+    """A job of workers; `pod` is their pod's specification."""
+    field, path = {"PyTorchJob": "pytorch", "TFJob": "tf"}[kind], folder / "job.yaml"
+    path.write_text(
+        f"apiVersion: kubeflow.org/v1\nkind: {kind}\nmetadata: {{name: job}}\nspec: {{{spec + ', ' if spec else ''}"
+        f"{field}ReplicaSpecs: {{Worker: {{template: {{spec: {pod}}}{', ' + replicas if replicas else ''}}}}}}}\n"
+    )
+    return str(path)
+
+
+def shell(text: str, more: str = "", name: str = "pytorch") -> str:
+    """A container that runs a shell script."""
+    return f"{{name: {name}, image: i, command: [sh, -c, {json.dumps(text)}]{', ' + more if more else ''}}}"
+
+
+def pod(container: str, more: str = "") -> str:
+    return f"{{containers: [{container}]{', ' + more if more else ''}}}"
+
+
+def rows(stderr: str) -> dict[str, list[str]]:
+    return {
+        words[0]: words[1:5]
+        for line in stderr.splitlines()
+        if (words := line.split()) and words[0].startswith("job-")
+    }
+
+
+def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_path: Path) -> None:
+    text = "echo $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT for $LR $RANK"
+    env = "env: [{name: LR, value: '0.1'}]"
+    path = job(tmp_path, pod(shell(text, env)), "elasticPolicy: {minReplicas: 1, maxReplicas: 3}", "replicas: 2")
+    ended = launch("local", "-f", path, env={"RANK": "from the shell"})
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(line for line in ended.stdout.splitlines() if line)
+    assert [line.rpartition(":")[0] for line in lines] == [
+        f"[job-worker-{index}] job-worker-{index} of 1:3 at 127.0.0.2" for index in (0, 1)
+    ]
+    assert all(line.endswith(" for 0.1") for line in lines), "and nothing of the shell's own platform"
+    assert rows(ended.stderr) == {f"job-worker-{index}": ["Succeeded", "1", "0", "0"] for index in (0, 1)}
+    assert "PyTorchJob job: Succeeded" in ended.stderr.splitlines()[-1]
+
+
+def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -> None:
+    init = shell("echo told > /state/word", "volumeMounts: [{name: s, mountPath: /state}]", "first")
+    main = shell("cat /mine/word", "volumeMounts: [{name: s, mountPath: /mine}]")
+    path = job(tmp_path, pod(main, f"initContainers: [{init}], volumes: [{{name: s, emptyDir: {{}}}}]"))
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["[job-worker-0] told"]
+
+
+LIVES = (
+    "n=$(cat /claim/n 2>/dev/null || echo 0); echo $((n+1)) > /claim/n; touch /own/$n; "
+    "echo life $n has $(ls /own); [ $n -ge 2 ] && exit 0; exit 137"
+)
+VOLUMES = "volumes: [{name: c, persistentVolumeClaim: {claimName: x}}, {name: o, emptyDir: {}}]"
+MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}, {name: o, mountPath: /own}]"
+
+
+def test_a_retryable_code_makes_the_pod_anew_and_only_the_claim_is_kept(tmp_path: Path) -> None:
+    ended = launch("local", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode"))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"[job-worker-0] life {n} has {n}" for n in range(3)]
+    assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "3", "0", "0"]}
+
+
+def test_on_failure_restarts_in_the_same_pod(tmp_path: Path) -> None:
+    ended = launch("local", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure"))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[job-worker-0] life 2 has 0 1 2"
+    assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "1", "2", "0"]}
+
+
+def test_a_failed_job_says_why_and_ends_with_the_pods_code(tmp_path: Path) -> None:
+    path = job(
+        tmp_path, pod(shell("exit 7")), "runPolicy: {cleanPodPolicy: All}", "restartPolicy: Never, replicas: 2"
+    )
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 7
+    last = ended.stderr.splitlines()[-1]
+    assert "PyTorchJob job: Failed" in last
+    assert "(PyTorchJobFailed)" in last
+
+
+def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_started(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    chief, worker = pod(shell("exit 0", name="tensorflow")), pod(shell("sleep 987 & sleep 987", name="tensorflow"))
+    path.write_text(
+        "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: job}\n"
+        "spec: {runPolicy: {cleanPodPolicy: Running}, "
+        f"tfReplicaSpecs: {{Chief: {{template: {{spec: {chief}}}}}, Worker: {{template: {{spec: {worker}}}}}}}}}\n"
+    )
+    ended = launch("local", "-f", str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert rows(ended.stderr)["job-worker-0"][0] == "Gone"
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]]
+
+
+def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> None:
+    other = "{name: pytorch, image: i, command: [no-such-program, x]}"
+    init = shell("echo started", "", "first")
+    ended = launch("local", "-f", job(tmp_path, pod(other, f"initContainers: [{init}]")))
+    assert ended.returncode == 127
+    for part in ("'no-such-program'", "container pytorch of job-worker-0", "--command"):
+        assert part in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
+    path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
+    ended = launch("local", "-f", path, "--command", "sh -c 'echo instead'")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["[job-worker-0] instead"]
+
+
+def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> None:
+    container = "{name: node, image: i, args: [sh, -c, 'echo rank $PET_NODE_RANK of $PET_NNODES']}"
+    label = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}"
+    template = f"{{{label}, spec: {{template: {{spec: {{containers: [{container}]}}}}}}}}"
+    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2}"))
+    (tmp_path / "runtime.yaml").write_text(runtime(jobs=f"{{name: node, template: {template}}}"))
+    files = ("-f", str(tmp_path / "job.yaml"), "-f", str(tmp_path / "runtime.yaml"))
+    ended = launch("local", *files)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")[:2]) == [f"[job-node-0-{n}] rank {n} of 2" for n in (0, 1)]
+    assert "reason=Succeeded" in ended.stderr, "the last words of the launcher in the pod"
+
+
+def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None:
+    text = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    with start("local", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2")) as rehearsal:
+        rehearsal.read_until("ready", 2)
+        rehearsal.signal(signal.SIGTERM)
+        code, output = rehearsal.end()
+    assert code == 143
+    assert output.count("] saved") == 2
+    assert "PyTorchJob job: stopped" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--", "true"), "--command"),
+        (("--command", "'open"), "cannot be split"),
+        (("--command", " "), "--command is empty"),
+    ],
+)
+def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
+    ended = launch("local", "-f", job(tmp_path, pod(shell("true"))), *words)
+    assert ended.returncode == 2
+    assert part in ended.stderr
+
+
+def test_jobs_of_mpi_are_not_run_yet_and_said_to_be_so(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    spec = "{template: {spec: {containers: [{name: mpi, image: i}]}}}"
+    path.write_text(
+        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
+        f"spec: {{mpiReplicaSpecs: {{Launcher: {spec}, Worker: {spec}}}}}\n"
+    )
+    ended = launch("local", "-f", str(path))
+    assert ended.returncode == 2
+    assert "--render" in ended.stderr

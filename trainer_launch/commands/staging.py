@@ -1,0 +1,154 @@
+"""A job's stage on this machine: scratch folders, free ports, files, and each container as a process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from trainer_launch import programs
+from trainer_launch.command import parse_command
+from trainer_launch.errors import NotRunnableError, UsageError
+from trainer_launch.host import net
+from trainer_launch.manifest import loopback
+from trainer_launch.manifest.baking import pods as pods_of
+from trainer_launch.manifest.life import own_init
+from trainer_launch.manifest.loopback import FILES, Ground
+from trainer_launch.manifest.values import Container, Pod, Workload
+from trainer_launch.model import Process
+from trainer_launch.rehearsal import RUN, own_environment
+
+OURS = "trainer-launch"
+
+
+class Stage:
+    """Where the pods of one rehearsal live."""
+
+    def __init__(self, workload: Workload, scratch: Path, settings: Mapping[str, str], command: str | None) -> None:
+        if len(workload.drafts) > loopback.MAX_PODS:
+            raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
+        self._scratch = scratch
+        self._settings = settings  # TRAINER_LAUNCH_* for our own launchers in the pods
+        # A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others.
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(workload.drafts)))
+        machine = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+        self._base = {**machine, **own_environment(os.environ), "PATH": _path()}
+        made = pods_of(workload, loopback.address_of)
+        self.pods = tuple(_with_command(pod, command) for pod in made) if command else made
+        ground = loopback.ground_of(workload, self.pods)
+        self._ground = _with_ports(ground, self.pods)
+
+    def check(self) -> None:
+        """Find every program before anything starts.
+
+        Raises:
+            UsageError: one is not there.
+        """
+        seen: set[tuple[str, ...]] = set()
+        for pod in self.pods:
+            for container in (*own_init(pod), *pod.containers):
+                argv = self.process(pod, container.name, 1).argv
+                if argv[0] != sys.executable and argv not in seen:
+                    seen.add(argv)
+                    _check(pod, container, argv, self._base["PATH"])
+
+    def process(self, pod: Pod, name: str, life: int) -> Process:
+        """A container of a pod in one of its lives, as a process of this machine."""
+        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        here = loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        env = {
+            **self._base,
+            **{f"TRAINER_LAUNCH_{key}": value for key, value in self._settings.items()},
+            "TRAINER_LAUNCH_TERMINATION_LOG": str(self.last_words(pod, name)),
+            "HOSTNAME": pod.name,
+            **here.env,
+        }
+        label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
+        return Process(
+            name=f"{pod.name}/{name}",
+            argv=_argv(here),
+            env=env,
+            cwd=here.workdir if here.workdir and Path(here.workdir).is_dir() else None,
+            label=label,
+        )
+
+    def prepare(self, pod: Pod, name: str, life: int) -> None:
+        """Make the folders of a container, and write its files."""
+        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        for mount in container.mounts:
+            folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)
+            folder.mkdir(parents=True, exist_ok=True)
+        here = loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        for path, file in here.files.items():
+            place = Path(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.exists():
+                place.write_text(file.text, encoding="utf-8", errors="surrogateescape")
+                place.chmod(file.mode)
+        self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
+
+    def last_words(self, pod: Pod, name: str) -> Path:
+        """Where a launcher in this container leaves its termination message."""
+        return self._scratch / pod.name / f"{name}.termination-log"
+
+    def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
+        if volume == FILES:
+            return str(self._scratch / pod.name / "files")
+        kind = pod.draft.template.volumes.get(volume)
+        if kind is None:
+            return None
+        if kind.startswith("claim:"):
+            return str(self._scratch / "claims" / kind.removeprefix("claim:").replace("/", "_"))
+        return str(self._scratch / pod.name / f"life-{life}" / volume)
+
+
+def _argv(container: Container) -> tuple[str, ...]:
+    """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
+    words = (*container.command, *container.args)
+    if not container.command:
+        words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
+    if Path(words[0]).name == OURS:
+        return (sys.executable, "-c", RUN, *words[1:])
+    return words
+
+
+def _with_command(pod: Pod, command: str) -> Pod:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as problem:
+        raise UsageError(f"--command {command[:60]!r} cannot be split into words: {problem}") from None
+    if not words:
+        raise UsageError("--command is empty; give the program and its arguments in one text")
+    changed = tuple(
+        replace(one, command=words, args=()) if one.name == pod.draft.main else one for one in pod.containers
+    )
+    return replace(pod, containers=changed)
+
+
+def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
+    taken: set[int] = set()
+    ports = {}
+    for endpoint in sorted(loopback.endpoints(ground, pods)):
+        port = net.free_port()
+        while port in taken:
+            port = net.free_port()
+        taken.add(port)
+        ports[endpoint] = port
+    return replace(ground, ports=ports)
+
+
+def _path() -> str:
+    """The folder of our own Python first, as in an image that this package is installed in."""
+    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+
+
+def _check(pod: Pod, container: Container, argv: tuple[str, ...], path: str) -> None:
+    try:
+        programs.check(parse_command(argv), path)
+    except NotRunnableError as problem:
+        found = problem.exit_code == 126
+        text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
+        raise NotRunnableError(text, found=found) from None

@@ -1,0 +1,207 @@
+"""A whole job's life: pods and controller together, event by event. Pure; `commands/rehearse` does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from trainer_launch.manifest import judge, life
+from trainer_launch.manifest.judge import Again, AllAgain, Condition
+from trainer_launch.manifest.life import Action, Phase, PodState
+from trainer_launch.manifest.values import Pod, Rules, Workload
+
+LINGER_S = 10.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How the job stands."""
+
+    kind: str
+    pods: Mapping[str, Pod]
+    rules: Rules
+    states: Mapping[str, PodState]
+    began_s: float
+    failed: Mapping[str, int] = field(default_factory=dict)
+    attempt: int = 0
+    condition: Condition | None = None
+    stop_at_s: float | None = None  # when pods that linger after the end are stopped
+    asked: int = 0  # how often we were asked to stop
+    grace_s: float | None = None  # shorter than the pods' own, when asked
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended, and nothing of it runs."""
+        over = self.condition is not None or self.asked > 0
+        return over and not any(state.running for state in self.states.values())
+
+    def due_s(self) -> float | None:
+        """When something is to happen without an event."""
+        times = [at_s for state in self.states.values() if (at_s := life.next_due_s(state)) is not None]
+        if self.condition is None and not self.asked:
+            times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
+            if self.rules.deadline_s is not None:
+                times.append(self.began_s + self.rules.deadline_s)
+        if self.stop_at_s is not None:
+            times.append(self.stop_at_s)
+        return min(times, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A container has ended; 128 + n when a signal ended it."""
+
+    at_s: float
+    pod: str
+    container: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Time has passed."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the rehearsal to end."""
+
+    at_s: float
+    grace_s: float
+
+
+Event = Exited | Due | StopAsked
+Step = tuple[State, list[Action], list[str]]  # and what to tell
+
+
+def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
+    """All pods that wait for nobody start."""
+    state = State(
+        kind=workload.kind,
+        pods={pod.name: pod for pod in pods},
+        rules=workload.rules,
+        states={pod.name: PodState() for pod in pods},
+        began_s=now_s,
+    )
+    return _settle(state, now_s)
+
+
+def step(state: State, event: Event) -> Step:
+    """What an event makes of the job, and what is to be done."""
+    actions: list[Action] = []
+    if isinstance(event, Exited):
+        pod = state.pods[event.pod]
+        changed, actions = life.exited(pod, state.states[event.pod], event.container, event.code, event.at_s)
+        state = _with(state, event.pod, changed)
+    elif isinstance(event, StopAsked):
+        state = replace(state, asked=state.asked + 1, grace_s=event.grace_s)
+        state, actions = _stop_all(state, event.at_s, kill=state.asked > 1)
+        return state, actions, []
+    for name in state.pods:
+        changed, more = life.due(state.pods[name], state.states[name], event.at_s)
+        state, actions = _with(state, name, changed), actions + more
+    state, more, said = _settle(state, event.at_s)
+    return state, actions + more, said
+
+
+def _settle(state: State, now_s: float) -> Step:
+    """Let the controller decide until it has nothing more to decide."""
+    actions: list[Action] = []
+    said: list[str] = []
+    if state.asked:
+        return state, actions, said
+    if state.condition is None:
+        for decision in judge.decide(_view(state, now_s)):
+            state, more, text = _apply(state, decision, now_s)
+            actions, said = actions + more, said + text
+    if state.condition is None:
+        state, more = _start_ready(state, now_s)
+        actions += more
+    elif state.stop_at_s is not None and now_s >= state.stop_at_s:
+        state, more = _stop_all(replace(state, stop_at_s=None), now_s)
+        actions += more
+        left = sorted({action.pod for action in more})
+        said += [f"still running after the end, and stopped: {', '.join(left)}"] if left else []
+    return state, actions, said
+
+
+def _view(state: State, now_s: float) -> judge.View:
+    return judge.View(
+        kind=state.kind,
+        pods=state.pods,
+        rules=state.rules,
+        states=state.states,
+        failed=state.failed,
+        attempt=state.attempt,
+        age_s=now_s - state.began_s,
+    )
+
+
+def _apply(state: State, decision: judge.Decision, now_s: float) -> Step:
+    if isinstance(decision, Condition):
+        state = replace(state, condition=decision)
+        if state.rules.clean == "None":
+            return replace(state, stop_at_s=now_s + LINGER_S), [], []
+        return (*_stop_all(state, now_s), [])
+    if isinstance(decision, AllAgain):
+        state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING)
+        state = replace(state, attempt=state.attempt + 1, failed={})
+        pending = {name: _pending(one, now_s) for name, one in state.states.items()}
+        text = f"{decision.because.message}: all pods start again ({state.attempt} of {state.rules.max_restarts})"
+        return replace(state, states=pending), actions, [text]
+    assert isinstance(decision, Again)
+    before = state.states[decision.pod]
+    code = judge.code_of(state.pods[decision.pod], before)
+    anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
+    state = _with(state, decision.pod, anew)
+    if decision.counts:
+        child = state.pods[decision.pod].draft.child
+        state = replace(state, failed={**state.failed, child: state.failed.get(child, 0) + 1})
+    return state, [], [f"{decision.pod} failed (exit code {code}): it is deleted and made anew"]
+
+
+def _pending(state: PodState, now_s: float) -> PodState:
+    """What has stopped waits for its next life; what still runs becomes that when it has ended."""
+    return state if state.running else replace(state, phase=Phase.PENDING, not_before_s=now_s)
+
+
+def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
+    """Start the pods that are due and whose predecessors are ready, or complete."""
+    actions: list[Action] = []
+    for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
+        one = state.states[name]
+        if one.phase is Phase.PENDING and not one.running and now_s >= one.not_before_s and _may_start(state, pod):
+            born, more = life.born(pod, one)
+            state, actions = _with(state, name, born), actions + more
+    return state, actions
+
+
+def _may_start(state: State, pod: Pod) -> bool:
+    for condition in pod.draft.after:
+        child, _, status = condition.partition("=")
+        phases = [state.states[name].phase for name, other in state.pods.items() if other.draft.child == child]
+        wanted = (Phase.SUCCEEDED,) if status == "Complete" else (Phase.RUNNING, Phase.SUCCEEDED)
+        if not all(phase in wanted for phase in phases):
+            return False
+    return True
+
+
+def _stop_all(
+    state: State, now_s: float, *, kill: bool = False, stop_as: Phase = Phase.GONE
+) -> tuple[State, list[Action]]:
+    actions: list[Action] = []
+    for name, pod in state.pods.items():
+        grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
+        one = state.states[name]
+        if kill:
+            actions += [life.Stop(name, container, kill=True) for container in sorted(one.running)]
+            continue
+        changed, more = life.stopped(pod, one, now_s, grace_s, stop_as)
+        state, actions = _with(state, name, changed), actions + more
+    return state, actions
+
+
+def _with(state: State, name: str, pod: PodState) -> State:
+    return replace(state, states={**state.states, name: pod})
