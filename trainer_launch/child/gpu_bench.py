@@ -53,7 +53,7 @@ class Bench:
 
     def __init__(self, out: int, device: str, level: str) -> None:
         self._out, self._device, self._level = out, device, level
-        self._stage = ""
+        self._began = time.monotonic()
         self._n, self._block, self._sent = SIZES[device]
 
     def run(self, aside: int) -> None:
@@ -74,6 +74,7 @@ class Bench:
                 self._patterns()
             self._begin("nccl" if self._device == "cuda" else "gloo")
             self._collective(aside)
+            self._begin("end")
             self._say(done=True)
         except ModuleNotFoundError as problem:
             self._say(error=f"{problem}"[:300], kind="import" if problem.name == "torch" else "failed")
@@ -81,8 +82,7 @@ class Bench:
             self._say(error=f"{type(problem).__name__}: {problem}"[:600], kind="failed")
 
     def _begin(self, stage: str) -> None:
-        self._stage = stage
-        self._say(stage=stage)
+        self._say(stage=stage, at=round(time.monotonic() - self._began, 3))
 
     def _say(self, **values: Any) -> None:
         os.write(self._out, json.dumps(values).encode() + b"\n")

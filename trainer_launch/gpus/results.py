@@ -42,6 +42,7 @@ class Benched:
     ending: Ending = Ending.NOT_RUN
     why: str = ""
     stage: str = ""  # the last one that was begun
+    stages: tuple[tuple[str, float], ...] = ()  # all of them, and when each was begun, in seconds
     facts: Mapping[str, str] = field(default_factory=_nothing)  # torch, cuda, nccl, cublas, model ...
     figures: tuple[tuple[str, float, str], ...] = ()  # name, value, unit
     checksum: str = ""
@@ -88,7 +89,8 @@ def benched(gpu: int, uuid: str, said: bytes, seen: Limits) -> Benched:
 def _with(made: Benched, told: Any) -> Benched:
     """A line more."""
     if "stage" in told:
-        return replace(made, stage=str(told["stage"])[:60])
+        stage, at_s = str(told["stage"])[:60], float(told.get("at", 0.0))
+        return replace(made, stage=stage, stages=(*made.stages, (stage, at_s)))
     if "facts" in told:
         facts = {str(name)[:60]: str(value)[:300] for name, value in told["facts"].items()}
         return replace(made, facts=MappingProxyType(facts), uuid=made.uuid or facts.get("uuid", ""))
