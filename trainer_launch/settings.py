@@ -153,7 +153,9 @@ class Settings(BaseSettings):
         le=86_400,
         description="seconds within which all nodes have to come, and their names to resolve",
     )
-    storage: str | None = Field(None, description="folders that a checkpoint is tried in")
+    storage: str | None = Field(
+        None, description="folders that a checkpoint is tried in; shared:PATH has to be one folder for all nodes"
+    )
     exit_warning: bool = Field(False, description="end with 10 where there are only warnings")
     report: str | None = Field(None, description="write the report there, as JSON")
     plot: str | None = Field(

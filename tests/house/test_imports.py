@@ -51,6 +51,9 @@ PURE = (
     "rollcall/ending.py",
     "rollcall/names.py",
     "rollcall/speech.py",
+    "rollcall/sharing.py",
+    "rollcall/entry.py",
+    "rollcall/picture.py",
 )
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 READS_ENVIRONMENT = ("commands/", "settings.py", "child/", "reporting.py")  # the last runs in training scripts

@@ -40,6 +40,7 @@ class Simulation:
         self.offsets: Mapping[int, float] = {}
         self.own: Mapping[int, Sequence[Finding]] = {}
         self.measures: Mapping[int, Sequence[Measure]] = {}
+        self.sees: Callable[[str, int, int], bool] = lambda folder, node, other: True
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
         self.looked: list[tuple[Endpoint | None, ...]] = []
@@ -91,6 +92,10 @@ class Simulation:
             own = speech.dumped(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
             self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
+        elif isinstance(message, msg.Seek):
+            folders = self.settings.storage
+            found = {at: ",".join(o for o in message.ranks if self.sees(at, rank, int(o))) for at in folders}
+            self.say(rank, msg.Sought(found))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])

@@ -10,7 +10,8 @@ import pytest
 
 from trainer_launch.command import parse_command
 from trainer_launch.commands import thresholds
-from trainer_launch.commands.gathering import failing_nodes, merged
+from trainer_launch.commands.gathering import CHECKS, failing_nodes
+from trainer_launch.commands.merging import merged
 from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.code import code_hash
@@ -150,21 +151,21 @@ def fail(check: str, subject: str = "", text: str = "x") -> Finding:
 
 def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
-    told = merged([fail("shm")], decided, "node 1 (b)")
+    told = merged([fail("shm")], decided, "node 1 (b)", CHECKS)
     assert [finding.check for finding in told] == ["pairs", "shm"]
     assert told[1].subject == "node 1 (b), node 0 (a)"
 
 
 def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
-    told = merged([fail("dns")], [missing], "node 1 (b)")
+    told = merged([fail("dns")], [missing], "node 1 (b)", CHECKS)
     assert [(one.check, one.status, one.subject) for one in told] == [
         ("roll-call", Status.FAIL, "node 2 (c)"),
         ("dns", Status.WARN, "node 1 (b)"),
     ]
     assert failing_nodes(told) == "c\n"
     refused = replace(missing, measured="refused")
-    assert merged([fail("dns")], [refused], "node 1 (b)")[1].status is Status.FAIL
+    assert merged([fail("dns")], [refused], "node 1 (b)", CHECKS)[1].status is Status.FAIL
 
 
 def test_the_failing_nodes_are_listed_by_host_name() -> None:

@@ -1,7 +1,8 @@
 """One trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
 `probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
-memory. Each stage is told before it begins, so that who kills us knows where we hung.
+memory; `leave`, `seek` and `remove` take {"folder", "names"} as JSON. Each stage is told before it begins, so that
+who kills us knows where we hung.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def main() -> None:
     # Should our parent die first: nobody would end us.
     signal.setitimer(signal.ITIMER_REAL, float(limit) + 5)
     try:
-        values = storage(argument) if what == "storage" else memlock(int(argument))
+        values = TRIALS[what](argument)
     except OSError as problem:
         tell(errno=problem.errno)
     else:
@@ -80,8 +81,45 @@ def sync_folder(folder: str) -> None:
         os.close(place)
 
 
-def memlock(size: int) -> dict[str, float]:
+def leave(argument: str) -> dict[str, float]:
+    """Make files of these names, for other nodes to see."""
+    folder, names = told(argument)
+    for name in names:
+        tell(stage="create")
+        file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        os.fsync(file)
+        os.close(file)
+    sync_folder(folder)
+    return {"left": float(len(names))}
+
+
+def seek(argument: str) -> dict[str, float]:
+    """Which of these names are there."""
+    folder, names = told(argument)
+    tell(stage="look")
+    os.stat(folder)
+    return {name: float(os.path.lexists(os.path.join(folder, name))) for name in names}
+
+
+def remove(argument: str) -> dict[str, float]:
+    """Remove files of these names."""
+    folder, names = told(argument)
+    tell(stage="unlink")
+    for name in names:
+        if os.path.lexists(os.path.join(folder, name)):
+            os.unlink(os.path.join(folder, name))
+    return {"removed": float(len(names))}
+
+
+def told(argument: str) -> tuple[str, list[str]]:
+    """The folder, and names in it."""
+    said = json.loads(argument)
+    return said["folder"], said["names"]
+
+
+def memlock(argument: str) -> dict[str, float]:
     """Lock memory as RDMA does; the limit alone does not tell whether that works."""
+    size = int(argument)
     import ctypes
     import mmap
 
@@ -100,6 +138,8 @@ def memlock(size: int) -> dict[str, float]:
         raise OSError(number, os.strerror(number))
     return {"bytes": float(size)}
 
+
+TRIALS = {"storage": storage, "memlock": memlock, "leave": leave, "seek": seek, "remove": remove}
 
 if __name__ == "__main__":
     main()

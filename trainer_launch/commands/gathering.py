@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainer_launch import judgement, references
 from trainer_launch.commands import loading, thresholds
@@ -25,7 +25,7 @@ from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.preflight import dns
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.rollcall import compare, ending, facts, full, pairs, speech, ways
+from trainer_launch.rollcall import compare, ending, facts, full, pairs, sharing, speech, ways
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bench import Bench
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
@@ -33,15 +33,19 @@ from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.names import names_of
 from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.server import Server
-from trainer_launch.rollcall.stages import Stage
 from trainer_launch.rollcall.state import Settings as Calling
 from trainer_launch.rollcall.state import label
+from trainer_launch.rollcall.tokens import Tokens
 from trainer_launch.settings import Settings
 
 # Those of all nodes together.
-CHECKS = (ending.NAME, compare.FACTS, compare.CLOCK, checksums.NAME, *judgement.CHECKS, pairs.NAME, full.NAME)
+CHECKS = (
+    *(ending.NAME, compare.FACTS, compare.CLOCK, checksums.NAME, *judgement.CHECKS),
+    *(sharing.NAME, pairs.NAME, full.NAME),
+)
 FAILING_NODES = "failing_nodes.txt"
 _THOROUGH = ("standard", "deep")  # levels
+_MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
@@ -82,6 +86,7 @@ class Gathering:
     collectives: Collectives | None
     measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
     seen: Callable[[], Seen]  # the pair tests, likewise
+    tokens: Tokens
 
     def finish(self, check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
@@ -91,6 +96,8 @@ class Gathering:
             match news:
                 case Verdict():
                     return news
+                case msg.Seek(ranks):
+                    self.caller.send(msg.Sought(self.tokens.seek(ranks)))
                 case msg.Complete(salt, _):
                     self._tell(salt, check_here())
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
@@ -99,6 +106,7 @@ class Gathering:
 
     def _tell(self, salt: str, found: Sequence[Finding]) -> None:
         subject, key = self.subject, salt.encode() + self.secret
+        self.tokens.leave(salt)
         told = dict(self.read_slowly()) | facts.quick_facts(
             subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
         )
@@ -154,10 +162,27 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             bench=Bench(collectives),
         )
         undo.callback(caller.close)
-        read_slowly, home = _read_meanwhile(subject), label(0, place.host)
+        undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
+        read_slowly = _read_meanwhile(subject)
         yield Gathering(
-            caller, label(rank, hostname), home, read_slowly, subject, secret or b"", collectives, measured, seen
+            caller,
+            label(rank, hostname),
+            label(0, place.host),
+            read_slowly,
+            subject,
+            secret or b"",
+            collectives,
+            measured,
+            seen,
+            tokens,
         )
+
+
+def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:
+    """The folders to prove shared or not, and whether each has to be."""
+    if settings.level not in _THOROUGH or sharing.NAME in skipped:
+        return {}
+    return {folder: folder in subject.shared for folder in subject.storage[:_MAX_FOLDERS]}
 
 
 def _warn_of_limits(nodes: int) -> None:
@@ -180,6 +205,7 @@ def _calling(
         with_pairs=_has_pairs(settings, skipped),
         is_deep=settings.level == "deep",
         pair_test=settings.pair_test,
+        storage=_shared(subject, settings, skipped),
         thresholds=of_pairs,
         shares=shares,
         table=references.load(settings.reference),
@@ -229,31 +255,6 @@ def _read_meanwhile(subject: Subject) -> Callable[[], Mapping[str, str]]:
         return found
 
     return take
-
-
-def merged(own: Sequence[Finding], decided: Sequence[Finding], name: str) -> tuple[Finding, ...]:
-    """All findings, each once: what this node and others have found alike is told in this node's words."""
-    alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in CHECKS}
-    told = []
-    for finding in _explained(own, decided):
-        if finding.status in (*_LOUD, Status.UNKNOWN):
-            group = alike.pop((finding.check, finding.status), None)
-            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
-            told.append(replace(finding, subject=", ".join((name, *others))))
-        else:
-            told.append(finding)
-    rest = [finding for finding in decided if finding.check in CHECKS or finding in alike.values()]
-    return (*rest, *told)
-
-
-def _explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
-    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made."""
-    unnamed = [one for one in decided if one.check == ending.NAME and one.measured == Stage.NO_RECORD.value]
-    for finding in own:
-        if unnamed and finding.check == dns.NAME and finding.status is Status.FAIL:
-            yield replace(finding, status=Status.WARN, fault=None)
-        else:
-            yield finding
 
 
 def not_held(why: str) -> Finding:

@@ -115,7 +115,7 @@ _METAVARS = {
     "skip": "CHECK[,...]",
     "fatal": "CHECK[,...]",
     "deadline": "SECONDS",
-    "storage": "PATH[,...]",
+    "storage": "[shared:]PATH[,...]",
     "report": "PATH",
     "plot": "PATH",
     "prometheus_file": "PATH",

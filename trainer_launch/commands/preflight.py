@@ -42,13 +42,14 @@ EXAMPLES = """exit codes:
 
 examples:
   trainer-launch preflight -- train.py                 # is all there for this?
-  trainer-launch preflight --storage /checkpoints      # also a folder
+  trainer-launch preflight --storage shared:/ckpt      # a folder that all nodes share
   trainer-launch preflight --level container           # ask nothing of the other nodes
   trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
   trainer-launch preflight --plot pairs.png            # how fast are the nodes' ways?
   trainer-launch preflight --json                      # the report, for programs
 """
 STATE_FILE = "preflight.json"
+_SHARED = "shared:"  # before a folder of --storage
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _together(
     subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
 ) -> _Told:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
-    from trainer_launch.commands import gathering
+    from trainer_launch.commands import gathering, merging
 
     began_s = time.monotonic()
     at_once = [check for check in checks if check is not dns]
@@ -153,7 +154,8 @@ def _together(
 
         verdict = part.finish(here)
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
-        report = Report(findings=gathering.merged(here(), decided, part.own), took_s=time.monotonic() - began_s)
+        findings = merging.merged(here(), decided, part.own, gathering.CHECKS)
+        report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         return _Told(report, part.measured(), part.seen(), part.home if is_elsewhere else "")
 
@@ -165,6 +167,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         LaunchError: this node has no place in the job.
     """
     job, command = reading.job, reading.command
+    folders = [path for path in (settings.storage or "").split(",") if path.removeprefix(_SHARED)]
     is_torch = job.engine in (None, "torchrun")
     if command is not None:
         is_torch = engines.pick(job, command, settings.engine)[0].NAME == "torchrun"
@@ -177,7 +180,8 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         is_torch=is_torch,
         deadline_s=settings.deadline,
         shm_size=settings.shm_size,
-        storage=tuple(path for path in (settings.storage or "").split(",") if path),
+        storage=tuple(path.removeprefix(_SHARED) for path in folders),
+        shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
     )
 
 

@@ -34,6 +34,7 @@ class Subject:
     is_torch: bool = True  # torch elastic runs the command, so gloo may be used
     deadline_s: float = 0.0  # for what may appear later, such as a peer's name
     storage: tuple[str, ...] = ()
+    shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
     shm_size: str = "auto"  # as --shm-size has it
 
     limits: Limits = _NO_LIMITS

@@ -48,7 +48,7 @@ class Verdict:
     is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
-News: TypeAlias = msg.Complete | msg.Waiting | Verdict
+News: TypeAlias = msg.Complete | msg.Seek | msg.Waiting | Verdict
 
 
 class Caller:
@@ -248,7 +248,7 @@ class Caller:
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self._stage = "it takes part in the roll call"
                 self._news.put(message)
-            case msg.Complete():
+            case msg.Complete() | msg.Seek():
                 self._news.put(message)
             case msg.Test():
                 threading.Thread(target=self._test, args=(message,), daemon=True, name="pair test").start()

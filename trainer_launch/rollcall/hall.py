@@ -11,11 +11,11 @@ from enum import Enum
 from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
-from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import ending, speech
+from trainer_launch.rollcall import ending, entry, speech
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bouts import Bouts
 from trainer_launch.rollcall.picture import Seen
+from trainer_launch.rollcall.sharing import Sharing
 from trainer_launch.rollcall.stages import Stuck
 from trainer_launch.rollcall.state import (
     LEASE_S,
@@ -44,6 +44,7 @@ class Phase(Enum):
 
     CALLING = "calling"
     RECORDING = "recording"
+    SEEKING = "seeking"
     TESTING = "testing"
     OVER = "over"
 
@@ -66,6 +67,7 @@ class Hall:
         self._looked: dict[Key, Stuck] = {}
         self._looking: tuple[Key, ...] | None = None
         self._record_until_s = 0.0
+        self._sharing = Sharing(settings, ())
         self._bouts: Bouts | None = None
         self.seen = Seen()  # the pair tests, when it is over
         self.phase = Phase.CALLING
@@ -88,6 +90,8 @@ class Hall:
                 times.append(self._last_came_s + self._settings.gather_s)
         elif self.phase is Phase.RECORDING:
             times.append(self._record_until_s)
+        elif self.phase is Phase.SEEKING:
+            times.append(self._sharing.until_s)
         elif self._bouts is not None:
             times.append(self._bouts.until_s)
         return min(times)
@@ -124,6 +128,8 @@ class Hall:
                 node.measures, node.checksums = message.measures, message.checksums
                 self._n_recorded += not node.has_record
                 node.has_record = True
+            case msg.Sought() if node is not None:
+                self._sharing.take(node.key, message)
             case msg.Result() if node is not None and self._bouts is not None:
                 self._bouts.take(node.key, message)
 
@@ -149,13 +155,9 @@ class Hall:
             yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
 
     def _refusal(self, said: msg.Present, key: Key, old: Node | None) -> msg.Refused | None:
-        if said.version != msg.VERSION:
-            return msg.Refused(f"node 0 speaks version {msg.VERSION}, not {said.version}", retry=False)
-        if said.job != self._settings.job:
-            return msg.Refused(f"this is the roll call of job {self._settings.job}, not {said.job}", retry=False)
-        if isinstance(key, int) and key >= self._settings.max_nodes:
-            last = self._settings.max_nodes - 1
-            return msg.Refused(f"this job has nodes 0 to {last}, there is no node {key}", retry=False)
+        for_good = entry.refusal(said, key, self._settings)
+        if for_good is not None:
+            return for_good
         if old is not None and old.peer is not None and old.host != said.host:
             self._collisions.setdefault(key, {old.host}).add(said.host)
             return msg.Refused(f"{old.name} is there already, so {said.host} cannot be node {key} as well", True)
@@ -199,12 +201,8 @@ class Hall:
     # -- how it goes on -----------------------------------------------------------------------
 
     def _go_on(self, now_s: float) -> Iterator[Reply]:
-        if self.phase is Phase.CALLING:
-            yield from self._call(now_s)
-        elif self.phase is Phase.RECORDING:
-            yield from self._record(now_s)
-        elif self.phase is Phase.TESTING:
-            yield from self._test(now_s)
+        steps = (self._call, self._record, self._seek, self._test)
+        yield from dict(zip(Phase, steps, strict=False))[self.phase](now_s)
 
     def _call(self, now_s: float) -> Iterator[Reply]:
         settings, n_present = self._settings, len(self._peers)
@@ -214,7 +212,7 @@ class Hall:
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
-            self._nodes = {node.key: node for node in sorted(self._present(), key=_order)}
+            self._nodes = {node.key: node for node in sorted(self._present(), key=entry.order)}
             self._lost.clear()
             for node in self._present():
                 yield Send(node.peer or 0, msg.Complete(settings.salt, n_present))
@@ -226,21 +224,10 @@ class Hall:
         elif now_s >= self._look_at_s and self._looking is None:
             self._looking = tuple(self._missing()[: ending.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
-            yield Look(tuple(self._place(key) for key in self._looking), limit_s)
+            yield Look(tuple(entry.place(key, self._nodes, settings.names) for key in self._looking), limit_s)
 
     def _missing(self) -> list[Key]:
-        """Ranks that are not there; where nothing tells ranks, only those that came and went."""
-        gone: list[Key] = [key for key, node in self._nodes.items() if node.peer is None]
-        if any(isinstance(key, str) for key in self._nodes):
-            return sorted(gone, key=str)
-        here = {node.key for node in self._present()}
-        return [rank for rank in range(self._settings.min_nodes) if rank not in here]
-
-    def _place(self, key: Key) -> Endpoint | None:
-        node = self._nodes.get(key)
-        if node is not None:
-            return Endpoint(node.address, node.port)
-        return self._settings.names.place(key) if isinstance(key, int) else None
+        return entry.missing(self._nodes, self._settings.min_nodes)
 
     def _name(self, key: Key) -> str:
         return ending.named(key, self._nodes.get(key), self._settings.names)
@@ -253,11 +240,22 @@ class Hall:
         patient_s = [self._record_until_s if node.peer else node.lost_s + _COME_BACK_S for node in waited]
         if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
             return
-        if waited or not self._settings.with_pairs or len(nodes) < 2:
+        if waited or len(nodes) < 2:
             yield from self._decide(self._compared(), [ending.midway(node) for node in waited])
             return
+        self.phase = Phase.SEEKING
+        self._sharing = Sharing(self._settings, nodes)
+        yield from self._sharing.begin(now_s)
+        yield from self._seek(now_s)
+
+    def _seek(self, now_s: float) -> Iterator[Reply]:
+        if not self._sharing.is_due(now_s, self._lost):
+            return
+        if not self._settings.with_pairs:
+            yield from self._decide(self._compared(), self._midway())
+            return
         self.phase = Phase.TESTING
-        self._bouts = Bouts(self._settings, nodes)
+        self._bouts = Bouts(self._settings, list(self._nodes.values()))
         yield from self._bouts.begin(now_s)
 
     def _test(self, now_s: float) -> Iterator[Reply]:
@@ -267,13 +265,15 @@ class Hall:
         yield from bouts.next(now_s)
         if bouts.is_over:
             self.seen = bouts.seen()
-            lost = [ending.midway(node) for node in self._nodes.values() if node.peer is None]
-            yield from self._decide(self._compared(), bouts.findings(), lost)
+            yield from self._decide(self._compared(), bouts.findings(), self._midway())
+
+    def _midway(self) -> list[Finding]:
+        return [ending.midway(node) for node in self._nodes.values() if node.peer is None]
 
     def _compared(self) -> list[Finding]:
         nodes = [node for node in self._nodes.values() if node.has_record]
         compared = ending.compared(nodes, self._settings) if nodes else []
-        return [ending.all_here(len(self._nodes)), *self._collided(), *compared]
+        return [ending.all_here(len(self._nodes)), *self._collided(), *compared, *self._sharing.findings()]
 
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
@@ -291,7 +291,3 @@ class Hall:
         for node in self._present():
             yield Send(node.peer or 0, decided)
         yield Over()
-
-
-def _order(node: Node) -> tuple[int, str]:
-    return (node.key, "") if isinstance(node.key, int) else (0, node.key)

@@ -89,6 +89,13 @@ class Result:
     seen: tuple[Seen, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Whose tokens this node has found, by folder: their ranks, with commas."""
+
+    found: Mapping[str, str]
+
+
 # -- from the server --------------------------------------------------------------------------
 
 
@@ -117,6 +124,13 @@ class Complete:
 
     salt: str
     nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Look for the tokens of these nodes in the folders for checkpoints."""
+
+    ranks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +176,8 @@ class Here:
     stage: str
 
 
-FromNode: TypeAlias = Present | Alive | Time | Record | Result | Hello
-FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided | Refused
+FromNode: TypeAlias = Present | Alive | Time | Record | Result | Sought | Hello
+FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Seek | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
 
@@ -249,11 +263,13 @@ _VOCABULARY = Vocabulary(
         Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long}
         | {"measures": _measured(measures_of), "checksums": _measured(checksums_of)},
         Result: {"round": _COUNT, "seen": _seen},
+        Sought: {"found": _facts},
         Hello: {},
         Challenge: {"nonce": text},
         Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
         TimeIs: {"sent": _real, "heard": _real, "answered": _real},
         Complete: {"salt": name, "nodes": _COUNT},
+        Seek: {"ranks": texts},
         Test: {"round": _COUNT, "rank": _RANK, "size": _COUNT, "host": name, "port": _PORT, "token": name}
         | {"limit_s": _real, "way": _way, "rails": number(MAX_RAILS + 1, 1), "is_whole": flag},
         Decided: {"findings": _long},

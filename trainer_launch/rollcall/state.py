@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -38,6 +38,7 @@ class Settings:
     thresholds: Thresholds = field(default_factory=Thresholds)
     shares: Shares = field(default_factory=Shares)
     table: Table = field(default_factory=Table)  # what GPUs should deliver
+    storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
     gather_s: float = 2.0  # after the last that came, in a job that may have more nodes than it needs
     look_s: float = 3.0  # before the deadline: the others are looked at
     record_s: float = 60.0  # for the records of all nodes

@@ -1,0 +1,43 @@
+"""What this node has found, and what was decided for all nodes, as one list. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from trainer_launch.findings import Finding, Status
+from trainer_launch.preflight import dns
+from trainer_launch.rollcall import ending
+from trainer_launch.rollcall.stages import Stage
+
+LOUD = (Status.FAIL, Status.WARN)
+
+
+def merged(
+    own: Sequence[Finding], decided: Sequence[Finding], name: str, checks: Collection[str]
+) -> tuple[Finding, ...]:
+    """All findings, each once: what this node and others have found alike is told in this node's words.
+
+    `checks` are those of all nodes together.
+    """
+    alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in checks}
+    told = []
+    for finding in _explained(own, decided):
+        if finding.status in (*LOUD, Status.UNKNOWN):
+            group = alike.pop((finding.check, finding.status), None)
+            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
+            told.append(replace(finding, subject=", ".join((name, *others))))
+        else:
+            told.append(finding)
+    rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
+    return (*rest, *told)
+
+
+def _explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
+    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made."""
+    unnamed = [one for one in decided if one.check == ending.NAME and one.measured == Stage.NO_RECORD.value]
+    for finding in own:
+        if unnamed and finding.check == dns.NAME and finding.status is Status.FAIL:
+            yield replace(finding, status=Status.WARN, fault=None)
+        else:
+            yield finding
