@@ -219,7 +219,7 @@ def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_p
     env = machine.environment(tmp_path, card(0, mig=1), gpus=1) | {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
     assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []
     found = loud(findings(subject(env, "quick", gpus=2, workers=2)))
-    assert ("gpu-mig", JOB, "GPU 0") in found
+    assert found == [("gpu-mig", JOB, "GPU 0")]
 
 
 def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

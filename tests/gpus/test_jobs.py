@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.cli.launching import clean_env
 from tests.gpus import machine, node
 from tests.gpus.machine import Change
 from tests.hosts.network import Host, hosts
+from tests.preflight.schema import violations
 
 pytestmark = pytest.mark.process
 
@@ -36,6 +38,52 @@ def preflight(host: Host, rank: int, nodes: int, home: str, folder: Path, change
     }
     words = ("--deadline", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
     return host.start((sys.executable, str(Path(node.__file__)), "preflight", *words), told)
+
+
+def alone(folder: Path, change: Change, *words: str) -> tuple[int, dict[str, Any]]:
+    """A job of one node with four cards: exit code and report."""
+    env = machine.environment(folder, change)
+    told = {name: env[name] for name in ("FAKE_NVML", "PYTHONPATH")} | {"FAKE_GPUS": str(machine.GPUS)}
+    argv = (sys.executable, str(Path(node.__file__)), "preflight", "--json", "--skip", "cpu,shm,memory", *words)
+    job = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": str(machine.GPUS), "PET_NODE_RANK": "0"}
+    ended = subprocess.run(
+        argv,
+        env=clean_env({**told, **job}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=LATEST_S,
+        check=False,
+    )
+    report: dict[str, Any] = json.loads(ended.stdout)
+    assert violations(report) == []
+    return ended.returncode, report
+
+
+def test_a_single_node_is_judged_by_itself(tmp_path: Path) -> None:
+    def bad(told: dict[str, Any]) -> None:
+        told["gpus"][1]["bench"].update(gemm=400.0)
+        told["gpus"][2]["bench"].update(checksum="fedcba9876543210")
+
+    code, report = alone(tmp_path, bad)
+    told = {one["check"]: one["text"] for one in report["findings"] if one["status"] == "fail"}
+    assert code == 20
+    assert set(told) == {"gemm", "gpu-checksum"}
+    assert "GPU 1 delivers 400 TFLOP/s" in told["gemm"]
+    assert "GPU 2 (GPU-0002) computes wrongly: 3 others" in told["gpu-checksum"]
+
+
+def test_a_healthy_node_passes_and_what_was_measured_is_told(tmp_path: Path) -> None:
+    code, report = alone(tmp_path, lambda told: None)
+    assert (code, [one for one in report["findings"] if one["status"] in ("warn", "fail")]) == (0, [])
+    assert {"gemm", "hbm", "pcie", "gpu-checksum", "gpu-load"} <= {one["check"] for one in report["findings"]}
+
+
+@pytest.mark.parametrize("words", [("--level", "quick"), ("--skip", "gpu-load"), ("--only", "gpu-ecc,gpu-count")])
+def test_without_the_load_nothing_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
+    _, report = alone(tmp_path, lambda told: told["bench"].update(fails=["device", "never run"]), *words)
+    found = {one["check"] for one in report["findings"]}
+    assert "gpu-ecc" in found
+    assert not found & {"gpu-load", "gemm", "gpu-xid", "gpu-checksum"}
 
 
 def loud(folder: Path) -> list[tuple[str, str, str]]:

@@ -24,6 +24,7 @@ _TIMED_OUT = 10
 _IDLE = 1  # the bit of the reasons
 _MAX_EVENTS = 100
 _LAST_MS = 100  # an event may come a moment after what it tells of
+_COUNTERS = ("pcie_replays", "nvlink_errors")  # many calls, and only their growth matters
 _LIMIT_S = 600
 
 
@@ -77,7 +78,8 @@ class Gpu:
     def look(self) -> None:
         """Once."""
         for name, read in self._reads.items():
-            self._see(name, read)
+            if name not in _COUNTERS or name not in self._last:
+                self._see(name, read)
         state, *rest = self._last["clock_reasons"]
         if state == "known" and not rest[0] & _IDLE:
             self._busy += 1
@@ -107,6 +109,8 @@ class Gpu:
     def told(self) -> dict[str, Any]:
         """What was seen."""
         self._hear(_LAST_MS)
+        for name in _COUNTERS:
+            self._see(name, self._reads[name])
         return {
             "index": self._index,
             "uuid": gpu_facts.fact(self._nvml, lambda: gpu_facts.text(self._nvml.nvmlDeviceGetUUID(self._handle))),

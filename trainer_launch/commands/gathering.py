@@ -115,7 +115,7 @@ class Gathering:
         offset_s, error_s = self.caller.offset
         loud = [one for one in found if one.status in _LOUD]
         findings = speech.dumped(loud, _RECORD_BYTES)
-        told |= loading.facts(subject.cards)
+        told |= loading.facts(subject.cards) | loading.adapters(subject.adapters)
         measured = loading.measured(subject.cards)
         self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, findings, *measured))
 

@@ -10,6 +10,7 @@ from trainer_launch.commands import thresholds
 from trainer_launch.findings import Finding
 from trainer_launch.gpus import checksums
 from trainer_launch.gpus.cards import Cards
+from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.measures import Checksum, Measure, fitted, fitted_checksums
 from trainer_launch.preflight import (
     gpu_clocks,
@@ -54,6 +55,13 @@ def facts(cards: Cards | None) -> dict[str, str]:
     found = cards.load() if cards.has_load else None
     loaded = {one.facts["nccl"] for one in found.tested if "nccl" in one.facts} if found is not None else set()
     return told | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
+
+
+def adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
+    """The RDMA adapters that are up, by their rates: a node with others slows all down, or hangs them."""
+    rates = Counter(port.rate or "of unknown rate" for port in ports if port.is_active)
+    told = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items()))
+    return {"adapters": told or "none of them"} if ports else {}
 
 
 def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:

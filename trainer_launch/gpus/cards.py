@@ -165,7 +165,7 @@ def loaded(
 ) -> Load:
     """Load all GPUs at once, each by a child of its own, while another one watches."""
     if not gpus:
-        return Load(driver=facts.driver, trouble="no GPU could be put under load")
+        return Load(driver=facts.driver, trouble="no GPU can be put under load: see the other checks of GPUs")
     watching = None if facts.trouble else _started(watch, env)
     until_s = time.monotonic() + limit_s
     running = [_begun(number, shown, env, (*argv, "--limit", str(limit_s))) for number, shown in gpus]

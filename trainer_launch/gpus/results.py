@@ -15,6 +15,7 @@ from trainer_launch.measures import Checksum, Measure
 
 _NETWORK = re.compile(r"Using network (\S+)|Assigned NET plugin (\S+) to comm")
 _NETS_FOUND = re.compile(r"NET/(\S+)\s*: Using \[")
+_MAX_FIGURES = 32
 
 
 class Ending(Enum):
@@ -96,6 +97,8 @@ def _with(made: Benched, told: Any) -> Benched:
         return replace(made, facts=MappingProxyType(facts), uuid=made.uuid or facts.get("uuid", ""))
     if "measure" in told:
         name, value, unit = told["measure"]
+        if len(made.figures) == _MAX_FIGURES:
+            return made
         return replace(made, figures=(*made.figures, (str(name), float(value), str(unit))))
     if "checksum" in told:
         repeats, different = int(told["repeats"]), int(told["different"])

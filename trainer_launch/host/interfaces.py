@@ -48,6 +48,7 @@ class AdapterPort:
     device: str
     port: int
     is_active: bool
+    rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,15 @@ def adapter_ports(root: Path = Path("/")) -> tuple[AdapterPort, ...]:
 def _ports_below(folder: Path) -> Iterator[AdapterPort]:
     for port in sorted(folder.glob("*/ports/*")):
         if port.name.isdigit():
-            try:
-                state = (port / "state").read_text(encoding="ascii", errors="replace")
-            except OSError:
-                state = ""
-            yield AdapterPort(port.parts[-3], int(port.name), state.partition(":")[0].strip() == _ACTIVE)
+            is_active = _line(port / "state").partition(":")[0].strip() == _ACTIVE
+            yield AdapterPort(port.parts[-3], int(port.name), is_active, _line(port / "rate"))
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()[:80]
+    except OSError:
+        return ""
 
 
 def may_use_rdma(root: Path = Path("/")) -> bool:

@@ -26,7 +26,9 @@ def check(subject: Subject) -> Iterator[Finding]:
         text = f"{subject.host.gpus.reason}: only NVIDIA's GPUs are checked"
         yield Finding(check=NAME, status=Status.SKIPPED, text=text)
     else:
-        yield _counted(subject, subject.cards.facts(), len(subject.cards.gpus))
+        are_parts = "MIG-" in (subject.cards.shown or "")  # of which one card may have several
+        seen = subject.host.gpus.count if are_parts else len(subject.cards.gpus)
+        yield _counted(subject, subject.cards.facts(), seen)
 
 
 def _none(subject: Subject) -> Finding:

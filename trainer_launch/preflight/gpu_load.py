@@ -23,9 +23,11 @@ def limit_s(subject: Subject) -> float:
 def check(subject: Subject) -> Iterator[Finding]:
     """One child for each GPU has multiplied, copied, and met itself with NCCL."""
     found = gpu_words.load(subject)
-    if found is None or not found.tested:
+    if found is None:
         return
-    if found.trouble and subject.cards is not None and not subject.cards.facts().trouble:
+    if not found.tested:
+        yield Finding(check=NAME, status=Status.SKIPPED, scope=Scope.GPU, text=found.trouble)
+    elif found.trouble and subject.cards is not None and not subject.cards.facts().trouble:
         text = f"the GPUs were not watched under load: {found.trouble}"
         yield Finding(check=NAME, status=Status.UNKNOWN, scope=Scope.GPU, text=text)
     without = [one for one in found.tested if one.ending is Ending.NO_TORCH]

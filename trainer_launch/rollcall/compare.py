@@ -48,6 +48,7 @@ _RULES: Mapping[str, Rule] = {
     "code": Rule("the program's code", Fault.JOB, "start all nodes from the same code: image, git-sync or volume"),
     "command": Rule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     "gpus": Rule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it"),
+    "adapters": Rule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
     "nproc_per_node": Rule("the number of workers", None, "give all nodes the same nproc_per_node"),
     "python": Rule("Python", None, _IMAGE),
     "driver": Rule("the GPU driver", None, "bring the machines to one driver version"),

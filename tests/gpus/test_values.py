@@ -1,0 +1,103 @@
+"""What children say is read into values, whatever it is; and what all nodes should have alike is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED
+from trainer_launch.commands import loading
+from trainer_launch.findings import Fault
+from trainer_launch.gpus import results, values
+from trainer_launch.gpus.cards import Cards, Load
+from trainer_launch.gpus.values import Gpu, numbered, visible
+from trainer_launch.host.interfaces import AdapterPort, adapter_ports
+from trainer_launch.rollcall.compare import NCCL, differences
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
+    lambda inner: (
+        some.lists(inner, max_size=4)
+        | some.dictionaries(
+            some.sampled_from(
+                ("trouble", "gpus", "driver", "index", "facts", "stage", "measure", "lines", "error")
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_whatever_a_child_says_is_read_or_refused(told: object) -> None:
+    said = json.dumps(told).encode()
+    values.facts_of(said)
+    values.watched_of(said)
+    results.benched(0, "", said, results.Limits(status=0, timed_out=False, limit_s=1.0))
+
+
+@given(some.binary(max_size=50))
+def test_what_is_no_json_is_a_trouble(said: bytes) -> None:
+    assert values.facts_of(said).trouble
+    assert values.watched_of(said)[0]
+
+
+@pytest.mark.parametrize(
+    ("shown", "indices"),
+    [(None, [0, 1]), ("0", [0]), ("1,0", [0, 1]), ("GPU-1", [1]), ("", []), ("7", []), ("MIG-1", [0, 1])],
+)
+def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[int]) -> None:
+    assert [gpu.index for gpu in visible(FACTS.gpus, shown)] == indices
+
+
+def test_numbers_are_told_in_ranges() -> None:
+    assert numbered([3]) == "GPU 3"
+    assert numbered([7, 0, 1, 2]) == "GPUs 0-2, 7"
+    assert Gpu(index=3).label == "GPU 3"
+
+
+def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
+    tested = [
+        results.benched(
+            0, "", b'{"facts": {"nccl": "2.28.9"}}', results.Limits(status=0, timed_out=False, limit_s=1)
+        )
+    ]
+    cards = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: Load(tested=tuple(tested)))
+    assert loading.facts(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert loading.facts(None) == {}
+
+
+def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
+    names = [f"node {number} (host-{number})" for number in range(4)]
+    (found,) = differences(names, [{NCCL: "2.28.9"}, {NCCL: "2.28.9"}, {}, {NCCL: "2.27.7"}])
+    assert (found.fault, found.subject) == (Fault.JOB, names[3])
+    (found,) = differences(names, [{NCCL: "2.28.9"}, {}, {}, {}])
+    assert found.text == "1 facts are the same on all 4 nodes"
+
+
+def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
+    for device, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "")):
+        port = tmp_path / "sys/class/infiniband" / device / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state + "\n")
+        (port / "rate").write_text(rate + "\n")
+    ports = adapter_ports(tmp_path)
+    assert ports == (
+        AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
+        AdapterPort("mlx5_1", 1, False, ""),
+    )
+    assert loading.adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert loading.adapters(ports[1:]) == {"adapters": "none of them"}
+    assert loading.adapters(()) == {}
+
+
+def test_nothing_is_measured_where_nothing_was_loaded() -> None:
+    assert loading.measured(None) == ((), ())
+    assert loading.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
+    assert LOAD.tested == TESTED
