@@ -46,8 +46,8 @@ def test_a_named_engine_wins() -> None:
 
 
 def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(UsageError, match="torchrun, plain"):
-        engines.plan(request("train.py", BARE, engine="mpi"))
+    with pytest.raises(UsageError, match=r"torchrun, .*plain"):
+        engines.plan(request("train.py", BARE, engine="slurm"))
 
 
 @pytest.mark.parametrize(

@@ -307,3 +307,11 @@ def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
     alone = engines.plan(request("train.py", ALONE, our_rendezvous=True))
     assert alone.meeting == ("127.0.0.1:4242", Endpoint("localhost", 4242))
     assert engines.plan(request("train.py", ETCD, our_rendezvous=True)).meeting is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
+    job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
+    made = engines.plan(request("train.py", job, our_rendezvous=True))
+    assert made.meeting is not None
+    assert made.meeting[0] == "here:29500", "an old operator tells the others node 0's name"

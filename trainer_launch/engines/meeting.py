@@ -145,8 +145,8 @@ def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
     if coordinator.is_loopback and topology.nodes is not None and topology.nodes.max > 1:
-        # Operators up to 1.3 tell node 0 that it is localhost, and the others its name. Others who are told localhost
-        # too are on its machine.
+        # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
+        # is on the same machine.
         return str(Endpoint(hostname, coordinator.port))
     return str(coordinator)
 
