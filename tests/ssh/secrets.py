@@ -21,6 +21,7 @@ from trainer_launch.host import net
 from trainer_launch.model import Job
 from trainer_launch.ssh import client, config
 
+LISTEN = ("--listen-address", "127.0.0.1")
 P521 = ("-t", "ecdsa", "-b", "521", "-m", "PEM")  # as the operators make it, in a file called id_rsa
 
 
@@ -74,16 +75,22 @@ class Worker:
     """`trainer-launch sshd`, as a Trainer v2 node has it: no variables of the job, only the mounted keys."""
 
     def __init__(
-        self, folder: Path, mount: Path, *flags: str, env: Mapping[str, str] | None = None, wrap: Sequence[str] = ()
+        self,
+        folder: Path,
+        mount: Path,
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        wrap: Sequence[str] = (),
+        port: int | None = None,
     ) -> None:
-        self.mount, self.port = mount, net.free_port()
+        self.mount, self.port = mount, port or net.free_port()
         self.token = uuid.uuid4().hex
         self.last_words_path = folder / f"last-words-{self.token}"
         self.last_words_path.touch()
         self.last_words_path.chmod(0o666)
         self._log = folder / f"log-{self.token}"
         argv = (*wrap, sys.executable, "-m", "trainer_launch", "sshd", "--ssh-dir", str(mount))
-        argv += ("--ssh-port", str(self.port), "--listen-address", "127.0.0.1")
+        argv += ("--ssh-port", str(self.port), *(() if "--listen-address" in flags else LISTEN))
         argv += ("--termination-log", str(self.last_words_path), *flags)
         self._folder = folder
         with self._log.open("wb") as log:
@@ -107,10 +114,10 @@ class Worker:
     def await_log(self, text: str) -> None:
         eventually(lambda: text in self.log(), f"{text!r} in {self.log()}")
 
-    def await_port(self) -> None:
+    def await_port(self, address: str = "127.0.0.1") -> None:
         def answers() -> bool:
             assert self.process.poll() is None, self.log()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as opened:
+            with contextlib.suppress(OSError), socket.create_connection((address, self.port), 1) as opened:
                 return opened.recv(4) == b"SSH-"
             return False
 

@@ -104,6 +104,9 @@ class Sessions:
     def look(self, now_s: float) -> None:
         """Look once; it never finds a hang."""
         self.due_s = now_s + LOOK_EVERY_S
+        if not self._doomed and is_idle(self._launcher):
+            self._commands = set()
+            return
         entries = tree.descendants(self._launcher)
         orphans = lost(self._launcher, self._commands, entries)
         self._commands = commands(entries)
@@ -119,6 +122,12 @@ class Sessions:
             elif now_s >= self._doomed[entry.key]:
                 _send(entry, signal.SIGKILL)
         self._doomed = {entry.key: self._doomed.get(entry.key, now_s + GRACE_S) for entry in left.values()}
+
+
+def is_idle(launcher: int) -> bool:
+    """Whether there is nothing but sshd itself: found out without looking at every process of the machine."""
+    below = tree.children(launcher)
+    return below is not None and len(below) == 1 and not any(tree.children(pid) != frozenset() for pid in below)
 
 
 def commands(entries: Iterable[Entry]) -> set[tuple[int, int]]:

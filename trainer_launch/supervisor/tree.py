@@ -81,6 +81,18 @@ def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
     return tuple(entry for entry in found if entry.state not in "ZX")
 
 
+def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
+    """Return the pids of a process's children, None where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(f"{proc}/{of}/task"):
+            with open(f"{proc}/{of}/task/{task}/children", "rb") as file:
+                found |= {int(word) for word in file.read().split()}
+    except OSError:
+        return None
+    return frozenset(found)
+
+
 def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
     """Return who below process `of` has a name of `names`, or such a one below it, and something else at its end.
 
