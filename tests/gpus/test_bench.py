@@ -172,3 +172,52 @@ def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
         {"collective": {"seconds": 0.5, "good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True}
     )
     assert results.benched(0, "", said, ENDED).network == "IB"
+
+
+CUDA_ON_CPU = """
+import os, sys, types
+import torch, torch.distributed as dist
+from trainer_launch.child import gpu_bench
+class Device(str):  # torch takes it for the CPU, the bench for a GPU
+    def __eq__(self, other): return str(other) in ("cuda", "cpu")
+    __hash__ = str.__hash__
+card = types.SimpleNamespace(name="NVIDIA H200", uuid="1234", major=9, minor=0)
+cuda = dict(is_available=lambda: True, get_device_properties=lambda index: card, get_arch_list=lambda: ["sm_90"],
+            synchronize=lambda: None, mem_get_info=lambda: (1 << 24, 1 << 24), empty_cache=lambda: None)
+for name, value in cuda.items():
+    setattr(torch.cuda, name, value)
+ones, init = torch.ones, dist.init_process_group
+torch.ones = lambda *size, pin_memory=False, **more: ones(*size, **more)
+def meet(backend, **more):
+    assert backend == "nccl"
+    os.write(1, b"host:7:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.7<0>\\n")
+    os.write(1, b"host:7:9 [0] NCCL INFO Using network IB\\nwhat nobody asked for\\n")
+    init("gloo", **more)
+dist.init_process_group = meet
+out = os.dup(1)
+aside = os.memfd_create("aside")
+os.dup2(aside, 1)
+gpu_bench.Bench(out, Device("cpu"), "deep").run(aside)
+os._exit(0)
+"""
+
+
+@pytest.mark.torch
+def test_what_is_only_done_with_cuda_runs_too() -> None:
+    """The same code with CUDA's calls played: names and arguments fit, NCCL's log is found on the output."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    argv = (sys.executable, "-c", CUDA_ON_CPU)
+    ended = subprocess.run(
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
+    )
+    found = results.benched(0, "", ended.stdout, ENDED)
+    assert (found.ending, found.why) == (Ending.DONE, "")
+    assert (found.facts["model"], found.facts["capability"], found.facts["built_for"]) == (
+        "NVIDIA H200",
+        "sm_90",
+        "sm_90",
+    )
+    assert found.uuid == "1234"
+    assert found.network == "IB"
+    assert [line.partition(" INFO ")[2][:6] for line in found.lines] == ["NET/IB", "Using "]
+    assert [name for name, _ in found.stages][-2:] == ["nccl", "end"]

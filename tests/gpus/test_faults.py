@@ -173,16 +173,16 @@ def test_a_driver_that_hangs_is_a_fault_of_the_node_and_holds_nobody_up(
 
 
 def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "LOAD_S", {"standard": 2.0})
+    monkeypatch.setattr(cards, "LOAD_S", {"standard": 6.0})
     found = findings(subject(machine.environment(tmp_path, benching(2, hangs="gemm"))))
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     text = next(one.text for one in found if one.check == "gpu-load")
-    assert text == "GPU 2 its test hung at 'gemm', and was killed after 2 s"
+    assert text == "GPU 2 its test hung at 'gemm', and was killed after 6 s"
 
 
 def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the signal is not sent."""
-    monkeypatch.setattr(cards, "LOAD_S", {"standard": 1.0})
+    monkeypatch.setattr(cards, "LOAD_S", {"standard": 6.0})
     monkeypatch.setattr(children, "REAP_S", 0.2)
     spared: list[Any] = []
     monkeypatch.setattr(children, "KILL", spared.append)
