@@ -37,6 +37,11 @@ def warn(sentence: str) -> None:
     logging.getLogger(NAME).warning("%s", sentence)
 
 
+def say(sentence: str) -> None:
+    """Say one sentence of the job's story."""
+    logging.getLogger(NAME).info("%s", sentence)
+
+
 class _LineHandler(logging.Handler):
     """One write per message."""
 

@@ -18,6 +18,9 @@ SHM = "/dev/shm"  # where it is when nothing else may be written
 LAUNCHER = "launcher.json"  # how it stands, for `status`
 HANG = "hang.json"  # why it has killed the workers, for the agent
 SHM_BEFORE = "shm-before.json"  # which shared memory is not the run's, for the agent
+# By what runs mpirun.
+SSH = "ssh"  # key and configuration
+HOSTFILE = "hostfile"  # of the present start
 # By the agent, for PID 1.
 FAILURE = "failure.json"  # the first failure
 NEWS = "news.jsonl"  # generations and starts of workers, a line each

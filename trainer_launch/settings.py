@@ -20,7 +20,7 @@ PREFIX = "TRAINER_LAUNCH_"
 INTERNAL = frozenset(
     {
         *("RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"),
-        *("WARM", "FORKSERVER"),
+        *("WARM", "FORKSERVER", "MPI", "MPI_RUN"),
     }
 )
 # A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
     engine: Literal["auto", "torchrun", "mpi", "plain"] = Field(
         "auto", description="what runs the command: torch elastic, mpirun, or the program as it is"
+    )
+    hosts: str | None = Field(
+        None, description="hosts that mpirun starts ranks on, and how many on each; default: the platform's list"
     )
     ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     ssh_port: int | None = Field(
@@ -58,7 +61,7 @@ class Settings(BaseSettings):
     master_addr: str | None = Field(None, description="host name or address of node 0")
     master_port: str | None = Field(None, description="port of node 0 that the nodes meet at")
     max_restarts: str | None = Field(
-        None, description="failures that the whole job's torch workers may have; 3 unless the job says"
+        None, description="failures that the whole job's workers may have; 3 unless the job says"
     )
     restart_window: float | None = Field(
         None, gt=0, le=31_536_000, description="count only the failures of so many seconds against --max-restarts"
@@ -83,7 +86,10 @@ class Settings(BaseSettings):
         "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
     )
     wait_timeout: float = Field(
-        600.0, ge=0, le=86_400, description="seconds to wait for the coordinator's name to resolve"
+        600.0,
+        ge=0,
+        le=86_400,
+        description="seconds to wait for the coordinator's name to resolve, or for all of mpirun's hosts",
     )
     port_range: str | None = Field(
         None, description="open no other ports than these beside the one the nodes meet at"

@@ -33,4 +33,7 @@ def test_a_training_script_is_planned_or_refused_with_what_to_set(case: dict[str
         assert "set --" in refused
     else:
         assert plan.processes[0].argv[-1] == "train.py"
-        assert plan.engine == ("torchrun" if job.engine == "torchrun" else "plain") or job.engine is None
+        assert (
+            plan.engine == ({"torchrun": "torchrun", "mpirun": "mpi"}.get(str(job.engine), "plain"))
+            or job.engine is None
+        )

@@ -31,7 +31,11 @@ RUN_DIR = {"TRAINER_LAUNCH_RUN_DIR": "/scratch"}
         ("bash -c 'torchrun train.py'", TORCH, "plain"),
         ("tune run x", TORCH, "plain"),
         ("python train.py", JAX, "plain"),
-        ("mpirun -np 2 train", Job(contract="trainer-v2-mpi", engine="mpirun"), "plain"),
+        ("mpirun -np 2 train", Job(contract="trainer-v2-mpi", engine="mpirun"), "mpi"),
+        ("mpirun -np 2 train", BARE, "mpi"),
+        ("/opt/mpi/bin/mpiexec.hydra -n 2 train", BARE, "mpi"),
+        ("python train.py", Job(contract="trainer-v2-mpi", engine="mpirun"), "mpi"),
+        ("bash -c 'mpirun train'", Job(contract="trainer-v2-mpi", engine="mpirun"), "plain"),
     ],
 )
 def test_the_engine_follows_the_command_and_the_contract(line: str, job: Job, engine: str) -> None:

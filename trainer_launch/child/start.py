@@ -29,3 +29,10 @@ def torch_agent() -> None:
     from trainer_launch.child import torch_agent as agent
 
     agent.run(sys.argv[1:], server, reason)
+
+
+def mpi_agent() -> None:
+    """What runs mpirun, to its end."""
+    from trainer_launch.child import mpi_agent as agent
+
+    agent.run()

@@ -17,9 +17,10 @@ from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Host, Job, Origin, PortRange, Topology
-from trainer_launch.overlay import overlay, with_minimum
+from trainer_launch.overlay import overlay, with_hosts, with_minimum
 from trainer_launch.settings import Settings, job_options
 from trainer_launch.signals import StopOrder
+from trainer_launch.ssh.environment import named
 
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -65,7 +66,8 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    return with_minimum(overlay(job, job_options(settings), Origin.FLAG), settings.min_nodes)
+    job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
+    return with_minimum(job, settings.min_nodes)
 
 
 def request_of(
@@ -98,6 +100,10 @@ def request_of(
         loopback_port=net.free_port(ports),
         shrink_after_s=_patience(settings),
         restart_window_s=settings.restart_window,
+        hosts=settings.hosts,
+        forward_env=tuple(sorted(named(settings.forward_env))),
+        ssh_port=settings.ssh_port,
+        check_host_keys=not settings.insecure_host_keys,
         port_range=ports,
         secret_file=settings.secret_file,
         start_method=settings.start_method,

@@ -94,6 +94,7 @@ _METAVARS = {
     "master_port": "PORT",
     "max_restarts": "N",
     "preload": "A,B",
+    "hosts": "HOST:N[,...]",
     "ssh_dir": "PATH",
     "ssh_port": "PORT",
     "forward_env": "NAME[,...]",

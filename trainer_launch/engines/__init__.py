@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import plain, sshd, torchrun
+from trainer_launch.engines import mpirun, plain, sshd, torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan
+from trainer_launch.mpi import typed
 
-ENGINES: tuple[ModuleType, ...] = (torchrun, sshd, plain)
+ENGINES: tuple[ModuleType, ...] = (torchrun, mpirun, sshd, plain)
 
 
 def plan(request: Request) -> Plan:
@@ -20,6 +21,8 @@ def plan(request: Request) -> Plan:
         LaunchError: the engine cannot run this command in this topology.
     """
     engine, reason = pick(request.job, request.command, request.engine)
+    if engine is mpirun and request.replace_launcher and request.engine == "auto":
+        engine, reason = plain, "with --exec the command runs as it is"
     made: Plan = engine.plan(request, reason)
     return made
 
@@ -35,8 +38,12 @@ def pick(job: Job, command: Command, asked: str) -> tuple[ModuleType, str]:
         return plain, "this process is already a rank of a running job"
     if command.kind is Kind.TORCHRUN:
         return torchrun, "the command is torchrun"
+    if typed.is_mpirun(command.argv[0]):
+        return mpirun, "the command is mpirun"
     if command.kind is Kind.PROGRAM:
         return plain, "the command is no Python program"
+    if job.engine == "mpirun":
+        return mpirun, f"contract {job.contract} is made for it"
     if job.engine == torchrun.NAME:
         return torchrun, f"contract {job.contract} is made for it"
     if job.engine is None and _says_how_many(job):

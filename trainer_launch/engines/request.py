@@ -31,6 +31,10 @@ class Request:
     loopback_port: int  # a free one, where a single node's agent meets its launcher
     shrink_after_s: float  # how long a lost node is waited for where fewer may go on
     restart_window_s: float | None = None
+    hosts: str | None = None  # HOST:N,HOST:N in place of the platform's list
+    forward_env: tuple[str, ...] = ()  # variables that ranks on other hosts get whatever they are called
+    ssh_port: int | None = None
+    check_host_keys: bool = True
     port_range: PortRange | None = None
     secret_file: str | None = None
     prefix: bool

@@ -1,0 +1,177 @@
+"""An MPI job on hosts with their own networks: keys, a list, workers' sshd, a launcher as Trainer v2 makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.cli.launching import LAUNCHER
+from tests.conftest import require
+from tests.hosts.network import Host, hosts
+from tests.process.world import eventually
+from tests.ssh.secrets import require_openssh, secret
+
+PORT = 2222
+# All-reduces once a step, and saves each; what is to happen at step 4 says the last argument.
+TRAIN = """
+import os, sys, time
+from mpi4py import MPI
+world, path, steps, fault = MPI.COMM_WORLD, sys.argv[1], int(sys.argv[2]), sys.argv[3]
+first = int(open(path).read()) if os.path.exists(path) else 0
+for step in range(first, steps):
+    total = world.allreduce(1)
+    if world.rank == 0:
+        with open(path + ".new", "w") as file:
+            file.write(str(step + 1))
+        os.rename(path + ".new", path)
+        print("step", step, "of", total, "ranks", flush=True)
+    if fault == "always" and world.rank == 1 or fault == "once" and world.rank == 1 and step == 4 and first == 0:
+        os._exit(7)
+    time.sleep(0.05)
+"""
+_OURS = ("sshd", "unshare", "trainer_launch", "hostname")
+
+
+class Job:
+    """Hosts of one job, the first of which is the launcher's."""
+
+    def __init__(self, folder: Path, mount: Path, all_hosts: Sequence[Host]) -> None:
+        self.folder, self.mount = folder, mount
+        self.launcher, self.workers = all_hosts[0], list(all_hosts[1:])
+        self.hostfile = folder / "hostfile"
+        self.hostfile.write_text("".join(f"{host.name} slots=1\n" for host in self.workers))
+        self.sshd: dict[str, subprocess.Popen[str]] = {}
+        self._started: list[subprocess.Popen[str]] = []
+        self.checkpoint = folder / "checkpoint"
+        (folder / "train.py").write_text(TRAIN)
+
+    def start_workers(self, *names: str) -> None:
+        """Start `trainer-launch sshd` on these hosts, or on all."""
+        for host in self.workers:
+            if not names or host.name in names:
+                argv = (
+                    *LAUNCHER,
+                    "sshd",
+                    "--ssh-dir",
+                    str(self.mount),
+                    "--ssh-port",
+                    str(PORT),
+                    "--log-level",
+                    "error",
+                )
+                self.sshd[host.name] = host.start(argv, {})
+                self._started.append(self.sshd[host.name])
+
+    def kill(self, name: str) -> None:
+        """Kill a worker's process 1, and all that runs there with it."""
+        worker = next(host for host in self.workers if host.name == name)
+        worker.kill(self.sshd[name])
+        self.sshd[name].wait()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What Trainer v2 gives a launcher."""
+        return {
+            "JOB_COMPLETION_INDEX": "0",
+            "OMPI_MCA_orte_default_hostfile": str(self.hostfile),
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "OMPI_MCA_orte_set_default_slots": "1",
+            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+            "TRAINER_LAUNCH_SSH_DIR": str(self.mount),
+            "TRAINER_LAUNCH_SSH_PORT": str(PORT),
+        }
+
+    def launch(self, *command: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Run:
+        """Start the launcher."""
+        argv = (*LAUNCHER, "run", *options, "--", *command)
+        started = self.launcher.start(argv, {**self.env, **(env or {})})
+        self._started.append(started)
+        return Run(started, self.launcher)
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self._started:
+            process.kill()  # process 1 of the host goes with it
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def train(self, steps: int, fault: str = "none") -> tuple[str, ...]:
+        """The command of a training."""
+        return (sys.executable, str(self.folder / "train.py"), str(self.checkpoint), str(steps), fault)
+
+    def strays(self) -> list[str]:
+        """What runs on the workers beside sshd."""
+        return [text for host in self.workers for text in _strays_on(host)]
+
+
+class Run:
+    """A launcher that runs."""
+
+    def __init__(self, process: subprocess.Popen[str], host: Host) -> None:
+        self.process, self._host = process, host
+        self.lines: list[str] = []
+
+    def read_until(self, text: str) -> str:
+        """Read lines until one contains `text`."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"ended before {text!r} was seen:\n{self.output}")
+
+    def terminate(self) -> None:
+        """SIGTERM to the launcher, as kubelet sends it."""
+        self._host.process_1(self.process).terminate()
+
+    def end(self, timeout_s: float = 90.0) -> int:
+        """Wait for the end; the exit code."""
+        rest, _ = self.process.communicate(timeout=timeout_s)
+        self.lines += rest.splitlines(keepends=True)
+        return self.process.returncode
+
+    @property
+    def output(self) -> str:
+        """Everything that was read."""
+        return "".join(self.lines)
+
+    def steps(self) -> list[int]:
+        """The steps that were trained, as told."""
+        return [int(line.split()[1]) for line in self.lines if line.startswith("step ")]
+
+
+@contextlib.contextmanager
+def job(folder: Path, workers: int) -> Iterator[Job]:
+    """Make the hosts of a job; all is taken down afterwards."""
+    require_openssh()
+    require(shutil.which("mpirun.openmpi"), "needs openmpi-bin")
+    names = ("job-launcher-0-0", *(f"job-node-0-{n}.job" for n in range(workers)))
+    with hosts(*names) as made:
+        it = Job(folder, secret(folder), made)
+        try:
+            yield it
+        finally:
+            it.close()
+
+
+def no_strays(it: Job) -> None:
+    """Nothing of the job is left on any worker."""
+    assert eventually(lambda: not it.strays()), it.strays()
+
+
+def _strays_on(host: Host) -> list[str]:
+    found = subprocess.run(("ip", "netns", "pids", host.namespace), capture_output=True, text=True, check=True)
+    commands = []
+    for pid in found.stdout.split():
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(psutil.Process(int(pid)).cmdline())
+            if command and not any(word in command.split("train.py")[0] for word in _OURS):
+                commands.append(f"{host.name}: {command[:80]}")
+    return commands

@@ -1,0 +1,202 @@
+"""MPI jobs with real Open MPI and real `trainer-launch sshd` on hosts with their own networks and names."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.mpi import Job, job, no_strays
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Job]:
+    with job(tmp_path, 3) as made:
+        yield made
+
+
+def test_trainers_command_runs_on_every_host_in_the_order_of_the_list(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", "--tag-output", "hostname")
+    assert run.end() == 0, run.output
+    for rank in range(3):
+        assert f",{rank}]<stdout>:job-node-0-{rank}" in run.output
+    no_strays(three)
+
+
+def test_the_sdks_command_runs_with_the_hostfile_that_it_names(three: Job) -> None:
+    three.start_workers()
+    script = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
+    run = three.launch("mpirun", "--hostfile", str(three.hostfile), "bash", "-c", script)
+    assert run.end() == 0, run.output
+    assert {f"rank {rank} of 3\n" for rank in range(3)} <= set(run.lines)
+
+
+def test_a_training_script_gets_its_mpirun_and_the_launchers_settings(three: Job) -> None:
+    three.start_workers()
+    script = three.folder / "show.py"
+    script.write_text("import os; print('got', os.environ.get('NCCL_DEBUG'), os.environ.get('HF_TOKEN'))")
+    run = three.launch("python3", str(script), env={"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_abcdefghijklmnopqrstuv"})
+    assert run.end() == 0, run.output
+    assert run.output.count("got INFO None") == 3
+
+
+def test_it_waits_for_a_late_host_and_tells_which(three: Job) -> None:
+    three.start_workers("job-node-0-0.job", "job-node-0-1.job")
+    run = three.launch("mpirun", "hostname")
+    line = run.read_until("of 3 hosts are ready")
+    assert "job-node-0-2.job (port: Connection refused)" in line
+    three.start_workers("job-node-0-2.job")
+    assert run.end() == 0, run.output
+
+
+def test_a_host_that_never_comes_ends_the_job_with_138_and_its_stage(three: Job) -> None:
+    three.start_workers("job-node-0-0.job", "job-node-0-1.job")
+    run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
+    assert run.end() == 138, run.output
+    assert "2 of 3 hosts are ready; missing: job-node-0-2.job: port: Connection refused" in run.lines[-1]
+
+
+def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
+    three.start_workers()
+    three.hostfile.write_text(f"{three.hostfile.read_text()}job-node-0-9.job slots=1\n")
+    run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
+    assert run.end() == 138, run.output
+    assert "job-node-0-9.job: DNS: " in run.lines[-1]
+
+
+def test_a_list_that_is_mended_while_it_waits_is_taken(three: Job) -> None:
+    three.start_workers()
+    good = three.hostfile.read_text()
+    three.hostfile.write_text("job-node-0-9.job slots=1\n")
+    run = three.launch("mpirun", "hostname")
+    run.read_until("job-node-0-9.job (DNS: ")
+    three.hostfile.write_text(good)
+    assert run.end() == 0, run.output
+    assert "the list of hosts has changed: 3 hosts now" in run.output
+
+
+@pytest.mark.parametrize("line", ["job-node-0-0.job slots=two", "job-node-0-0.job;reboot", "\x00\x01"])
+def test_a_list_that_makes_no_sense_is_refused_in_one_sentence(three: Job, line: str) -> None:
+    three.hostfile.write_text(f"{line}\n")
+    run = three.launch("mpirun", "hostname")
+    assert run.end() == 2
+    assert "line 1 is" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_failed_rank_starts_the_job_again_from_its_checkpoint(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(10, "once"))
+    assert run.end() == 0, run.output
+    assert run.steps() == list(range(10))
+    assert "rank 1 ended with exit code 7; restart 1 of 3" in run.output
+    no_strays(three)
+
+
+def test_when_the_budget_is_spent_the_job_ends_with_the_first_failed_ranks_code(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(10, "always"), options=("--max-restarts", "1"))
+    assert run.end() == 7, run.output
+    assert "rank=1 host=job-node-0-1.job exit=7" in run.lines[-1]
+    assert "all 1 restarts are used up" in run.output
+    no_strays(three)
+
+
+def test_a_killed_host_is_waited_for_and_the_job_goes_on(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(30), options=("--max-restarts", "0"))
+    run.read_until("step 5 ")
+    three.kill("job-node-0-1.job")
+    run.read_until("job-node-0-1.job is lost")
+    no_strays(three)
+    three.start_workers("job-node-0-1.job")
+    assert run.end() == 0, run.output
+    assert run.steps() == list(range(30))
+
+
+def test_with_a_minimum_the_survivors_go_on_and_take_the_host_in_again(three: Job) -> None:
+    three.start_workers()
+    options = ("--min-nodes", "2", "--shrink-after", "0")
+    run = three.launch("mpirun", *three.train(400), options=options)
+    run.read_until("step 5 of 3 ranks")
+    before_s = time.monotonic()
+    three.kill("job-node-0-1.job")
+    run.read_until(" of 2 ranks")
+    assert time.monotonic() - before_s < 60
+    three.start_workers("job-node-0-1.job")
+    run.read_until("job-node-0-1.job joins")
+    run.read_until(" of 3 ranks")
+    run.terminate()
+    assert run.end() == 143, run.output
+    no_strays(three)
+
+
+def test_a_host_that_falls_silent_is_noticed(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(400), options=("--min-nodes", "2", "--shrink-after", "0"))
+    run.read_until("step 5 of 3 ranks")
+    three.workers[1].unplug()
+    run.read_until(" of 2 ranks")
+    assert "job-node-0-1.job is lost" in run.output
+    run.terminate()
+    assert run.end() == 143, run.output
+    three.workers[1].plug()
+    no_strays(three)
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    print("saved", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three: Job) -> None:
+    three.start_workers()
+    script = three.folder / "saves.py"
+    script.write_text(SAVES)
+    run = three.launch("mpirun", "python3", str(script), options=("--grace", "20"))
+    for _ in range(3):
+        run.read_until("up ")
+    run.terminate()
+    assert run.end() == 143, run.output
+    for rank in range(3):
+        assert f"saved {rank}\n" in run.output
+    no_strays(three)
+
+
+def test_asked_to_stop_while_it_waits_it_ends_at_once(three: Job) -> None:
+    run = three.launch("mpirun", "hostname")
+    run.read_until("0 of 3 hosts are ready")
+    run.terminate()
+    assert run.end(timeout_s=30) == 143
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_the_hosts(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(1000))
+    run.read_until("step 5 ")
+    three.launcher.kill(run.process)
+    run.end()
+    no_strays(three)
+
+
+def test_eight_hosts_come_in_any_order(tmp_path: Path) -> None:
+    with job(tmp_path, 8) as eight:
+        run = eight.launch("mpirun", *eight.train(5))
+        for number in (5, 2, 7, 0, 3, 6, 1, 4):
+            threading.Timer(0.3 * number, eight.start_workers, (f"job-node-0-{number}.job",)).start()
+        assert run.end() == 0, run.output
+        assert "step 4 of 8 ranks" in run.output
+        no_strays(eight)

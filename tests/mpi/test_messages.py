@@ -1,0 +1,110 @@
+"""What real mpiruns print when a job ends, and what it is taken for."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.mpi.dialect import INTEL, MPICH, OPEN_MPI, recognised
+from trainer_launch.mpi.messages import Said, heard
+
+# As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
+EXIT_4 = """
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[40304,1],1]
+  Exit code:    7
+"""
+KILLED_4 = "mpirun noticed that process rank 1 with PID 222 on node job-node-0-1.job exited on signal 9 (Killed)."
+EXIT_5 = """
+  Process name: [prterun-launcher-1@1,2] Exit code:    7
+"""
+LOST_4 = """
+ORTE has lost communication with a remote daemon.
+
+  HNP daemon   : [[40304,0],0] on node launcher
+  Remote daemon: [[40304,0],2] on node job-node-0-1
+
+This is usually due to either a failure of the TCP network
+"""
+LOST_5 = """
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-launcher-1@0,0] on node launcher
+  Remote daemon: [prterun-launcher-1@0,2] on node job-node-0-1
+"""
+MPICH_KILLED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 4711 RUNNING AT job-worker-1.job
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+"""
+MPICH_EXIT = "=   PID 4711 RUNNING AT job-worker-1.job\n=   EXIT CODE: 7\n"
+INTEL_KILLED = "=   RANK 3 PID 4711 RUNNING AT job-worker-1\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n"
+REFUSED = "ssh: connect to host job-node-0-2 port 2222: Connection refused"
+DENIED = "mpiuser@job-node-0-2: Permission denied (publickey)."
+
+
+def said(text: str) -> Said:
+    result = Said()
+    for line in text.splitlines():
+        result = heard(result, line)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (EXIT_4, Said(rank=1, exit_code=7)),
+        (KILLED_4, Said(rank=1, signal=9, host="job-node-0-1.job")),
+        (MPICH_KILLED, Said(signal=9, host="job-worker-1.job")),
+        (MPICH_EXIT, Said(exit_code=7, host="job-worker-1.job")),
+        (INTEL_KILLED, Said(rank=3, signal=11, host="job-worker-1")),
+        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", Said(rank=2)),
+        ("nothing of note", Said()),
+    ],
+)
+def test_the_first_failed_rank_is_found(text: str, expected: Said) -> None:
+    assert said(text) == expected
+
+
+@pytest.mark.parametrize("text", [LOST_4, LOST_5])
+def test_a_lost_host_is_found(text: str) -> None:
+    assert said(text).lost == "job-node-0-1"
+
+
+@pytest.mark.parametrize("text", [REFUSED, DENIED])
+def test_a_host_that_no_daemon_could_be_started_on_is_found_with_sshs_own_words(text: str) -> None:
+    found = said(text)
+    assert found.unreached == "job-node-0-2"
+    assert found.words in text
+
+
+def test_the_first_failure_stands() -> None:
+    assert said(f"{KILLED_4}\n{KILLED_4.replace('rank 1', 'rank 0')}").rank == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "major"),
+    [
+        ("mpirun (Open MPI) 4.1.4\n", OPEN_MPI, 4),
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n", OPEN_MPI, 4),
+        ("mpirun (Open MPI) 5.0.11\n", OPEN_MPI, 5),
+        ("prterun (PRRTE) 3.0.8\n", OPEN_MPI, 5),
+        ("HYDRA build details:\n    Version:                                 4.0.2\n", MPICH, 4),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701\n", INTEL, 2021),
+    ],
+)
+def test_an_mpirun_is_known_by_what_it_says_of_its_version(text: str, name: str, major: int) -> None:
+    found = recognised(text)
+    assert found is not None
+    assert (found.name, found.major) == (name, major)
+
+
+def test_another_program_is_no_mpirun() -> None:
+    assert recognised("usage: mpirun [-h]") is None

@@ -1,0 +1,93 @@
+"""A typed mpirun: what is taken out of it, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from trainer_launch.errors import UsageError
+from trainer_launch.mpi import typed
+
+
+def parse(line: str) -> typed.Typed:
+    return typed.parse(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    "word", ["mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "/opt/mpi/bin/mpirun", "orterun", "prterun"]
+)
+def test_these_are_mpiruns(word: str) -> None:
+    assert typed.is_mpirun(word)
+
+
+@pytest.mark.parametrize("word", ["mpirunner", "horovodrun", "python", "mpi", "srun"])
+def test_these_are_none(word: str) -> None:
+    assert not typed.is_mpirun(word)
+
+
+def test_trainers_own_command_has_nothing_to_take() -> None:
+    taken = parse("mpirun sleep 10")
+    assert taken.program == ("sleep", "10")
+    assert taken.kept == ()
+    assert taken.number is None
+
+
+def test_the_sdks_command_gives_its_hostfile_and_keeps_its_script() -> None:
+    taken = parse("mpirun --hostfile /etc/mpi/hostfile bash -c 'python -c \"print(1)\"'")
+    assert taken.hostfile == "/etc/mpi/hostfile"
+    assert taken.program == ("bash", "-c", 'python -c "print(1)"')
+
+
+def test_flytes_command_keeps_all_options_in_their_order() -> None:
+    taken = parse(
+        "mpirun --allow-run-as-root -bind-to none -map-by slot -x LD_LIBRARY_PATH -x PATH -x NCCL_DEBUG=INFO "
+        "-mca pml ob1 -mca btl ^openib -np 6 python train.py -np 3"
+    )
+    assert taken.number == 6
+    assert taken.named == ("LD_LIBRARY_PATH", "PATH", "NCCL_DEBUG")
+    assert {"allow-run-as-root", "pml", "btl"} <= taken.names
+    assert shlex.join(taken.kept) == (
+        "--allow-run-as-root -bind-to none -map-by slot -x LD_LIBRARY_PATH -x PATH -x NCCL_DEBUG=INFO "
+        "-mca pml ob1 -mca btl '^openib'"
+    )
+    assert taken.program == ("python", "train.py", "-np", "3")
+
+
+def test_hydras_words_are_understood_alike() -> None:
+    taken = parse("mpiexec.hydra -n 4 -ppn 2 -f hosts -genv NCCL_DEBUG INFO -genvlist A,B ./a.out -n 9")
+    assert (taken.number, taken.hostfile, taken.named) == (4, "hosts", ("A", "B"))
+    assert taken.kept == ("-ppn", "2", "-genv", "NCCL_DEBUG", "INFO", "-genvlist", "A,B")
+    assert taken.program == ("./a.out", "-n", "9")
+
+
+def test_values_behind_an_equals_sign_are_taken() -> None:
+    taken = parse("mpirun --np=3 --hostfile=h ./a.out")
+    assert (taken.number, taken.hostfile, taken.kept) == (3, "h", ())
+
+
+def test_several_hosts_options_are_one_list() -> None:
+    assert parse("mpirun -H a:2 --host b,c ./a.out").hosts == "a:2,b,c"
+
+
+def test_of_several_programs_each_keeps_its_number() -> None:
+    taken = parse("mpirun -np 1 ./server : -np 2 ./worker")
+    assert taken.number is None
+    assert taken.kept == ("-np", "1")
+    assert taken.program == ("./server", ":", "-np", "2", "./worker")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mpirun", "has no program"),
+        ("mpirun -np 2", "has no program"),
+        ("mpirun -np", "lacks its value"),
+        ("mpirun --mca btl", "lacks its value"),
+        ("mpirun -np two ./a.out", "expected a number"),
+        ("mpirun -np 0 ./a.out", "expected a number"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_in_one_sentence(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(line)

@@ -1,0 +1,195 @@
+"""What runs mpirun: waits for hosts, starts it, hears how it ends, and starts it again, as `mpi.machine` decides.
+
+One loop with one selector: probes' sockets, a crew of threads for what blocks, signals, and mpirun's own end. PID 1
+knows it as a leader like any other; the cause of death is written as data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from trainer_launch import exits, log
+from trainer_launch.child.mpi_hosts import Hosts
+from trainer_launch.child.mpi_screen import Screen
+from trainer_launch.errors import LaunchError
+from trainer_launch.mpi import machine, sights, typed
+from trainer_launch.mpi import state as st
+from trainer_launch.mpi.messages import Said
+from trainer_launch.mpi.mpirun import Mpirun
+from trainer_launch.mpi.spec import VARIABLE, Spec, loaded
+from trainer_launch.signals import RELAYED, STOP_SIGNALS
+
+_SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
+_say = log.say
+
+
+class Agent:
+    """The machine, and who carries out what it asks for."""
+
+    def __init__(self, spec: Spec, command: Sequence[str], env: dict[str, str]) -> None:
+        self._spec = spec
+        self._typed = typed.parse(command)
+        self._selector = selectors.DefaultSelector()
+        self._hosts = Hosts(spec, self._typed, env, self._selector)
+        self._screen = Screen(sys.stderr.fileno())
+        self._mpirun: Mpirun | None = None
+        self._start: st.Start | None = None  # that waits for sweeps to end
+        self._start_by_s = 0.0
+        self._signals = _hear(self._selector, self._on_signal)
+        self._settings = st.Settings(
+            min_hosts=spec.min_hosts,
+            max_hosts=spec.max_hosts,
+            wait_s=spec.wait_s,
+            rejoin_s=spec.rejoin_s,
+            shrink_s=spec.shrink_s,
+            max_restarts=spec.max_restarts,
+            window_s=spec.window_s,
+            grace_s=spec.grace_s,
+            by_slot=self._typed.names.isdisjoint(typed.MAPPING),
+            has_list=self._hosts.has_list,
+        )
+
+    def run(self) -> int:
+        """Run the job to its end; its exit code."""
+        self._state, actions = machine.begin(self._settings, self._hosts.members, time.monotonic())
+        self._apply(actions)
+        while self._state.phase is not st.Phase.DONE:
+            self._turn()
+        self._screen.clear()
+        end = self._state.end
+        assert end is not None
+        if end.failure is not None:
+            _write(self._spec.failure_file, end.failure)
+        return end.code
+
+    def _turn(self) -> None:
+        """Wait for something, and take it in."""
+        waiting = self._state.phase is st.Phase.WAITING
+        times = [machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
+        if self._start is not None:
+            times.append(self._start_by_s)
+        until_s = min((at_s for at_s in times if at_s is not None), default=None)
+        timeout_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        now_s = time.monotonic()
+        self._hosts.tick(now_s)
+        members = self._hosts.take_members()
+        if members is not None:
+            self._take(st.Hosts(members, now_s))
+        if self._hosts.take_changed():
+            seen = self._hosts.sights
+            self._take(st.Ready(sights.ready(seen), sights.stuck(seen), now_s))
+        due_s = machine.due_s(self._state)
+        if due_s is not None and now_s >= due_s:
+            self._take(st.Tick(now_s))
+        if self._start is not None and (not self._hosts.sweeps or now_s >= self._start_by_s):
+            self._begin(self._start)
+        if self._state.phase is st.Phase.WAITING:
+            self._screen.show(self._hosts.sights, now_s)
+
+    def _take(self, event: st.Event) -> None:
+        self._state, actions = machine.step(self._state, event)
+        self._apply(actions)
+
+    def _apply(self, actions: tuple[st.Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case st.Say(text):
+                    self._screen.clear()
+                    _say(text)
+                case st.Await(members, afresh, check_keys):
+                    self._hosts.watch(members, afresh, check_keys=check_keys)
+                case st.Start():
+                    self._screen.clear()
+                    self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
+                case st.Ask(hosts, limit_s):
+                    self._hosts.ask(
+                        hosts, limit_s, lambda missing: self._take(st.Answered(missing, time.monotonic()))
+                    )
+                case st.TellRanks(hosts):
+                    self._hosts.tell_ranks(hosts)
+                case st.Sweep(hosts):
+                    self._hosts.sweep(hosts)
+                case st.Signal(number):
+                    if self._mpirun is not None:
+                        self._mpirun.signal(number)
+
+    def _begin(self, start: st.Start) -> None:
+        """Start mpirun, now."""
+        self._start = None
+        if self._state.phase is not st.Phase.RUNNING:
+            return
+        self._hosts.rest()
+        command = self._hosts.command(start.members, start.number)
+        if start.members:
+            _say(f"start {start.number}: mpirun on {len(start.members)} hosts")
+        post = self._hosts.crew.post
+        self._mpirun = Mpirun(
+            command.argv,
+            command.env,
+            lost=lambda host: post(lambda: self._take(st.Lost(host, time.monotonic()))),
+            ended=lambda *how: post(partial(self._ended, *how)),
+        )
+
+    def _ended(self, code: int, said: Said, lines: tuple[str, ...]) -> None:
+        self._mpirun = None
+        self._take(st.Exited(code, said, lines, time.monotonic()))
+
+    def _on_signal(self, number: int) -> None:
+        if number in STOP_SIGNALS:
+            self._take(st.Asked(time.monotonic()))
+            if self._start is not None:  # nothing of it has been started yet
+                self._start = None
+                self._ended(exits.STOPPED, Said(), ())
+        elif self._mpirun is not None:
+            self._mpirun.signal(number)
+
+
+def _hear(selector: selectors.BaseSelector, take: Callable[[int], None]) -> tuple[int, int]:
+    """Have signals as bytes in a pipe."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for number in (STOP_SIGNALS | RELAYED) - {signal.SIGCHLD}:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def arrived() -> None:
+        for number in os.read(read, 256):
+            take(number)
+
+    selector.register(read, selectors.EVENT_READ, arrived)
+    return read, write
+
+
+def _write(path: str | None, failure: object) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(failure, file)
+    except OSError as problem:
+        log.warn(f"cannot write {path}: {problem}")
+
+
+def run() -> None:
+    """The process, to its end."""
+    log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
+    spec = loaded(os.environ[VARIABLE])
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    try:
+        code = Agent(spec, sys.argv[1:], env).run()
+    except LaunchError as problem:
+        code = problem.exit_code
+        reason = "PeerLost" if code == exits.INFRASTRUCTURE else "Misconfigured"
+        _write(spec.failure_file, {"reason": reason, "message": str(problem), "exit_code": code})
+        log.warn(str(problem))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that hang in a resolver or in ssh delay nobody

@@ -1,0 +1,259 @@
+"""The job's hosts as the agent deals with them: who they are, whether they are there, and what is run on them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from trainer_launch import log, run_folder
+from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.model import Job, Member
+from trainer_launch.mpi import compose, members, remote
+from trainer_launch.mpi.crew import Crew, Done
+from trainer_launch.mpi.dialect import Dialect, recognised
+from trainer_launch.mpi.probes import Probes
+from trainer_launch.mpi.sights import Sight, Stage
+from trainer_launch.mpi.spec import KUBEXEC, SSH, Spec
+from trainer_launch.mpi.typed import Typed
+from trainer_launch.ssh.client import Client, prepared
+
+_THREADS = 16
+_LOOK_S = 2.0  # between two looks at the list of hosts
+_VERSION_S = 20.0
+_LOG_IN_S = 10.0
+_SWEEP_S = 10.0
+_TELL_S = 8.0
+
+
+class Hosts:
+    """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
+
+    def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
+        """Read the list.
+
+        Raises:
+            LaunchError: it makes no sense, or there is no key, or no ssh.
+        """
+        self._spec, self._typed = spec, typed
+        self._list = members.Watch(_chosen(spec, typed))
+        self.has_list = self._list.has_list
+        self.members = self._list.members
+        self._mark = secrets.token_hex(8)
+        self._env = {**env, compose.MARK: self._mark}
+        self.crew = Crew(_THREADS)
+        self._version = _ask_version(typed.mpirun, self._env)  # meanwhile all else goes on
+        self._known: Dialect | None = None
+        self._ssh = self._client() if self.has_list and spec.agent == SSH else None
+        port = self._ssh.port if self._ssh else 22
+        self._probes = Probes(selector, self.crew, port, self._log_in, over_ssh=spec.agent != KUBEXEC)
+        selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
+        self._looking = False
+        self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
+        self._news: tuple[Member, ...] | None = None
+        self._told_trouble = ""
+        self._asking: _Question | None = None
+        self.sweeps = 0  # that go on
+
+    def _client(self) -> Client:
+        job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
+        folder = f"{self._spec.scratch}/{run_folder.SSH}"
+        if any(c.isspace() for c in folder):
+            raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
+        return prepared(
+            job,
+            folder,
+            port=self._spec.ssh_port,
+            check_host_keys=self._spec.check_host_keys,
+            path=self._env.get("PATH"),
+        )
+
+    # -- what was seen ------------------------------------------------------------------------
+
+    @property
+    def sights(self) -> dict[str, Sight]:
+        """How far each host is."""
+        return self._probes.sights
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next."""
+        asked_s = self._asking.until_s if self._asking else None
+        times = (self._probes.due_s, None if self._looking else self._look_at_s, asked_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        self._probes.tick(now_s)
+        if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
+            self._looking = True
+            self.crew.submit(self._look)
+        if self._asking is not None:
+            self._answer(self._asking, now_s)
+
+    def take_changed(self) -> bool:
+        """Whether something was seen since the last call."""
+        changed, self._probes.changed = self._probes.changed, False
+        return changed and self._asking is None
+
+    def take_members(self) -> tuple[Member, ...] | None:
+        """The new list of hosts, if there is one."""
+        news, self._news = self._news, None
+        return news
+
+    def _look(self) -> Done:
+        """In a thread."""
+        found = self._list.look()
+        return partial(self._looked, found)
+
+    def _looked(self, found: tuple[Member, ...]) -> None:
+        self._looking, self._look_at_s = False, time.monotonic() + _LOOK_S
+        if self._list.trouble != self._told_trouble:
+            self._told_trouble = self._list.trouble
+            if self._told_trouble:
+                log.warn(f"{self._told_trouble}; the hosts stay as they were")
+        if found != self.members:
+            self.members = self._news = self._list.members = found
+
+    # -- what is asked of them ----------------------------------------------------------------
+
+    def watch(self, hosts: Iterable[Member], afresh: Iterable[str], *, check_keys: bool) -> None:
+        """Look whether these hosts are there."""
+        self._probes.watch([m.host for m in hosts], afresh, check_keys=check_keys)
+
+    def ask(self, hosts: Sequence[str], limit_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
+        """Find out who of these is there, now; `answer` gets who is not, and why."""
+        self._probes.watch([m.host for m in self.members] or hosts, hosts)
+        self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
+
+    def _answer(self, question: _Question, now_s: float) -> None:
+        seen = self.sights
+        missing = {h: str(seen.get(h, Sight())) for h in question.hosts if not _is_there(seen.get(h))}
+        if missing and now_s < question.until_s:
+            return
+        self._asking = None
+        question.answer(missing)
+
+    def rest(self) -> None:
+        """The job runs."""
+        self._probes.rest()
+
+    def tell_ranks(self, hosts: Collection[str]) -> None:
+        """Ask the ranks on these hosts to stop."""
+        self._everywhere(hosts, remote.stopping(self._marked()), _TELL_S, lambda: None)
+
+    def sweep(self, hosts: Collection[str]) -> None:
+        """Kill what is left on these hosts."""
+        self.sweeps += len(hosts)
+        self._everywhere(hosts, remote.sweeping(self._marked()), _SWEEP_S, self._swept)
+
+    def _swept(self) -> None:
+        self.sweeps -= 1
+
+    def _marked(self) -> str:
+        return f"{compose.MARK}={self._mark}"
+
+    def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
+        for host in hosts:
+            self.crew.submit(partial(self._run, host, script, limit_s, done))
+
+    def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
+        """In a thread."""
+        remote.run(self._argv(host, script), self._env, limit_s)
+        return done
+
+    def _log_in(self, host: str) -> str | None:
+        """In a thread: why a host does not let us in."""
+        return remote.run(self._argv(host, "true"), self._env, _LOG_IN_S)
+
+    def _argv(self, host: str, script: str) -> tuple[str, ...]:
+        if _is_own(host, self._spec.hostname):
+            return ("/bin/sh", "-c", script)
+        if self._spec.agent == KUBEXEC and self._spec.agent_path:
+            return (self._spec.agent_path, host, remote.word(script))
+        if self._ssh is None:
+            return ("ssh", "-o", "BatchMode=yes", "--", host, remote.word(script))
+        return self._ssh.argv(host, remote.word(script))
+
+    # -- mpirun -------------------------------------------------------------------------------
+
+    def command(self, hosts: Sequence[Member], start: int) -> compose.Command:
+        """The command for these hosts; their list is written.
+
+        Raises:
+            LaunchError: mpirun is of no kind that we know, or nothing may be written.
+        """
+        path = f"{self._spec.scratch}/{run_folder.HOSTFILE}"
+        ground = compose.Ground(
+            hosts=tuple(hosts),
+            everyone=self.members,
+            hostfile=path,
+            ssh_config=self._ssh.config if self._ssh else None,
+            is_root=os.geteuid() == 0,
+        )
+        made = compose.command(self._spec, self._typed, self._dialect(), self._env, ground)
+        if made.hostfile is not None:
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(made.hostfile)
+            except OSError as problem:
+                raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
+        return made
+
+    def _dialect(self) -> Dialect:
+        if self._known is not None:
+            return self._known
+        try:
+            said, _ = self._version.communicate(timeout=_VERSION_S)
+        except subprocess.TimeoutExpired:
+            self._version.kill()
+            said = b""
+        found = recognised(said.decode(errors="replace"))
+        if found is None:
+            raise UsageError(
+                f"{self._typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+                f"set --engine plain to run it as it is"
+            )
+        self._known = found
+        return found
+
+
+class _Question:
+    def __init__(self, hosts: tuple[str, ...], until_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
+        self.hosts, self.until_s, self.answer = hosts, until_s, answer
+
+
+def _chosen(spec: Spec, typed: Typed) -> Spec:
+    """What was typed goes before what the platform says, and a typed -H chooses among the list."""
+    if typed.hostfile is not None and typed.hostfile != spec.hostfile:
+        spec = replace(spec, hostfile=typed.hostfile)
+    if typed.hosts is not None:
+        spec = replace(spec, hosts=compose.filtered(members.listed(spec), typed.hosts), hostfile=None)
+    return spec
+
+
+def _is_there(sight: Sight | None) -> bool:
+    return sight is not None and sight.stage >= Stage.KEY
+
+
+def _is_own(host: str, hostname: str) -> bool:
+    return host in (hostname, "localhost") or host.partition(".")[0] == hostname or host == socket.gethostname()
+
+
+def _ask_version(mpirun: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            (mpirun, "--version"),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except OSError as problem:
+        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None

@@ -1,0 +1,37 @@
+"""Hydra, the mpirun of MPICH and of Intel MPI: its command line and its variables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trainer_launch.mpi.dialect import INTEL
+from trainer_launch.mpi.typed import Typed
+
+_LAUNCHERS = ("launcher", "bootstrap", "rmk")
+_ENVIRONMENTS = ("genvall", "genvnone", "genvlist", "envall", "envnone", "envlist")
+
+
+def argv(typed: Typed, hostfile: str | None, number: int | None, forward: Sequence[str]) -> tuple[str, ...]:
+    """The command: ours first, then what was typed."""
+    words: list[str] = [typed.mpirun]
+    if hostfile is not None:
+        words += ["-f", hostfile]
+        if typed.names.isdisjoint(_LAUNCHERS):
+            words += ["-launcher", "ssh"]
+    if number is not None:
+        words += ["-n", str(number)]
+    if typed.names.isdisjoint(_ENVIRONMENTS):
+        words += ["-genvlist", ",".join(forward)]
+    return (*words, *typed.kept, *typed.program)
+
+
+def env(given: Mapping[str, str], implementation: str, ssh_config: str | None) -> dict[str, str]:
+    """The launcher's variables with ours; the host file is on the command line."""
+    told = {
+        name: value for name, value in given.items() if name not in ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE")
+    }
+    if ssh_config is not None:
+        is_intel = implementation == INTEL
+        args = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if is_intel else "HYDRA_LAUNCH_EXTRA_ARGS"
+        told[args] = f"-F {ssh_config} {told.get(args, '')}".strip()
+    return told

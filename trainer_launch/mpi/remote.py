@@ -1,0 +1,72 @@
+"""Small shell scripts on the job's hosts, by the same way by which mpirun reaches them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+_WORDS = 200
+
+# A rank, or a process of one, bears the job's mark and its number. Small images lack pgrep and ps, and /proc shows
+# an environment to its owner and to root only, which is just right.
+_FIND = """
+marked() {
+  [ "$(tr '\\0' '\\n' <"/proc/$1/environ" | grep -cE '^(%(mark)s$|OMPI_COMM_WORLD_RANK=|PMI_RANK=)')" -ge 2 ]
+}
+for folder in /proc/[0-9]*; do
+  pid=${folder#/proc/}
+  if [ "$pid" != $$ ] && marked "$pid"; then
+    %(what)s
+  fi
+done 2>/dev/null
+true
+"""
+# Each rank alone, as its data loaders have to live while it saves; where it is a shell, also what that waits for.
+_ASK_RANK = """above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
+    case "$(cat "/proc/$above/comm")" in sh|bash|dash|ash|zsh|env|timeout) shell=yes ;; *) shell=no ;; esac
+    if [ $shell = yes ] || ! marked "$above"; then kill -TERM "$pid"; fi"""
+
+
+def stopping(mark: str) -> str:
+    """A script that asks the ranks of a job on this host to stop."""
+    return _FIND % {"mark": mark, "what": _ASK_RANK}
+
+
+def sweeping(mark: str) -> str:
+    """A script that kills what is left of a job on this host."""
+    return _FIND % {"mark": mark, "what": 'kill -KILL "$pid"'}
+
+
+def word(script: str) -> str:
+    """A script as one command for whatever shell is behind sshd."""
+    return f"exec /bin/sh -c {shlex.quote(script)}"
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | None:
+    """Run to the end; why it failed, in ssh's own words or the shell's; None: it went well. Blocks."""
+    try:
+        started = subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as problem:
+        return f"{argv[0]}: {problem.strerror}"
+    try:
+        _, said = started.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+        return f"no end within {limit_s:g} s"
+    if started.returncode == 0:
+        return None
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:_WORDS] if lines else f"exit code {started.returncode}"

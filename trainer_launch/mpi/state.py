@@ -1,0 +1,199 @@
+"""Where an MPI job is, what happens to it, and what has to be done. Values; `machine` decides what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from trainer_launch.model import Member
+from trainer_launch.mpi.messages import Said
+
+
+class Phase(Enum):
+    """Where a job is; see `machine`."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDING = "ending"
+    ASKING = "asking"
+    LEAVING = "leaving"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a job is allowed; seconds, None: no limit of this kind."""
+
+    min_hosts: int | None = None  # None: all
+    max_hosts: int | None = None
+    wait_s: float = 600.0
+    rejoin_s: float = 600.0
+    shrink_s: float = 0.0
+    max_restarts: int = 3
+    window_s: float | None = None
+    grace_s: float = 25.0
+    has_list: bool = True  # False: mpirun runs here alone
+    by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
+    gather_s: float = 3.0  # for other hosts to come too, before the job is interrupted for one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How the job ended; `failure` is for PID 1."""
+
+    code: int
+    failure: Mapping[str, object] | None = None
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Who belongs to the job now, in the order of ranks."""
+
+    members: tuple[Member, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Which hosts would take a daemon now, and where each other one is stuck."""
+
+    hosts: frozenset[str]
+    stuck: Mapping[str, str]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """mpirun has ended; what it said, and the last lines of its stderr."""
+
+    code: int  # as the shell has it
+    said: Said
+    lines: tuple[str, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """mpirun, or somebody else, says that a host is lost while mpirun still runs."""
+
+    host: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Who of those asked is not there any more, and why."""
+
+    missing: Mapping[str, str]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """We were asked to stop."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    at_s: float
+
+
+Event: TypeAlias = Hosts | Ready | Exited | Lost | Answered | Asked | Tick
+
+# -- actions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Look for these hosts until told otherwise; `afresh` are not believed to be there any more."""
+
+    members: tuple[Member, ...]
+    afresh: tuple[str, ...] = ()
+    check_keys: bool = False  # a host is ready only when it lets us in
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start mpirun on these hosts."""
+
+    members: tuple[Member, ...]
+    number: int  # of the start, from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Find out which of these hosts are there, within a moment."""
+
+    hosts: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TellRanks:
+    """Let every rank know, on its own host, that it has to stop."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Signal mpirun."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """End what an mpirun that was killed may have left on these hosts."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One sentence for the log."""
+
+    text: str
+
+
+Action: TypeAlias = Await | Start | Ask | TellRanks | Signal | Sweep | Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the machine knows; times are monotonic seconds, None: not set."""
+
+    settings: Settings
+    phase: Phase
+    members: tuple[Member, ...] = ()
+    ready: frozenset[str] = frozenset()
+    stuck: Mapping[str, str]
+    running: tuple[Member, ...] = ()
+    starts: int = 0
+    started_s: float = 0.0
+    wait_from_s: float = 0.0
+    wait_until_s: float = 0.0
+    shrink_from_s: float | None = None  # since when enough hosts are there to go on with fewer
+    most_ready: int = 0  # hosts at the last look
+    admit_at_s: float | None = None  # when the job is interrupted for hosts that have come
+    deadline_s: float | None = None  # of the phase: kill, or answer
+    killed: bool = False
+    check_keys: bool = False
+    troubles_from_s: float | None = None  # since when daemons could not be started
+    ended_by_us: bool = False  # for another membership
+    lost: str | None = None  # the host for which the job waits, or is being ended
+    last: Exited | None = None
+    failures_s: tuple[float, ...] = ()  # that cost the budget
+    before: Exited | None = None  # the failure before, if it came soon after its start
+    early: int = 0  # starts in a row that did not last
+    asked: bool = False
+    end: End | None = None
