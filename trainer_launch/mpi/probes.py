@@ -6,6 +6,7 @@ not asked again: sshd counts those who come and do not log in.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -27,6 +28,7 @@ _PER_SECOND = 500  # attempts for all hosts together
 _KEY_PAUSE_S = 2.0
 _SPARE_S = 1.0  # of waiting, after which keys are tried of those that are there already
 _SPARE_AT_ONCE = 2
+_OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
 _BANNER_BYTES = 4096
 
 Address = tuple[int, tuple[object, ...]]  # family, and what connect takes
@@ -190,6 +192,8 @@ class Probes:
             return
         target.heard += data
         if b"SSH-" in target.heard and b"\n" in target.heard.partition(b"SSH-")[2]:
+            with contextlib.suppress(OSError):
+                made.send(_OWN_BANNER)
             self._pass(target, Stage.KEY if self._must_log_in and not target.let_in else Stage.READY)
         elif not data or len(target.heard) > _BANNER_BYTES:
             why = "what listens there is no sshd" if target.heard else "it closes connections at once"
