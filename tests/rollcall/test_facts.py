@@ -102,6 +102,15 @@ def test_the_driver_and_the_models_are_read_from_the_kernels_files(tmp_path: Pat
     assert facts.devices(1, tmp_path) == {"gpus": "1 of NVIDIA H200", "driver": "580.159.04"}
 
 
+def test_versions_that_could_not_be_found_out_in_time_are_unknown_and_no_difference() -> None:
+    whole = {"python": "3.11", "torch": "2.9", "arch": "x86_64", "gpus": "0"}
+    found = list(differences(["a", "b", "c"], [whole, whole, {"gpus": "0"}]))
+    assert [(one.status, one.subject) for one in found] == [(Status.UNKNOWN, "c")]
+    without = {key: value for key, value in whole.items() if key != "torch"}
+    (one,) = differences(["a", "b", "c"], [whole, whole, without])
+    assert (one.status, one.subject) == (Status.FAIL, "c")
+
+
 def test_code_counts_and_what_it_leaves_behind_does_not(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")

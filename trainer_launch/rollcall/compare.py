@@ -39,6 +39,8 @@ class Rule:
 
 
 _IMAGE = "start all nodes from the same image, by digest"
+_ALWAYS = "python"  # where this is missing, so is all that is found out with it
+_VERSIONS = frozenset((_ALWAYS, "arch", "kernel", "torch", "cuda", "nccl"))
 _RULES: Mapping[str, Rule] = {
     "torch": Rule("torch", Fault.JOB, _IMAGE),
     "cuda": Rule("CUDA of torch", Fault.JOB, _IMAGE),
@@ -63,17 +65,28 @@ def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Ite
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     differing = 0
     keys = dict.fromkeys(key for one in facts for key in sorted(one))
+    unread = [
+        node for node, one in enumerate(facts) if _ALWAYS not in one and any(_ALWAYS in other for other in facts)
+    ]
+    if unread:
+        yield _unread([names[node] for node in unread])
     for key in keys:
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for node, one in enumerate(facts):
-            if key in one or key not in _WHERE_KNOWN:
+            if key in one or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
                 groups[one.get(key, UNSET)].append(node)
         if len(groups) > 1:
             differing += 1
             yield _difference(key, groups, names)
-    if not differing:
+    if not differing and not unread:
         text = f"{len(keys)} facts are the same on all {len(names)} nodes"
         yield Finding(check=FACTS, status=Status.PASS, scope=Scope.JOB, text=text)
+
+
+def _unread(names: Sequence[str]) -> Finding:
+    """A machine that is too busy to start a Python in time has no other versions for that."""
+    text = f"the versions of Python and torch could not be found out in time on {listed(names)}"
+    return Finding(check=FACTS, status=Status.UNKNOWN, subject=listed(names), text=text)
 
 
 def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[str]) -> Finding:
