@@ -28,7 +28,8 @@ from trainer_launch.ssh import client, keys
 
 RUNS = 7
 SESSIONS = 15
-IDLE_S = 20.0
+IDLE_S = 10.0
+SETTLE_S = 1.0  # until the session has ended that looked for the banner
 
 
 def main() -> None:
@@ -99,6 +100,7 @@ def compared(what: str, measure: Callable[[Server], str], *commands: Command) ->
     found = []
     for command in commands:
         with running(command) as server:
+            time.sleep(SETTLE_S)
             found.append(measure(server))
     return (what, found[0], found[1])
 
