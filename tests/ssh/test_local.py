@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
-from tests.ssh.secrets import require_openssh
+from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.conftest import require
+from tests.ssh import pods
+from tests.ssh.secrets import require_openssh, require_root
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +38,76 @@ def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:
     rows = dict(re.findall(r"^(local-\S+) +(\d+) ", ended.stderr, re.MULTILINE))
     assert rows == {"local-node-0-0": "143", "local-node-0-1": "143", "local-launcher-0-0": "7"}
     assert os.listdir(tmp_path) == []
+
+
+# One write each, so that no two lines mix.
+HELLO = """
+from mpi4py import MPI
+import os
+ranks = MPI.COMM_WORLD
+text = f"{ranks.Get_rank()} {ranks.Get_size()} {ranks.allreduce(ranks.Get_rank() + 1)}\\n"
+os.write(1, text.encode())
+"""
+
+
+def rehearse(*words: str, env: Mapping[str, str], wrap: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (*wrap, *LAUNCHER, "local", *words),
+        env=clean_env(env),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=150,
+    )
+
+
+def require_mpi4py() -> None:
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    require(importlib.util.find_spec("mpi4py"), "needs mpi4py")
+
+
+def test_mpirun_as_typed_runs_its_ranks_on_all_pods(tmp_path) -> None:
+    require_mpi4py()
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--", "mpirun", sys.executable, "-c", HELLO)
+    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")) == ["", *(f"{rank} 4 10" for rank in range(4))]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
+    require_mpi4py()
+    (tmp_path / "hello.py").write_text(HELLO)
+    ended = rehearse("--engine", "mpi", "--nodes", "2", "--", str(tmp_path / "hello.py"), env={})
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")) == ["", "0 2 3", "1 2 3"]
+
+
+def test_the_first_failing_ranks_code_is_the_jobs(tmp_path) -> None:
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    rank = "[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 41; sleep 100"
+    words = ("--nodes", "2", "--max-restarts", "0", "--", "mpirun", "sh", "-c", rank)
+    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 41, ended.stderr
+    assert " exit=41 " in ended.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_needs_no_root() -> None:
+    """As a user whom this machine has never heard of, without a home."""
+    require_root()
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    try:
+        wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), user=pods.UID)
+        words = ("--nodes", "2", "--", "mpirun", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(id -u)")
+        ended = rehearse(*words, env={"HOME": str(folder), "TMPDIR": str(folder)}, wrap=wrap)
+        assert ended.returncode == 0, ended.stderr
+        found = [line for line in ended.stdout.split("\n") if line]
+        assert sorted(found) == [f"{rank} {pods.UID}" for rank in range(2)]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_slots_are_numbers(tmp_path) -> None:

@@ -33,7 +33,8 @@ EXAMPLES = """examples:
   trainer-launch sshd                                  # command of a worker pod
   trainer-launch sshd --ssh-dir /keys --ssh-port 2222
 """
-_LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "ERROR", "error": "ERROR"}
+# Not ERROR: it has a line for each probe of the port that does not go on to log in.
+_LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "FATAL", "error": "FATAL"}
 FOLDER = "ssh"  # in the run's private one
 COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is
 _NAMED = 12  # in a line of the log
