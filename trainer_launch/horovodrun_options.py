@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from trainer_launch.errors import UsageError
@@ -63,6 +64,7 @@ OPTIONS: tuple[Option, ...] = (
 _BY_FLAG: Mapping[str, Option] = MappingProxyType({flag: option for option in OPTIONS for flag in option.flags})
 _BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 _ONLY_ASKS = ("version", "check_build", "help")
+_QUESTIONS = frozenset(("-h", "--help", "-v", "--version", "-cb", "--check-build"))
 _SHORT = 2  # letters of `-p`, to which a value may be joined
 
 
@@ -107,6 +109,13 @@ class HorovodCommand:
                 f"horovodrun's {_BY_NAME[name].flags[0]} is {text[:60]!r}; expected a number, at least 1"
             )
         return int(text)
+
+
+def is_horovodrun(argv: Sequence[str]) -> bool:
+    """Whether a command is horovodrun, and asks it for more than words about itself."""
+    if PurePosixPath(argv[0]).name != "horovodrun":
+        return False
+    return not any(word in _QUESTIONS for word in argv[1:2])
 
 
 def split_command(argv: Sequence[str]) -> HorovodCommand:

@@ -35,8 +35,8 @@ class Settings(BaseSettings):
     )
 
     contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
-    engine: Literal["auto", "torchrun", "mpi", "plain"] = Field(
-        "auto", description="what runs the command: torch elastic, mpirun, or the program as it is"
+    engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
+        "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
     )
     hosts: str | None = Field(
         None, description="hosts that mpirun starts ranks on, and how many on each; default: the platform's list"

@@ -16,12 +16,24 @@ import psutil
 import pytest
 
 from trainer_launch.child import horovod_ssh
+from trainer_launch.mpi.sessions import Sessions
 
 pytestmark = pytest.mark.process
 SHIM = Path(horovod_ssh.__file__)
 DEADLINE_S = 60
 GRACE_S = 1
 TELLS = "trap 'echo told; exit 3' TERM; echo ready $$; while :; do sleep 0.05; done"
+WITH_LOADER = """
+import signal, subprocess, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+loader = subprocess.Popen(["sleep", "60"])
+print("ready", loader.pid, flush=True)
+while not asked:
+    time.sleep(0.02)
+print("loader", loader.poll(), flush=True)
+loader.kill()
+"""
 DEAF = "trap '' TERM; echo ready $$; while :; do sleep 0.05; done"
 
 
@@ -80,6 +92,16 @@ def test_a_signal_written_to_it_reaches_the_command() -> None:
         assert process.wait(DEADLINE_S) == 3
         assert process.stdout
         assert process.stdout.read() == "told\n"
+
+
+def test_a_signal_is_for_the_rank_below_its_shells_and_not_for_what_it_has_started() -> None:
+    with guarded(f"true; {shlex.quote(sys.executable)} -c {shlex.quote(WITH_LOADER)}; exit $?") as process:
+        first_pid(process)
+        assert process.stdin
+        process.stdin.write("TERM\n")
+        process.wait(DEADLINE_S)
+        assert process.stdout
+        assert process.stdout.read() == "loader None\n"
 
 
 @pytest.mark.parametrize("command", [TELLS, DEAF, f"sh -c {shlex.quote(DEAF)}; true"])
@@ -163,3 +185,69 @@ def test_nothing_is_started_any_more_once_the_job_is_asked_to_stop(folder: Path)
     ended = subprocess.run([sys.executable, "-I", "-S", SHIM, folder, "h", "true"], timeout=DEADLINE_S)
     assert ended.returncode == 128 + signal.SIGTERM
     assert not (folder / "fake-ssh.args").exists()
+
+
+# -- the launcher's side ----------------------------------------------------------------------
+
+
+@contextmanager
+def session(made: Sessions, host: str, local_rank: int) -> Iterator[subprocess.Popen[str]]:
+    """A rank on another host, by an `ssh` that is a shell here."""
+    line = f"HOROVOD_LOCAL_RANK={local_rank}; {TELLS}"
+    process = subprocess.Popen(
+        ["ssh", "-o", "A=b", host, line],
+        env={**os.environ, "PATH": f"{made.bin}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+        assert process.stdout
+        process.stdout.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Sessions:
+    """A folder of sessions; the real ssh is one that runs the last of its arguments here."""
+    ssh = tmp_path / "real-ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done; exec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    return Sessions(str(tmp_path / "a folder"), (str(ssh),), sys.executable, GRACE_S)
+
+
+def test_a_signal_reaches_every_session(made: Sessions) -> None:
+    with session(made, "w-0", 0) as one, session(made, "w-1", 0) as other:
+        first_pid(one), first_pid(other)
+        assert made.tell("TERM", below=os.getpid()) == 2
+        assert (one.wait(DEADLINE_S), other.wait(DEADLINE_S)) == (3, 3)
+
+
+def test_a_host_whose_session_has_ended_is_told_once(made: Sessions) -> None:
+    with session(made, "w-0", 0) as one, session(made, "w-1", 1) as other:
+        pids = (first_pid(one), first_pid(other))
+        assert made.lost() == ()
+        other.kill()
+        other.wait(DEADLINE_S)
+        assert made.lost() == ("w-1",)
+        assert made.lost() == ()
+        for pid in pids:  # killing this ssh cuts no connection
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_on_the_launchers_own_host_hear_signals_too(made: Sessions) -> None:
+    rank = subprocess.Popen(
+        ["sh", "-c", f"HOROVOD_RANK=0 sh -c {shlex.quote(TELLS)}; exit $?"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        first_pid(rank)
+        assert made.tell("TERM", below=os.getpid()) == 1
+        assert rank.wait(DEADLINE_S) == 3
+    finally:
+        rank.kill()
+        rank.wait(DEADLINE_S)
+        assert rank.stdout
+        rank.stdout.close()

@@ -22,20 +22,33 @@ _WITH_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")  # ssh's options that take one
 _LOCAL_RANK = re.compile(r"\bHOROVOD_LOCAL_RANK=([0-9]{1,6})\b")
 # It reads names of signals from its standard input, a line each; at the end of that the connection is gone. With
 # setsid the command has a session of its own, so that all it starts can be reached; what leaves that is on its own.
+# A signal is for the rank alone, as its data loaders have to live while it saves, and for the shells above it.
 _GUARD = """\
 command -v setsid >/dev/null 2>&1 || exec sh -c "$0"
+tell() {
+    pid=$it all=$it
+    while case "$(cat "/proc/$pid/comm")" in sh|dash|bash|ash|zsh|env|timeout) ;; *) false ;; esac; do
+        read -r pid rest <"/proc/$pid/task/$pid/children" || [ "$pid" ] || break
+        all="$pid $all"
+    done
+    kill -s "$1" $all
+}
 end() {
-    kill -s TERM -- "-$it"
     left=GRACE
     while [ "$left" -gt 0 ] && kill -s 0 -- "-$it"; do sleep 1; left=$((left - 1)); done
     kill -s KILL -- "-$it"
 }
 exec 3<&0 </dev/null
 setsid sh -c "$0" 3<&- & it=$!
-{ while read -r name <&3; do kill -s "$name" -- "-$it"; done; end; } >/dev/null 2>&1 & guard=$!
+{
+    while read -r name <&3; do tell "$name"; done
+    kill -s TERM -- "-$it"
+    end
+} >/dev/null 2>&1 & guard=$!
 wait "$it"; code=$?
 exec 2>/dev/null
 kill -s KILL "$guard"
+[ "$code" -gt 128 ] || kill -s TERM -- "-$it"
 end
 exit "$code"
 """

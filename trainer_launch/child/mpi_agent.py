@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from trainer_launch import exits, log
 from trainer_launch.child.mpi_hosts import Hosts
@@ -30,16 +31,24 @@ _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next
 _say = log.say
 
 
+class Runs(Protocol):
+    """What was started."""
+
+    @property
+    def pid(self) -> int: ...
+    def signal(self, number: int) -> None: ...
+
+
 class Agent:
     """The machine, and who carries out what it asks for."""
 
     def __init__(self, spec: Spec, command: Sequence[str], env: dict[str, str]) -> None:
         self._spec = spec
-        self._typed = typed.parse(command)
+        self._typed = self._parsed(command)
         self._selector = selectors.DefaultSelector()
         self._hosts = Hosts(spec, self._typed, env, self._selector)
         self._screen = Screen(sys.stderr.fileno())
-        self._mpirun: Mpirun | None = None
+        self._mpirun: Runs | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
         self._signals = _hear(self._selector, self._on_signal)
@@ -55,6 +64,9 @@ class Agent:
             by_slot=self._typed.names.isdisjoint(typed.MAPPING),
             has_list=self._hosts.has_list,
         )
+
+    def _parsed(self, command: Sequence[str]) -> typed.Typed:
+        return typed.parse(command)
 
     def run(self) -> int:
         """Run the job to its end; its exit code."""
@@ -73,6 +85,7 @@ class Agent:
         """Wait for something, and take it in."""
         waiting = self._state.phase is st.Phase.WAITING
         times = [machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
+        times.append(self._more_due_s())
         if self._start is not None:
             times.append(self._start_by_s)
         until_s = min((at_s for at_s in times if at_s is not None), default=None)
@@ -87,6 +100,7 @@ class Agent:
         if self._hosts.take_changed():
             seen = self._hosts.sights
             self._take(st.Ready(sights.ready(seen), sights.stuck(seen), now_s))
+        self._do_more(now_s)
         due_s = machine.due_s(self._state)
         if due_s is not None and now_s >= due_s:
             self._take(st.Tick(now_s))
@@ -115,7 +129,7 @@ class Agent:
                         hosts, limit_s, lambda missing: self._take(st.Answered(missing, time.monotonic()))
                     )
                 case st.TellRanks(hosts):
-                    self._hosts.tell_ranks(hosts)
+                    self._tell_ranks(hosts)
                 case st.Sweep(hosts):
                     self._hosts.sweep(hosts)
                 case st.Signal(number):
@@ -125,8 +139,10 @@ class Agent:
     def _begin(self, start: st.Start) -> None:
         """Start mpirun, now."""
         self._start = None
-        if self._state.phase is not st.Phase.RUNNING:
-            return
+        if self._state.phase is st.Phase.RUNNING:
+            self._launch(start)
+
+    def _launch(self, start: st.Start) -> None:
         self._hosts.rest()
         command = self._hosts.command(start.members, start.number)
         if start.members:
@@ -149,8 +165,23 @@ class Agent:
             if self._start is not None:  # nothing of it has been started yet
                 self._start = None
                 self._ended(exits.STOPPED, Said(), ())
-        elif self._mpirun is not None:
+        else:
+            self._relay(number)
+
+    # -- what an agent of something else than mpirun does in its own way ----------------------
+
+    def _relay(self, number: int) -> None:
+        if self._mpirun is not None:
             self._mpirun.signal(number)
+
+    def _tell_ranks(self, hosts: Sequence[str]) -> None:
+        self._hosts.tell_ranks(hosts)
+
+    def _more_due_s(self) -> float | None:
+        return None
+
+    def _do_more(self, now_s: float) -> None:
+        pass
 
 
 def _hear(selector: selectors.BaseSelector, take: Callable[[int], None]) -> tuple[int, int]:
@@ -178,13 +209,13 @@ def _write(path: str | None, failure: object) -> None:
         log.warn(f"cannot write {path}: {problem}")
 
 
-def run() -> None:
+def run(kind: type[Agent] = Agent) -> None:
     """The process, to its end."""
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
     spec = loaded(os.environ[VARIABLE])
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     try:
-        code = Agent(spec, sys.argv[1:], env).run()
+        code = kind(spec, sys.argv[1:], env).run()
     except LaunchError as problem:
         code = problem.exit_code
         reason = "PeerLost" if code == exits.INFRASTRUCTURE else "Misconfigured"

@@ -21,7 +21,7 @@ from trainer_launch.mpi.dialect import Dialect, recognised
 from trainer_launch.mpi.probes import Probes
 from trainer_launch.mpi.sights import Sight, Stage
 from trainer_launch.mpi.spec import KUBEXEC, SSH, Spec
-from trainer_launch.mpi.typed import Typed
+from trainer_launch.mpi.typed import Typed, is_mpirun
 from trainer_launch.ssh.client import Client, prepared
 
 _THREADS = 16
@@ -48,7 +48,8 @@ class Hosts:
         self._mark = secrets.token_hex(8)
         self._env = {**env, compose.MARK: self._mark}
         self.crew = Crew(_THREADS)
-        self._version = _ask_version(typed.mpirun, self._env)  # meanwhile all else goes on
+        is_mpi = is_mpirun(typed.mpirun)
+        self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
         self._known: Dialect | None = None
         self._ssh = self._client() if self.has_list and spec.agent == SSH else None
         port = self._ssh.port if self._ssh else 22
@@ -73,6 +74,11 @@ class Hosts:
             check_host_keys=self._spec.check_host_keys,
             path=self._env.get("PATH"),
         )
+
+    @property
+    def client(self) -> Client | None:
+        """ssh with the job's key, where that is how hosts are reached."""
+        return self._ssh
 
     # -- what was seen ------------------------------------------------------------------------
 
@@ -209,6 +215,8 @@ class Hosts:
     def _dialect(self) -> Dialect:
         if self._known is not None:
             return self._known
+        if self._version is None:
+            raise UsageError(f"{self._typed.mpirun} is no mpirun")
         try:
             said, _ = self._version.communicate(timeout=_VERSION_S)
         except subprocess.TimeoutExpired:

@@ -36,3 +36,11 @@ def mpi_agent() -> None:
     from trainer_launch.child import mpi_agent as agent
 
     agent.run()
+
+
+def horovod_agent() -> None:
+    """What runs horovodrun, to its end."""
+    from trainer_launch.child import horovod_agent as agent
+    from trainer_launch.child.mpi_agent import run
+
+    run(agent.HorovodAgent)

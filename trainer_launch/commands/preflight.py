@@ -86,12 +86,13 @@ def main(parsed: Parsed) -> int:
 
 def _main(parsed: Parsed, settings: Settings) -> int:
     # `run`, which needs a part of this file, has no use for these.
-    from trainer_launch.commands import gathering, loading, plotting, thresholds
+    from trainer_launch.commands import gathering, loading, mpi_hosts, plotting, thresholds
 
-    chosen = preflight.names_in(settings.only, "--only", gathering.CHECKS)
-    skipped = preflight.names_in(settings.skip, "--skip", gathering.CHECKS)
-    fatal = preflight.names_in(settings.fatal, "--fatal", gathering.CHECKS)
-    thresholds.parse(settings.threshold)
+    others = (*gathering.CHECKS, *mpi_hosts.CHECKS)
+    chosen = preflight.names_in(settings.only, "--only", others)
+    skipped = preflight.names_in(settings.skip, "--skip", others)
+    fatal = preflight.names_in(settings.fatal, "--fatal", others)
+    of_pairs, _ = thresholds.parse(settings.threshold)
     references.load(settings.reference)
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
@@ -102,7 +103,12 @@ def _main(parsed: Parsed, settings: Settings) -> int:
         told = _together(subject, checks, settings, skipped, fatal)
     else:
         told = _alone(subject, checks, settings, skipped, fatal)
-        if subject.has_peers and not chosen:
+        if mpi_hosts.concerns(subject):
+            wanted = [name for name in mpi_hosts.CHECKS if name not in skipped and name in (chosen or (name,))]
+            found = mpi_hosts.findings(subject, settings, of_pairs, wanted, settings.deadline - told.report.took_s)
+            findings = (*told.report.findings, *(raised(one, fatal) for one in found))
+            told = replace(told, report=replace(told.report, findings=findings))
+        elif subject.has_peers and not chosen:
             findings = (*told.report.findings, gathering.not_held(alone))
             told = replace(told, report=replace(told.report, findings=findings))
     told = replace(told, report=replace(told.report, silenced=skipped))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import mpirun, plain, sshd, torchrun
+from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
+from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.model import Job, Plan
 from trainer_launch.mpi import typed
 
-ENGINES: tuple[ModuleType, ...] = (torchrun, mpirun, sshd, plain)
+ENGINES: tuple[ModuleType, ...] = (torchrun, mpirun, horovodrun, sshd, plain)
 
 
 def plan(request: Request) -> Plan:
@@ -21,7 +22,7 @@ def plan(request: Request) -> Plan:
         LaunchError: the engine cannot run this command in this topology.
     """
     engine, reason = pick(request.job, request.command, request.engine)
-    if engine is mpirun and request.replace_launcher and request.engine == "auto":
+    if engine in (mpirun, horovodrun) and request.replace_launcher and request.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
     made: Plan = engine.plan(request, reason)
     return made
@@ -40,6 +41,8 @@ def pick(job: Job, command: Command, asked: str) -> tuple[ModuleType, str]:
         return torchrun, "the command is torchrun"
     if typed.is_mpirun(command.argv[0]):
         return mpirun, "the command is mpirun"
+    if is_horovodrun(command.argv):
+        return horovodrun, "the command is horovodrun"
     if command.kind is Kind.PROGRAM:
         return plain, "the command is no Python program"
     if job.engine == "mpirun":

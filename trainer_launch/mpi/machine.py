@@ -95,7 +95,7 @@ def _hosts(state: State, event: Hosts) -> Step:
     gone = {m.host for m in state.running} - {m.host for m in event.members}
     state = replace(state, members=event.members)
     told = Say(f"the list of hosts has changed: {len(event.members)} hosts now")
-    if state.phase is Phase.RUNNING and gone:
+    if state.phase is Phase.RUNNING and gone and not state.settings.follows:
         least = state.settings.min_hosts
         if least is not None and len(state.running) - len(gone) >= least:
             return _end(state, event.at_s, (told, Say(f"{', '.join(sorted(gone))} left the job")))

@@ -99,7 +99,7 @@ class Watch:
     @property
     def has_list(self) -> bool:
         """Whether there is a list at all; without one mpirun runs here alone."""
-        return bool(self._spec.hosts or self._spec.hostfile)
+        return bool(self._spec.hosts or self._spec.hostfile or (self._elastic and self._spec.discovery))
 
     @property
     def is_fixed(self) -> bool:

@@ -15,7 +15,7 @@ _WORDS = 200
 # an environment to its owner and to root only, which is just right.
 _FIND = """
 marked() {
-  [ "$(tr '\\0' '\\n' <"/proc/$1/environ" | grep -cE '^(%(mark)s$|OMPI_COMM_WORLD_RANK=|PMI_RANK=)')" -ge 2 ]
+  [ "$(tr '\\0' '\\n' <"/proc/$1/environ" | grep -cE '^(%(mark)s$|(OMPI_COMM_WORLD|PMI|HOROVOD)_RANK=)')" -ge 2 ]
 }
 for folder in /proc/[0-9]*; do
   pid=${folder#/proc/}

@@ -28,6 +28,8 @@ class Settings:
 
     min_hosts: int | None = None  # None: all
     max_hosts: int | None = None
+    first_hosts: int | None = None  # at the first start in place of `min_hosts`
+    follows: bool = False  # what runs adds and drops hosts itself
     wait_s: float = 600.0
     rejoin_s: float = 600.0
     shrink_s: float = 0.0

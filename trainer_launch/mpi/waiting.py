@@ -43,7 +43,7 @@ def look(state: State, at_s: float) -> Step:
         return _start(state, ready, at_s)
     state = replace(state, shrink_from_s=None) if len(ready) > state.most_ready else state
     state = replace(state, most_ready=len(ready))
-    least = state.settings.min_hosts
+    least = least_hosts(state)
     if least is None or len(ready) < least:
         return replace(state, shrink_from_s=None), ()
     since_s = at_s if state.shrink_from_s is None else state.shrink_from_s
@@ -56,6 +56,12 @@ def patience_s(state: State) -> float:
     """How long to wait for more hosts than the minimum; at first others are just coming, too."""
     settings = state.settings
     return settings.shrink_s if state.starts else max(settings.shrink_s, settings.gather_s)
+
+
+def least_hosts(state: State) -> int | None:
+    """With how many hosts the job may start; None: with all."""
+    settings = state.settings
+    return settings.min_hosts if state.starts or settings.first_hosts is None else settings.first_hosts
 
 
 def wanted(state: State) -> tuple[Member, ...]:
@@ -94,7 +100,7 @@ def _newcomers(state: State, at_s: float) -> State:
     would_be = there(state)
     known = {m.host for m in state.running}
     come = [m.host for m in would_be if m.host not in known]
-    if not come or len(would_be) <= len(state.running):
+    if state.settings.follows or not come or len(would_be) <= len(state.running):
         return replace(state, admit_at_s=None)
     return state if state.admit_at_s is not None else replace(state, admit_at_s=at_s + state.settings.gather_s)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import clean_env
-from tests.frameworks import horovod
+from tests.frameworks import building
 from trainer_launch.horovodrun_options import OPTIONS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(horovod.BUILD_S)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(building.BUILD_S)]
 
 REDUCE = """
 import horovod.torch as hvd, torch
@@ -40,11 +40,11 @@ launch.parse_args()
 
 
 def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None:
-    run = horovod.command(tmp_path / "bin")
+    run = building.command(tmp_path / "bin")
     (tmp_path / "train.py").write_text(REDUCE)
     ended = subprocess.run(
         [run, "-np", "2", "-H", "localhost:2", "--disable-cache", sys.executable, str(tmp_path / "train.py")],
-        env=clean_env(horovod.env()),
+        env=clean_env(building.env()),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -58,7 +58,7 @@ def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None
 
 def test_our_table_has_horovods_own_options() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", LIST_OPTIONS], env=clean_env(horovod.env()), capture_output=True, text=True
+        [sys.executable, "-c", LIST_OPTIONS], env=clean_env(building.env()), capture_output=True, text=True
     )
     assert told.returncode == 0, told.stderr
     theirs = json.loads(told.stdout)

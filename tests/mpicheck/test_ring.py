@@ -1,0 +1,84 @@
+"""A hello and a ring over real MPI on this machine, and who is named where it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.conftest import require
+from trainer_launch.findings import Fault, Status
+from trainer_launch.mpicheck import ring
+from trainer_launch.mpicheck.asking import Told
+from trainer_launch.rollcall.pairs import Thresholds
+
+pytestmark = pytest.mark.process
+YES, NO = Told(0, "", "", 0.0), Told(1, "", "", 0.0)
+EASY = Thresholds(floor=1.0, ratio=0.0)  # a busy machine's pairs may differ by any factor
+PYTHON = f"'{sys.executable}'"
+
+
+def mpirun(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """A rank here for each host."""
+    found = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+    require(found and importlib.util.find_spec("mpi4py"), "needs Open MPI and mpi4py")
+    assert found
+    options = ("--allow-run-as-root", "--oversubscribe", "-np", str(len(hosts)))
+    return (found, *options, sys.executable, *program[1:]), os.environ
+
+
+def sabotaged(bad: Sequence[str]):
+    """An mpirun that fails wherever two of `bad`, or the only one of them, take part."""
+
+    def way(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+        if set(bad) <= set(hosts):
+            return ("sh", "-c", "echo the cable is cut >&2; exit 7"), os.environ
+        return mpirun(hosts, program)
+
+    return way
+
+
+def findings(hosts: Sequence[str], way=mpirun, has=lambda host, command: YES):
+    return list(ring.findings(hosts, sys.executable, way, has, EASY))
+
+
+def test_three_well_hosts_pass_in_one_run_with_latency_and_rate() -> None:
+    [found] = findings(["a", "b", "c"])
+    assert (found.check, found.status) == ("mpi-ring", Status.PASS)
+    assert "3 pair tests in 3 rounds passed" in found.text
+    assert "µs in the middle" in found.text
+
+
+def test_the_host_with_which_nobody_can_talk_is_named() -> None:
+    [found] = findings(["a", "b", "c", "d"], sabotaged(["c"]))
+    assert (found.status, found.fault, found.subject) == (Status.FAIL, Fault.NODE, "c")
+    assert any("the cable is cut" in line for line in found.evidence)
+
+
+def test_the_link_between_two_well_hosts_is_named() -> None:
+    [found] = findings(["a", "b", "c", "d"], sabotaged(["b", "c"]))
+    assert (found.status, found.subject) == (Status.FAIL, "b - c")
+
+
+def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
+    [found] = findings(["a", "b"], has=lambda host, command: NO if host == "b" else YES)
+    assert found.status is Status.SKIPPED
+    assert found.text.endswith("has no mpi4py on b")
+
+
+def test_one_host_has_nobody_to_be_tested_with() -> None:
+    [found] = findings(["a"])
+    assert found.status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    "text", ["", "t {", "t []", 't {"pairs": 3}', 't {"pairs": [[1]]}', 'x {"pairs": []}', 't {"hello": ["a"]}']
+)
+def test_what_is_cut_short_or_garbage_is_not_whole(text: str) -> None:
+    heard = ring.read("t", text)
+    assert heard.pairs == ()
+    assert not heard.is_whole

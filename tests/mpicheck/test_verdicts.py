@@ -1,0 +1,226 @@
+"""What the hosts' answers come to, without any host."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.findings import Fault, Status
+from trainer_launch.model import Member
+from trainer_launch.mpicheck import script, tree, verdicts
+from trainer_launch.mpicheck.refusals import Refusal, Stage, refusal
+from trainer_launch.mpicheck.script import Answer, Question
+
+TOKEN = "t0k3n"
+GOOD = Answer(
+    began=True,
+    ended=True,
+    mpirun="/usr/bin/orterun",
+    version="4.1.4",
+    daemons={"orted": "/usr/bin/orted"},
+    path="/usr/bin",
+    cpus=8,
+    gpus=0,
+    calls={"10.0.0.1": ""},
+)
+OWN = verdicts.Own(mpirun="mpirun", version="4.1.4", daemons=("orted",), daemon="/usr/bin/orted")
+
+
+def changed(**fields) -> Answer:
+    return replace(GOOD, **fields)
+
+
+# -- the script and its answer ----------------------------------------------------------------
+
+
+def ask(tmp_path: Path, question: Question, *before: str, path: str | None = None) -> Answer:
+    """Run the script by a shell here, as sshd would."""
+    text = "\n".join([*before, question.command("w-0")])
+    done = subprocess.run(
+        ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+    )
+    return script.read(TOKEN, done.stdout)
+
+
+def fake(folder: Path, name: str, says: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / name).chmod(0o755)
+
+
+def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
+    tools = tmp_path / "a folder"
+    fake(tools, "mpirun", "mpirun (Open MPI) 4.1.4")
+    fake(tools, "orted", "")
+    answer = ask(
+        tmp_path, Question(token=TOKEN, mpirun="mpirun", daemons=("orted", "prted")), path=f"{tools}:/usr/bin:/bin"
+    )
+    assert (answer.began, answer.ended, answer.noise) == (True, True, ())
+    assert (answer.mpirun, answer.version) == (str(tools / "mpirun"), "4.1.4")
+    assert answer.daemons == {"orted": str(tools / "orted")}
+    assert answer.cpus
+    assert answer.gpus is not None
+
+
+def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
+    (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
+    question = Question(token=TOKEN, mpirun="no mpirun", daemons=("orted",), addresses=("127.0.0.1",), port=9)
+    answer = ask(tmp_path, question, path=str(tmp_path))
+    assert answer.ended
+    assert (answer.mpirun, answer.version, dict(answer.daemons), answer.cpus) == (None, None, {}, None)
+    assert "neither python3 nor bash" in answer.calls["127.0.0.1"]
+
+
+def test_the_script_says_why_it_cannot_call_back(tmp_path: Path) -> None:
+    question = Question(token=TOKEN, mpirun="x", daemons=(), addresses=("127.0.0.1",), port=9)
+    assert "refused" in ask(tmp_path, question).calls["127.0.0.1"]
+
+
+def test_what_a_login_shell_prints_is_told_apart(tmp_path: Path) -> None:
+    answer = ask(tmp_path, Question(token=TOKEN, mpirun="x", daemons=()), "echo Welcome", "echo")
+    assert answer.noise == ("Welcome",)
+    assert answer.ended
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "4.1.4"),
+        ("    Version:                                 4.0.2", "4.0.2"),
+        ("mpirun (Open MPI) 5.0.8", "5.0.8"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307", "2021.9"),
+        ("unknown", "unknown"),
+        ("", None),
+    ],
+)
+def test_versions_are_found_in_what_mpiruns_say(said: str, version: str | None) -> None:
+    assert script.version_in(said) == version
+
+
+# -- why not ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "stage"),
+    [
+        (255, "root@w-0: Permission denied (publickey).", Stage.KEY),
+        (
+            255,
+            "@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            Stage.HOST_KEY,
+        ),
+        (255, "No ED25519 host key is known for w-0 and you have requested strict checking.", Stage.HOST_KEY),
+        (255, "ssh: Could not resolve hostname w-0: Name or service not known", Stage.DNS),
+        (255, "ssh: connect to host w-0 port 22: Connection refused", Stage.PORT),
+        (255, "kex_exchange_identification: Connection closed by remote host", Stage.BANNER),
+        (255, "something else", Stage.BANNER),
+        (1, "This account is currently not available.", Stage.SHELL),
+        (3, "", Stage.SHELL),
+        (None, "", Stage.SHELL),
+    ],
+)
+def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: Stage) -> None:
+    found = refusal(code, err, Answer())
+    assert found
+    assert found.stage is stage
+    assert found.why
+
+
+def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
+    assert refusal(0, "warning", GOOD) is None
+
+
+# -- findings ---------------------------------------------------------------------------------
+
+
+def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
+    why = Refusal(Stage.KEY, "Permission denied (publickey).")
+    [hosts, ssh] = verdicts.reached({"w-0": why, "w-1": None, "w-2": why})
+    assert hosts.status is Status.PASS
+    assert (ssh.check, ssh.status, ssh.fault) == ("mpi-ssh", Status.FAIL, Fault.JOB)
+    assert ssh.text == "the job's key is refused by w-0, w-2: Permission denied (publickey)."
+    assert ssh.subject == "w-0, w-2"
+
+
+def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> None:
+    found = list(verdicts.reached({"w-0": Refusal(Stage.DNS, "Name or service not known"), "w-1": None}))
+    assert [(one.check, one.status) for one in found] == [("mpi-hosts", Status.FAIL), ("mpi-ssh", Status.PASS)]
+    assert found[0].fault is Fault.NODE
+    assert found[1].text.startswith("1 of 2 hosts")
+
+
+def test_hosts_like_the_launcher_pass() -> None:
+    [found] = verdicts.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
+    assert found.status is Status.PASS
+
+
+def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
+    answers = {
+        "w-0": changed(daemons={}),
+        "w-1": changed(version="5.0.1"),
+        "w-2": GOOD,
+    }
+    missing, version = verdicts.alike(OWN, answers)
+    assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
+    assert missing.evidence == ("w-0: PATH is /usr/bin",)
+    assert (version.text, version.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
+    [place] = verdicts.alike(OWN, {"w-0": changed(daemons={"orted": "/opt/mpi/bin/orted"})})
+    assert place.status is Status.WARN
+    assert "/opt/mpi/bin/orted on w-0, /usr/bin/orted on the launcher" in place.text
+
+
+@pytest.mark.parametrize(
+    ("slots", "number", "answer", "says"),
+    [
+        (4, 8, GOOD, None),
+        (4, 9, GOOD, "9 ranks are asked for, and the hosts have 8 slots"),
+        (9, None, GOOD, "more slots than CPUs on w-0, w-1: 9 slots, 8 CPUs"),
+        (4, None, changed(gpus=2), "more slots than GPUs on w-0, w-1: 4 slots, 2 GPUs"),
+        (2, None, changed(gpus=2), None),
+    ],
+)
+def test_slots_are_held_against_ranks_and_machines(
+    slots: int, number: int | None, answer: Answer, says: str | None
+) -> None:
+    members = (Member("w-0", slots), Member("w-1", slots))
+    [found] = verdicts.room(members, number, {"w-0": answer, "w-1": answer})
+    assert (found.status is Status.PASS) == (says is None)
+    assert says is None or found.text == says
+
+
+def test_who_cannot_call_back_is_named_with_the_reason() -> None:
+    answers = {"w-0": GOOD, "w-1": changed(calls={"10.0.0.1": "TimeoutError: timed out"})}
+    [found] = verdicts.called_back(answers, ["w-0"])
+    assert (found.check, found.status, found.fault) == ("mpi-callback", Status.FAIL, Fault.NODE)
+    assert found.text == (
+        "the launcher cannot be called back, as mpirun's daemons do, by w-1: 10.0.0.1: TimeoutError: timed out"
+    )
+    [well] = verdicts.called_back(answers, ["w-0", "w-1"])
+    assert well.status is Status.PASS
+
+
+def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
+    answer = changed(calls={"10.0.0.1": "neither python3 nor bash is there to try it with"})
+    [found] = verdicts.called_back({"w-0": answer}, [])
+    assert found.status is Status.UNKNOWN
+
+
+# -- the tree of daemons ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_hosts", "radix", "edges"),
+    [
+        (64, 64, ()),
+        (66, 64, ((0, 64), (0, 65))),
+        (3, 1, ((0, 1), (1, 2))),
+        (7, 2, ((0, 2), (0, 3), (1, 4), (1, 5), (2, 6))),
+    ],
+)
+def test_daemons_are_started_by_a_tree_with_the_launcher_at_its_root(n_hosts, radix, edges) -> None:
+    assert tree.edges(n_hosts, radix) == edges

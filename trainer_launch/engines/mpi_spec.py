@@ -1,0 +1,96 @@
+"""What the agents of mpirun and of horovodrun are told of an MPI job."""
+
+from __future__ import annotations
+
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import UsageError
+from trainer_launch.model import Fact, Job, Origin
+from trainer_launch.mpi.spec import KUBEXEC, OWN, SSH, Spec
+
+AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its ranks' code, which is final
+_MAX_RESTARTS = 3  # of failed ranks, unless the user says
+# A user who has set one of these reaches the hosts in a way of his own.
+_OWN_AGENTS = (
+    *("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm"),
+    *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
+)
+_OWN_OPTIONS = frozenset(("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "rmk"))
+
+
+def of(request: Request, names: frozenset[str], failure_file: str) -> tuple[Spec, str]:
+    """The job for the agent, and how its hosts are reached; `names` are those of mpirun's typed options.
+
+    Raises:
+        UsageError: nothing can be counted that slots are asked for by.
+    """
+    job, details = request.job, request.job.details
+    slots, given = _slots(request)
+    agent, why = _agent(request, names)
+    nodes = request.topology.nodes
+    is_elastic = nodes is not None and nodes.fixed is None
+    hostfile = None if request.hosts is not None else _text(details.get("hostfile_path"))
+    restarts = request.topology.max_restarts
+    spec = Spec(
+        contract=job.contract,
+        hostname=request.host.hostname,
+        hostfile=hostfile,
+        is_hydra_file=details.get("mpi_implementation") in ("Intel", "MPICH"),
+        hosts=request.hosts or "",
+        slots=slots,
+        slots_are_given=given,
+        discovery=_text(details.get("discovery_path")) or "/etc/mpi/discover_hosts.sh",
+        agent=agent,
+        agent_path=_text(details.get("launch_agent_path")),
+        ssh_dir=_text(details.get("ssh_dir")),
+        ssh_port=request.ssh_port,
+        check_host_keys=request.check_host_keys,
+        min_hosts=nodes.min if nodes is not None and is_elastic else None,
+        max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
+        wait_s=request.wait_s,
+        rejoin_s=request.rejoin_timeout_s,
+        shrink_s=request.shrink_after_s,
+        max_restarts=_MAX_RESTARTS if restarts is None else restarts,
+        window_s=request.restart_window_s,
+        grace_s=request.grace_s,
+        scratch=request.scratch,
+        failure_file=failure_file,
+        forward=request.forward_env,
+    )
+    return spec, why
+
+
+def _slots(request: Request) -> tuple[int | None, bool]:
+    """Ranks per host where the list does not tell, and whether the user says so in spite of it."""
+    job = request.job
+    fact = _flag(job, "nproc_per_node")
+    if fact is None:
+        told = job.details.get("slots_env")
+        return (told if isinstance(told, int) and told > 0 else None), False
+    size = request.topology.local_world_size
+    if size is None or (fact.value in ("auto", "gpu") and not request.host.gpus.count):
+        raise UsageError(
+            f"--nproc-per-node is {fact.value!r}, but this launcher shows no device to count "
+            f"({request.host.gpus.reason}); set it to a number"
+        )
+    return size, True
+
+
+def _agent(request: Request, names: frozenset[str]) -> tuple[str, str]:
+    details = request.job.details
+    if details.get("launch_agent") == "kubexec":
+        return KUBEXEC, "hosts are reached by the platform's kubexec.sh"
+    if not names.isdisjoint(_OWN_OPTIONS) or any(request.env.get(name) for name in _OWN_AGENTS):
+        return OWN, "hosts are reached as the image or the command says"
+    if details.get("ssh_dir") is None and details.get("launch_agent") != "ssh":
+        return OWN, "there is no key of the job: hosts are reached as the image's ssh is configured"
+    return SSH, "hosts are reached by ssh with the job's key, and have to show it"
+
+
+def _flag(job: Job, field: str) -> Fact | None:
+    """What the user himself said about the job."""
+    found = (fact for fact in reversed(job.facts) if fact.field == field and fact.origin is Origin.FLAG)
+    return next(found, None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

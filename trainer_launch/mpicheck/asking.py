@@ -1,0 +1,133 @@
+"""Asks all hosts at once, over ssh, and hears who calls back; each question ends by its deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+AT_ONCE = 64  # sessions under way; PRRTE has 128
+_OUTPUT_BYTES = 64 * 1024
+_LINE_BYTES = 400
+_BACKLOG = 512
+_HEAR_S = 2.0  # for one line of who has called
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a program ended."""
+
+    code: int | None  # as the shell has it; None: it was given up for its time
+    out: str
+    err: str
+    took_s: float
+
+
+def everywhere(
+    hosts: Sequence[str], argv: Callable[[str], Sequence[str]], env: Mapping[str, str], limit_s: float
+) -> dict[str, Told]:
+    """Run a command for each host, at most AT_ONCE at a time, each for at most `limit_s`."""
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(lambda host: run(argv(host), env, limit_s), hosts), strict=True))
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Told:
+    """Run one command; it and all that it has started end at its limit."""
+    began_s = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as problem:
+        return Told(127, "", f"{argv[0]}: {problem.strerror}", 0.0)
+    code: int | None
+    try:
+        out, err = child.communicate(timeout=limit_s)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+        code = None
+    return Told(code, _text(out), _text(err), time.monotonic() - began_s)
+
+
+def _text(data: bytes) -> str:
+    return data[:_OUTPUT_BYTES].decode(errors="replace")
+
+
+class Ear:
+    """Listens on a port of its own for hosts that call back with `TOKEN HOST`."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.heard: dict[str, str] = {}  # host: from which address
+        self._listener = _listening()
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(_HEAR_S)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                made, address = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(made, str(address[0])), daemon=True).start()
+
+    def _hear(self, made: socket.socket, address: str) -> None:
+        """One line, and a byte in return so that the other side knows that it was we who answered."""
+        with made, contextlib.suppress(OSError):
+            made.settimeout(_HEAR_S)
+            said = b""
+            while not said.endswith(b"\n") and len(said) < _LINE_BYTES:
+                data = made.recv(_LINE_BYTES)
+                if not data:
+                    return
+                said += data
+            token, _, host = said.decode("ascii", "replace").strip().partition(" ")
+            if token == self._token:
+                self.heard.setdefault(host, address)
+                made.sendall(b".")
+
+
+def _listening() -> socket.socket:
+    """On all addresses of both families, where there are both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
+
+
+def ways_back(hosts: Iterable[str], source_to: Callable[[str], str], most: int = 3) -> tuple[str, ...]:
+    """Our own addresses that hosts would see: those from which packets to them go, without loopback's."""
+    found: dict[str, None] = {}
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            source = source_to(host)
+            if not source.startswith("127.") and source != "::1":
+                found[source] = None
+        if len(found) == most:
+            break
+    return tuple(found)

@@ -1,0 +1,159 @@
+"""A hello and a ring over MPI itself, and who is at fault where it fails: first one mpirun for all, then pairs.
+
+A pair that cannot talk may end or hang all of MPI, so pairs are tested by an mpirun each, as `localise` asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer_launch import localise
+from trainer_launch.findings import Finding, Scope, Status
+from trainer_launch.localise import Pair, Trial
+from trainer_launch.mpicheck import asking, verdicts
+from trainer_launch.rollcall import pairs
+from trainer_launch.rollcall.pairs import Tested, Thresholds
+
+_PROGRAM = Path(__file__).parents[1] / "child" / "mpi_ring.py"
+_ALL_S, _PER_HOST_S = 30.0, 0.2  # for the first mpirun
+_PAIR_S = 20.0
+_PAIRS_AT_ONCE = 8
+_LOOK_S = 20.0  # for the question whether mpi4py is there
+_SHOWN = 300
+_MICRO = 1e6
+Way = Callable[[Sequence[str], Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]  # hosts, program: mpirun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a ring said."""
+
+    hello: tuple[str, ...] = ()
+    pairs: tuple[tuple[int, int, float, float], ...] = ()  # ranks, seconds, bytes per second
+    why: str = ""  # not whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end."""
+        return not self.why
+
+
+def findings(
+    hosts: Sequence[str], python: str, mpirun: Way, has: Callable[[str, str], asking.Told], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Test the hosts; `has` runs a shell's command on a host, by ssh."""
+    if len(hosts) < 2:
+        yield _skipped("there are no two hosts to test with each other")
+        return
+    lacking = _lacking(hosts, python, has)
+    if lacking:
+        yield _skipped(f"{python} has no mpi4py on {verdicts.listed(lacking)}")
+        return
+    program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
+    first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
+    tests = [Tested(localise.pair(one, other), ("", ""), int(rate)) for one, other, _, rate in first.pairs]
+    trial = Trial(n_nodes=len(hosts))
+    if first.is_whole:
+        for ends in _rounds(trial):
+            trial = _recorded(trial, tests, [test for test in tests if test.ends in ends], thresholds)
+    else:
+        tests = []
+    while chosen := localise.next_round(trial):
+        done = _round(chosen, hosts, program, mpirun)
+        tests += done
+        trial = _recorded(trial, tests, done, thresholds)
+    guilty = localise.verdict(trial)
+    for finding in pairs.findings(hosts, guilty, tests, thresholds):
+        yield _renamed(finding, first)
+    if not first.is_whole and not (guilty.nodes or guilty.links or guilty.unresolved):
+        yield Finding(
+            check=verdicts.RING,
+            status=Status.WARN,
+            scope=Scope.JOB,
+            text=f"a hello over all hosts failed, while each pair is well: {first.why}",
+            action="run it once more; should it fail again, see mpirun's own words",
+        )
+
+
+def _rounds(trial: Trial) -> Iterator[tuple[Pair, ...]]:
+    """The rounds that are of use where nothing has failed."""
+    while chosen := localise.next_round(trial):
+        yield chosen
+        trial = localise.record(trial, dict.fromkeys(chosen, True))
+
+
+def _recorded(trial: Trial, tests: Sequence[Tested], done: Sequence[Tested], thresholds: Thresholds) -> Trial:
+    allowed = pairs.slowest_allowed(thresholds, tests)
+    return localise.record(trial, {test.ends: not pairs.is_bad(test, allowed) for test in done})
+
+
+def _round(chosen: Sequence[Pair], hosts: Sequence[str], program: Sequence[str], mpirun: Way) -> list[Tested]:
+    def one(ends: Pair) -> Tested:
+        heard = _run([hosts[end] for end in ends], program, mpirun, _PAIR_S)
+        rate = int(heard.pairs[0][3]) if heard.pairs else 0
+        return Tested(ends, (heard.why, heard.why), rate)
+
+    with ThreadPoolExecutor(max_workers=min(_PAIRS_AT_ONCE, len(chosen))) as pool:
+        return list(pool.map(one, chosen))
+
+
+def _run(hosts: Sequence[str], program: Sequence[str], mpirun: Way, limit_s: float) -> Heard:
+    token = os.urandom(12).hex()
+    argv, env = mpirun(hosts, (*program, token))
+    began_s = time.monotonic()
+    told = asking.run(argv, env, limit_s)
+    heard = read(token, told.out)
+    if heard.is_whole and told.code == 0:
+        return heard
+    lines = [line.strip() for line in told.err.splitlines() if line.strip(" -=\t")]
+    how = f"no end within {time.monotonic() - began_s:.0f} s" if told.code is None else f"exit code {told.code}"
+    return replace(heard, why=f"{how}: {lines[0][:_SHOWN]}" if lines else how)
+
+
+def read(token: str, text: str) -> Heard:
+    """What a ring has printed; it is not whole without its last line."""
+    said: dict[str, Any] = {}
+    for line in text.splitlines():
+        first, _, rest = line.partition(" ")
+        if first == token:
+            try:
+                said |= json.loads(rest)
+            except ValueError:
+                continue
+    try:
+        found = tuple((int(a), int(b), float(s), float(r)) for a, b, s, r in said.get("pairs") or ())
+    except (TypeError, ValueError):
+        found = ()
+        del said["pairs"]
+    hello = tuple(str(name) for name in said.get("hello") or ())
+    return Heard(hello=hello, pairs=found, why="" if "pairs" in said else "it did not come to its end")
+
+
+def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], asking.Told]) -> list[str]:
+    question = f"{python} -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"mpi4py\"))'"
+    with ThreadPoolExecutor(max_workers=min(asking.AT_ONCE, len(hosts))) as pool:
+        told = pool.map(lambda host: has(host, question), hosts)
+        return [host for host, one in zip(hosts, told, strict=True) if one.code != 0]
+
+
+def _renamed(finding: Finding, first: Heard) -> Finding:
+    """Under our name; with the latency, which other tests do not have."""
+    told = (first.why,) if first.why else ()
+    finding = replace(finding, check=verdicts.RING, evidence=(*finding.evidence, *told))
+    if finding.status is Status.PASS and first.pairs:
+        times = [seconds * _MICRO for _, _, seconds, _ in first.pairs]
+        words = f"; latency {statistics.median(times):.0f} µs in the middle, {max(times):.0f} µs at most"
+        return replace(finding, text=f"over MPI, {finding.text}{words}")
+    return replace(finding, text=f"over MPI, {finding.text}")
+
+
+def _skipped(why: str) -> Finding:
+    return Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
