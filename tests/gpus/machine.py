@@ -38,7 +38,7 @@ _CARD: dict[str, Any] = {
 _LOAD = {"pcie_gen": 5, "reasons": 4, "temperature": 61, "margin": 24, "power": 694_000, "mhz_1": 1440}
 _BENCH = {
     "gemm": 690.0, "hbm": 4170.0, "h2d": 55.1, "checksum": "0123456789abcdef", "different": 0, "wrong": 0,
-    "adds": True, "network": "IB", "nccl": "2.28.9",
+    "adds": True, "adds_together": True, "alone": "", "network": "IB", "nccl": "2.28.9",
 }  # fmt: skip
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer_launch.gpus import cards, results
 from trainer_launch.gpus.results import Benched, Ending, Limits
+from trainer_launch.gpus.values import Facts
 
 ENDED = Limits(status=0, timed_out=False, limit_s=60.0)
 FLIP = """
@@ -24,6 +26,11 @@ def mm(*args, **more):
         made.view(torch.int16)[7, 7] ^= 1
     return made
 torch.mm = mm
+"""
+WAIT_LESS = """
+import datetime, torch.distributed as dist
+wait = dist.FileStore.wait
+dist.FileStore.wait = lambda self, keys, limit: wait(self, keys, datetime.timedelta(seconds=1))
 """
 FORGET = """
 import torch
@@ -77,6 +84,27 @@ def test_memory_that_forgets_is_seen() -> None:
     found = bench(FORGET, "--level", "deep")
     assert found.ending is Ending.DONE
     assert found.wrong_words >= 2
+
+
+@pytest.mark.torch
+def test_all_gpus_of_a_node_add_right_together() -> None:
+    """Two, on the CPU with gloo; a third one that does not come is not waited for for ever."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    argv = (sys.executable, cards.BENCH, "--device", "cpu")
+    load = cards.loaded(Facts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
+    assert [(one.ending, one.why) for one in load.tested] == [(Ending.DONE, "")] * 2
+    assert [(one.peers.size, one.peers.good, one.peers.why) for one in load.tested if one.peers] == [
+        (2, True, "")
+    ] * 2
+    assert all(one.peers is not None and one.peers.rate > 0 for one in load.tested)
+
+
+@pytest.mark.torch
+def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
+    found = bench(WAIT_LESS, "--peers", f"0:2:{tmp_path}")
+    assert found.ending is Ending.DONE
+    assert found.peers is not None
+    assert found.peers.why == "not all GPUs came so far"
 
 
 @pytest.mark.torch

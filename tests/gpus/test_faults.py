@@ -98,6 +98,17 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
         [("gpu-load", JOB, "GPU 0, GPU 1, GPU 2, GPU 3")],
     ),
     "silent fallback": (lambda told: told["bench"].update(network="Socket"), [("gpu-network", JOB, "")]),
+    "adds wrongly together": (
+        lambda told: told["bench"].update(adds_together=False),
+        [("gpu-peers", NODE, "")],
+    ),
+    "cannot meet": (
+        lambda told: [
+            told["bench"].update(fails=["peers", "RuntimeError: NCCL error: remote process exited"]),
+        ],
+        [("gpu-peers", NODE, "")],
+    ),
+    "one dies while all meet": (benching(1, dies="peers"), [("gpu-peers", NODE, "")]),
     "missing card": (lambda told: told["gpus"].pop(), [("gpu-count", NODE, "")]),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer_launch.gpus.cards import Cards, Load
-from trainer_launch.gpus.results import Benched, Ending
+from trainer_launch.gpus.results import Benched, Ending, Peers
 from trainer_launch.gpus.values import Fact, Facts, Gpu, State, Watched
 
 
@@ -42,7 +42,14 @@ def under_load(index: int) -> Watched:
 
 FACTS = Facts(driver="580.159.04", gpus=(card(0), card(1)))
 TESTED = tuple(
-    Benched(gpu=index, ending=Ending.DONE, repeats=20, lines=("NCCL INFO Using network IB",)) for index in (0, 1)
+    Benched(
+        gpu=index,
+        ending=Ending.DONE,
+        repeats=20,
+        lines=("NCCL INFO Using network IB",),
+        peers=Peers(2, good=True, rate=460.0, why=""),
+    )
+    for index in (0, 1)
 )
 LOAD = Load(tested=TESTED, watched={0: under_load(0), 1: under_load(1)}, driver="580.159.04")
 HEALTHY_CARDS = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: LOAD)

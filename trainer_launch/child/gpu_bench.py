@@ -14,9 +14,9 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 SEED = 20260720
@@ -24,6 +24,8 @@ SEED = 20260720
 SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 20)}
 SECONDS = {"cuda": (0.2, 0.5), "cpu": (0.001, 0.01)}  # to warm up, to measure
 REPEATS = {"standard": 20, "deep": 200}  # of the product that must come out the same
+_MEET_S, _PART_S = timedelta(seconds=30), timedelta(seconds=5)  # for all GPUs of the node
+_REDUCTIONS = 5
 _COPY_S = {"cuda": 0.1, "cpu": 0.005}
 _SHARE = 0.95  # of the memory that is free
 _PATTERNS = (0x55555555, -0x55555556)  # its complement
@@ -39,21 +41,25 @@ def main() -> None:
     words.add_argument("--device", choices=tuple(SIZES), default="cuda")
     words.add_argument("--level", choices=tuple(REPEATS), default="standard")
     words.add_argument("--limit", type=float, default=60.0)
+    words.add_argument("--peers", metavar="RANK:SIZE:FOLDER", default="0:1:")
     asked = words.parse_args()
     signal.setitimer(signal.ITIMER_REAL, asked.limit + 5)  # should our parent die first
     out = os.dup(1)
-    with tempfile.TemporaryFile() as aside:  # what libraries print is no word of ours
-        os.dup2(aside.fileno(), 1)
-        Bench(out, asked.device, asked.level).run(aside.fileno())
-        os._exit(0)  # all is said: libraries need not take leave, which takes time, or hangs
+    aside = os.memfd_create("aside")
+    os.dup2(aside, 1)  # what libraries print is no word of ours
+    Bench(out, asked.device, asked.level, asked.peers).run(aside)
+    os._exit(0)  # all is said: libraries need not take leave, which takes time, or hangs
 
 
 class Bench:
     """All tests, one after the other; the first that fails is the last."""
 
-    def __init__(self, out: int, device: str, level: str) -> None:
+    def __init__(self, out: int, device: str, level: str, peers: str = "0:1:") -> None:
         self._out, self._device, self._level = out, device, level
         self._began = time.monotonic()
+        rank, size, self._folder = peers.split(":", 2)
+        self._rank, self._size = int(rank), int(size)
+        self._backend = "nccl" if device == "cuda" else "gloo"
         self._n, self._block, self._sent = SIZES[device]
 
     def run(self, aside: int) -> None:
@@ -72,8 +78,11 @@ class Bench:
             if self._level == "deep":
                 self._begin("patterns")
                 self._patterns()
-            self._begin("nccl" if self._device == "cuda" else "gloo")
+            self._begin(self._backend)
             self._collective(aside)
+            if self._size > 1:
+                self._begin("peers")
+                self._peers()
             self._begin("end")
             self._say(done=True)
         except ModuleNotFoundError as problem:
@@ -185,9 +194,7 @@ class Bench:
         import torch.distributed as dist
 
         began = time.perf_counter()
-        dist.init_process_group(
-            "nccl" if self._device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
+        dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
         sent = self._torch.full((1 << 18,), 3.0, device=self._device)
         dist.all_reduce(sent)
         self._sync()
@@ -195,6 +202,39 @@ class Bench:
         self._say(
             collective={"seconds": round(took_s, 3), "good": bool((sent == 3.0).all())}, lines=list(told(aside))
         )
+
+    def _peers(self) -> None:
+        """All GPUs of the node together: every number of a sum is right, and how fast a large one is."""
+        import torch.distributed as dist
+
+        torch, size = self._torch, self._size
+        store = dist.FileStore(os.path.join(self._folder, "store"), size)
+        store.set(f"here/{self._rank}", "")
+        try:
+            store.wait([f"here/{rank}" for rank in range(size)], _MEET_S)
+        except RuntimeError:
+            return self._say(peers={"size": size, "good": True, "rate": 0.0, "why": "not all GPUs came so far"})
+        dist.destroy_process_group()
+        among = dist.PrefixStore("peers", store)
+        dist.init_process_group(self._backend, store=among, rank=self._rank, world_size=size)
+        numbers = torch.arange(1 << 18, device=self._device, dtype=torch.float32) % 1024
+        made = numbers + self._rank
+        dist.all_reduce(made)
+        good = bool((made == numbers * size + size * (size - 1) / 2).all())
+        large = torch.zeros(self._block // 4, device=self._device)
+        dist.all_reduce(large)
+        self._sync()
+        began = time.perf_counter()
+        for _ in range(_REDUCTIONS):
+            dist.all_reduce(large)
+        self._sync()
+        moved = 2 * (size - 1) / size * self._block * _REDUCTIONS  # as nccl-tests has it: bus bandwidth
+        rate = round(moved / (time.perf_counter() - began) / 1e9, 3)
+        self._say(peers={"size": size, "good": good, "rate": rate, "why": ""})
+        with contextlib.suppress(RuntimeError):  # nobody leaves while another one still reads
+            store.set(f"gone/{self._rank}", "")
+            store.wait([f"gone/{rank}" for rank in range(size)], _PART_S)
+        return None
 
 
 def checksum(torch: Any, made: Any) -> str:

@@ -18,6 +18,7 @@ from trainer_launch.preflight import (
     gpu_network,
     gpu_nvlink,
     gpu_pcie,
+    gpu_peers,
     gpu_temperature,
     gpu_xid,
 )
@@ -28,7 +29,17 @@ _RECORD_S = 60.0  # for all nodes to say what they have found
 # Who asks for one of these alone asks for the load.
 _NEED_LOAD = frozenset(
     check.NAME
-    for check in (gpu_load, gpu_clocks, gpu_network, gpu_nvlink, gpu_pcie, gpu_temperature, gpu_xid, checksums)
+    for check in (
+        gpu_load,
+        gpu_clocks,
+        gpu_network,
+        gpu_nvlink,
+        gpu_pcie,
+        gpu_peers,
+        gpu_temperature,
+        gpu_xid,
+        checksums,
+    )
 ) | set(judgement.CHECKS)
 
 

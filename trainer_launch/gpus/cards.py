@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -168,13 +170,31 @@ def loaded(
         return Load(driver=facts.driver, trouble="no GPU can be put under load: see the other checks of GPUs")
     watching = None if facts.trouble else _started(watch, env)
     until_s = time.monotonic() + limit_s
-    running = [_begun(number, shown, env, (*argv, "--limit", str(limit_s))) for number, shown in gpus]
-    for one in running:
-        one.stop(until_s)
-    until_s = time.monotonic() + children.REAP_S  # for all of them together
-    tested = tuple(one.ended(until_s, limit_s) for one in running)
+    with _folder() as folder:
+        more = [*argv, "--limit", str(limit_s)]
+        size = len(gpus) if folder else 1
+        running = [
+            _begun(gpus, rank, env, (*more, "--peers", f"{rank}:{size}:{folder}")) for rank in range(len(gpus))
+        ]
+        for one in running:
+            one.stop(until_s)
+        until_s = time.monotonic() + children.REAP_S  # for all of them together
+        tested = tuple(one.ended(until_s, limit_s) for one in running)
     trouble, seen = _seen(watching) if watching is not None else (facts.trouble or "no child could be started", {})
     return Load(tested=tested, watched=MappingProxyType(seen), trouble=trouble, driver=facts.driver)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Where the tests of GPUs meet; empty where nothing can be written."""
+    with contextlib.ExitStack() as undo:
+        try:
+            made = undo.enter_context(
+                tempfile.TemporaryDirectory(prefix="trainer-launch-", ignore_cleanup_errors=True)
+            )
+        except OSError:
+            made = ""
+        yield made
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +215,12 @@ class _Running:
         return results.benched(self.gpu, self.uuid, ended.said, seen)
 
 
-def _begun(number: int, shown: str, env: Mapping[str, str], argv: Sequence[str]) -> _Running:
+def _begun(gpus: Sequence[tuple[int, str]], rank: int, env: Mapping[str, str], argv: Sequence[str]) -> _Running:
+    """A child that has one GPU as its first; NCCL must see the others to find the ways to them."""
+    number, shown = gpus[rank]
+    all_shown = ",".join((shown, *(other for at, (_, other) in enumerate(gpus) if at != rank)))
     own = {name: value for name, value in env.items() if name not in _NOT_OURS}
-    child = _started(argv, {**own, **_TALK, "CUDA_VISIBLE_DEVICES": shown})
+    child = _started(argv, {**own, **_TALK, "CUDA_VISIBLE_DEVICES": all_shown})
     return _Running(number, shown if shown.startswith("GPU-") else "", child)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -31,7 +31,7 @@ class Child:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self._timed_out = False
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
+        self._output: IO[bytes] = open(os.memfd_create("said"), "w+b")  # noqa: SIM115  closed in `end`
         try:
             self._process = subprocess.Popen(
                 argv, env=dict(env), stdin=subprocess.PIPE, stdout=self._output, stderr=subprocess.DEVNULL

@@ -34,6 +34,19 @@ def _nothing() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
+PEERS = "peers"  # the stage in which GPUs need each other
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What all GPUs of a node did together, as one of them saw it."""
+
+    size: int
+    good: bool  # all sums were right
+    rate: float  # of an all-reduce of 1 GiB, as bus bandwidth in GB/s
+    why: str  # it did not come to that
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benched:
     """One GPU's tests."""
@@ -53,6 +66,7 @@ class Benched:
     wrong_words: int = 0
     sums_right: bool = True  # of the collective
     lines: tuple[str, ...] = ()  # of NCCL's own log
+    peers: Peers | None = None  # how it did together with the node's other GPUs
 
     @property
     def network(self) -> str:
@@ -109,6 +123,10 @@ def _with(made: Benched, told: Any) -> Benched:
     if "collective" in told:
         lines = tuple(str(line)[:300] for line in told["lines"][:100])
         return replace(made, sums_right=bool(told["collective"]["good"]), lines=lines)
+    if "peers" in told:
+        found = told["peers"]
+        rate, why = float(found["rate"]), str(found["why"])[:300]
+        return replace(made, peers=Peers(int(found["size"]), bool(found["good"]), rate, why))
     if "error" in told:
         ending = Ending.NO_TORCH if told["kind"] == "import" else Ending.FAILED
         return replace(made, ending=ending, why=str(told["error"])[:600])

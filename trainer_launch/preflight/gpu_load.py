@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainer_launch.findings import Fault, Finding, Scope, Status
-from trainer_launch.gpus.results import Benched, Ending
+from trainer_launch.gpus.results import PEERS, Benched, Ending
 from trainer_launch.gpus.values import numbered
 from trainer_launch.preflight import gpu_words
 from trainer_launch.preflight.gpu_words import Trouble
@@ -64,6 +64,8 @@ def _wrong(one: Benched) -> str:
         return f"forgets: {one.wrong_words} words of {one.tested_bytes >> 30} GiB came back changed"
     if not one.sums_right:
         return "adds wrongly in a collective of its own"
+    if one.stage == PEERS and one.ending is not Ending.STUCK:
+        return ""  # who waits for others may not be the guilty one: gpu-peers says what is to be said
     if one.ending is Ending.FAILED:
         return f"failed its test at {one.stage!r}: {one.why}"
     return one.why

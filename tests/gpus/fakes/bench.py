@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "nccl")
+STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "nccl", "peers")
 NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
-SHOWN = os.environ["CUDA_VISIBLE_DEVICES"]
+SHOWN = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
+SIZE = int(sys.argv[sys.argv.index("--peers") + 1].split(":")[1])
 CARD = {**NODE["bench"], **next((gpu["bench"] for gpu in NODE["gpus"] if gpu["uuid"] == SHOWN), {})}
 
 
@@ -46,5 +47,7 @@ for stage in STAGES:
         say(
             collective={"seconds": 0.56, "good": CARD["adds"]}, lines=[f"NCCL INFO Using network {CARD['network']}"]
         )
+    elif stage == "peers" and SIZE > 1:
+        say(peers={"size": SIZE, "good": CARD["adds_together"], "rate": 460.0, "why": CARD["alone"]})
 time.sleep(CARD.get("works_s", 0.3))  # long enough to be watched
 say(done=True)
