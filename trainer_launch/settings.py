@@ -162,6 +162,7 @@ class Settings(BaseSettings):
     storage: str | None = Field(
         None, description="folders that a checkpoint is tried in; shared:PATH has to be one folder for all nodes"
     )
+    image: str | None = Field(None, description="the image's name or digest, to be compared with the other nodes'")
     exit_warning: bool = Field(False, description="end with 10 where there are only warnings")
     report: str | None = Field(None, description="write the report there, as JSON")
     plot: str | None = Field(

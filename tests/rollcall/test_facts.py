@@ -80,6 +80,37 @@ def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     assert facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_ALGO",
+        "GLOO_DEVICE_TRANSPORT",
+        "UCX_TLS",
+        "FI_PROVIDER",
+        "OMP_NUM_THREADS",
+        "KMP_BLOCKTIME",
+        "TORCH_NCCL_X",
+    ],
+)
+def test_a_variable_of_a_library_that_all_nodes_share_has_to_be_the_same(name: str) -> None:
+    told = [facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    (found,) = differences(["n0", "n1", "n2"], told)
+    assert (found.status, found.fault, found.subject) == (Status.FAIL, Fault.JOB, "n2")
+    assert found.text == f"{name} differs: a on 2 nodes, b on n2"
+
+
+@pytest.mark.parametrize("name", ["TORCH_HOME", "FI_LOG_LEVEL", "OMP_PLACES"])
+def test_folders_places_and_loudness_may_be_each_nodes_own(name: str) -> None:
+    told = [facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    assert [found.status for found in differences(["n0", "n1", "n2"], told)] == [Status.WARN]
+
+
+def test_an_image_that_differs_is_named_where_somebody_tells_it() -> None:
+    told = [facts.quick_facts({"FLYTE_INTERNAL_IMAGE": f"train:{tag}"}, None, 1, 0, b"s") for tag in (1, 1, 2)]
+    (found,) = differences(["n0", "n1", "n2"], told)
+    assert (found.status, found.text) == (Status.WARN, "the image differs: train:1 on 2 nodes, train:2 on n2")
+
+
 def test_versions_come_from_the_programs_own_interpreter() -> None:
     assert facts.versions(None)["python"] == platform.python_version()
     assert facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()

@@ -33,6 +33,7 @@ class Pods:
         env: Mapping[str, str] | None = None,
         level: str = "standard",
         inside: Sequence[str] = (),
+        launcher: Sequence[str] = LAUNCHER,
     ) -> None:
         """`inside`: a program that prepares the container and becomes what follows it."""
         told = {
@@ -45,7 +46,7 @@ class Pods:
         report = self.folder / str(node) / "report.json"
         report.parent.mkdir()
         words = ("--deadline", str(self.deadline_s), "--level", level, "--report", str(report), "--skip", "cpu")
-        argv = (*inside, *LAUNCHER, "preflight", *words, *self.words, *(("--", *command) if command else ()))
+        argv = (*inside, *launcher, "preflight", *words, *self.words, *(("--", *command) if command else ()))
         self.started[node] = self.pods[node].start(argv, {**told, **(env or {})})
 
     def until(self, node: int, words: str) -> None:

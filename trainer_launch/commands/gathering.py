@@ -107,9 +107,10 @@ class Gathering:
     def _tell(self, salt: str, found: Sequence[Finding]) -> None:
         subject, key = self.subject, salt.encode() + self.secret
         self.tokens.leave(salt)
-        told = dict(self.read_slowly()) | facts.quick_facts(
+        told = facts.quick_facts(
             subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
         )
+        told |= self.read_slowly()
         if self.collectives is not None:
             told[ways.FACT] = self.collectives.ability()
         offset_s, error_s = self.caller.offset
@@ -163,7 +164,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         )
         undo.callback(caller.close)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
-        read_slowly = _read_meanwhile(subject)
+        read_slowly = _read_meanwhile(subject, settings.image)
         yield Gathering(
             caller,
             label(rank, hostname),
@@ -244,9 +245,9 @@ def _trouble(server: Server) -> NodeError | None:
     return None
 
 
-def _read_meanwhile(subject: Subject) -> Callable[[], Mapping[str, str]]:
+def _read_meanwhile(subject: Subject, image: str | None) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = {} if image is None else {"image": image}
     thread = threading.Thread(target=lambda: found.update(facts.slow_facts(subject.command)), daemon=True)
     thread.start()
 

@@ -34,6 +34,7 @@ _CONNECT_S = 3.0
 _ANSWER_S = 5.0
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
 _LOOK_S = 3.0
+_COME_BACK_S = 10.0  # for node 0, when it is lost after all were there
 _GRACE_S = 2.0  # after the end that node 0 has named
 _CLOCK_TRIES = 3
 _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
@@ -70,7 +71,7 @@ class Caller:
         self._clock = clock
         self._bench = bench
         # The last seconds are for a look at node 0 from outside.
-        self._until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
+        self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
         self._began_s = time.monotonic()
         self._stage = "it has just started"
         self._host, self._incarnation = present.host, present.incarnation
@@ -131,15 +132,20 @@ class Caller:
                 self._use_one_connection()
                 pause_s = _PAUSE_S
             except (LostError, NodeError) as problem:
-                self._stage = str(problem)
+                self._lose(str(problem))
             except OSError as problem:  # no descriptor for it
-                self._stage = f"cannot talk with node 0: {problem.strerror}"
+                self._lose(f"cannot talk with node 0: {problem.strerror}")
             if not self._is_over and time.monotonic() >= self._until_s:
                 self._give_up()
             if self._is_over:
                 return
             self._closing.wait(min(pause_s, max(0.0, self._until_s - time.monotonic())))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _lose(self, why: str) -> None:
+        """What node 0 has promised, such as time for records, is over with it."""
+        self._stage = why
+        self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
         stuck = stages.look(self._home, _LOOK_S)

@@ -25,6 +25,8 @@ _MAY_DIFFER = frozenset(
     for name in (
         "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_TOPO_FILE",
         "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "UCX_LOG_LEVEL",
+        "FI_LOG_LEVEL", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH",
+        "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
     )
 )  # fmt: skip
 
@@ -52,6 +54,7 @@ _RULES: Mapping[str, Rule] = {
     "gpus": Rule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it"),
     "adapters": Rule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
     "nproc_per_node": Rule("the number of workers", None, "give all nodes the same nproc_per_node"),
+    "image": Rule("the image", None, _IMAGE),
     "python": Rule("Python", None, _IMAGE),
     "driver": Rule("the GPU driver", None, "bring the machines to one driver version"),
     "pair tests": Rule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),

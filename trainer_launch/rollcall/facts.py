@@ -30,11 +30,14 @@ _PREFIXES = (
     "TORCH_",
     "PYTORCH_",
     "OMP_",
+    "KMP_",
+    "GOMP_",
     "MKL_",
     "CUDA_",
     "CUBLAS_",
     "HSA_",
 )
+_IMAGE = "FLYTE_INTERNAL_IMAGE"  # its name; a container does not know it, and elsewhere --image tells
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
@@ -60,6 +63,7 @@ def quick_facts(
 ) -> dict[str, str]:
     """What is there to be read."""
     found = devices(gpus, root)
+    found |= {"image": env[_IMAGE]} if env.get(_IMAGE) else {}
     if workers is not None:
         found["nproc_per_node"] = str(workers)
     if command is not None:
