@@ -30,6 +30,7 @@ class Host:
         self.namespace, self.name, self.address = namespace, name, address
         self._plug = plug  # the switch, and its port that leads here
         self._hosts_file = _NETNS / namespace / "hosts"
+        self.started: list[subprocess.Popen[str]] = []
 
     def knows(self, names: Mapping[str, str]) -> None:
         """Write /etc/hosts in place: it is mounted into programs that run already."""
@@ -57,7 +58,7 @@ class Host:
         """Start a program as process 1 of this host."""
         inside = ("sh", "-c", 'hostname "$0" && exec "$@"', self.name, *argv)
         isolated = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", *inside)
-        return subprocess.Popen(
+        started = subprocess.Popen(
             ("ip", "netns", "exec", self.namespace, *isolated),
             env=clean_env({"HOSTNAME": self.name, **env}),
             stdin=subprocess.DEVNULL,
@@ -65,6 +66,8 @@ class Host:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(started)
+        return started
 
     def process_1(self, started: subprocess.Popen[str]) -> psutil.Process:
         """The program that was started: the child of `unshare`."""
@@ -90,6 +93,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     switch = f"{mark}-switch"
     made = [Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}", (switch, f"port{n}")) for n, name in enumerate(names)]
     with contextlib.ExitStack() as undo:
+        undo.callback(_collect, made)
         _namespace(switch, undo)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
@@ -104,6 +108,14 @@ def hosts(*names: str) -> Iterator[list[Host]]:
             host.knows({other.name: other.address for other in made})
             undo.callback(shutil.rmtree, _NETNS / host.namespace, ignore_errors=True)
         yield made
+
+
+def _collect(made: Sequence[Host]) -> None:
+    """Nothing that was started stays as a zombie, or with an open pipe."""
+    for host in made:
+        for started in host.started:
+            with contextlib.suppress(ValueError, subprocess.TimeoutExpired):  # it was read to its end already
+                started.communicate(timeout=10)
 
 
 def _namespace(name: str, undo: contextlib.ExitStack) -> None:

@@ -110,6 +110,12 @@ def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
 # -- what is said -----------------------------------------------------------------------------
 
 
+def _leads_on(address: str) -> bool:
+    """Every interface has a link-local address of IPv6, and nobody in the cluster is reached by it."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
+
+
 def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
     there = [name for name in peers if seen[name]]
     kinds = {name: {":" in address for address in seen[name][-1]} for name in there}
@@ -117,7 +123,7 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
         ":" in address
         for one in subject.interfaces
         for address in one.addresses
-        if one.is_up and not ipaddress.ip_address(address).is_loopback
+        if one.is_up and _leads_on(address)
     }
     apart = [name for name in there if here and not kinds[name] & here]
     if apart:

@@ -73,6 +73,7 @@ class Caller:
         # The last seconds are for a look at node 0 from outside.
         self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
         self._began_s = time.monotonic()
+        self._deadline_at_s = self._began_s + deadline_s
         self._stage = "it has just started"
         self._host, self._incarnation = present.host, present.incarnation
         self._ear = Ear(port, self._here)
@@ -150,6 +151,8 @@ class Caller:
     def _give_up(self) -> None:
         stuck = stages.look(self._home, _LOOK_S)
         name = f"node 0 ({self._home.host})"
+        # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
+        self._closing.wait(self._deadline_at_s - time.monotonic())
         self._end((ending.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
     def _end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
