@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,3 +121,56 @@ def test_the_first_failing_rank_s_code_is_the_pods(job) -> None:
         code, told = launcher.end()
     assert code == 41, told
     eventually(lambda: not job.strays(), "nothing is left in the pods")
+
+
+def test_a_worker_that_is_pending_is_waited_for(job) -> None:
+    """The operator starts the launcher together with its workers."""
+    job.begin("job-worker-0")
+    job.pending("job-worker-1")
+    with job.run("sh", "-c", RANK) as launcher:
+        launcher.read_until("job-worker-1")
+        job.begin("job-worker-1")
+        code, told = launcher.end()
+    assert code == 0, told
+    assert len(re.findall(r"rank \d of 4", told)) == 4, told
+
+
+def test_a_worker_that_never_runs_is_named_at_the_deadline(job) -> None:
+    job.begin("job-worker-0")
+    job.pending("job-worker-1")
+    with job.run("true", flags=("--wait-timeout", "3")) as launcher:
+        code, told = launcher.end()
+    assert code == 138, told
+    assert "job-worker-1" in told
+    assert "container not found" in told
+
+
+def test_a_request_to_stop_leaves_nothing_in_the_pods(job) -> None:
+    """What `kubectl exec` has started outlives it: the ranks have to be asked by the same way."""
+    for name in ("job-worker-0", "job-worker-1"):
+        job.begin(name)
+    with job.run("sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done") as launcher:
+        launcher.read_until("ready", times=4)
+        launcher.signal(signal.SIGTERM)
+        code, told = launcher.end()
+    assert code == 143, told
+    assert told.count("saved") == 4, told
+    eventually(lambda: not job.strays(), "nothing is left in the pods")
+
+
+def test_a_worker_that_is_lost_is_waited_for_and_all_start_again(job) -> None:
+    for name in ("job-worker-0", "job-worker-1"):
+        job.begin(name)
+    rank = f"echo ready; while [ ! -e '{job.folder}/go' ]; do sleep 0.1; done; {RANK}"
+    with job.run("sh", "-c", rank) as launcher:
+        launcher.read_until("ready", times=4)
+        job.kill("job-worker-1")
+        (job.folder / "pods" / "job-worker-1").unlink()
+        launcher.read_until("job-worker-1")
+        job.begin("job-worker-1")
+        launcher.read_until("ready", times=4)
+        (job.folder / "go").touch()
+        code, told = launcher.end()
+    assert code == 0, told
+    assert len(re.findall(r"rank \d of 4", told)) == 4, told
+    assert not job.strays()
