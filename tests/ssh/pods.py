@@ -21,14 +21,16 @@ READ_ONLY = "mount --bind /tmp /tmp; mount -o remount,ro,bind /"
 _OUR_OWN = (sys.base_prefix, sys.prefix, str(ROOT))  # what the program needs of this machine
 
 
-def wrapped(*lines: str, drop: Sequence[str] = (), user: int | None = None) -> tuple[str, ...]:
+def wrapped(
+    *lines: str, drop: Sequence[str] = (), user: int | None = None, group: int | None = None
+) -> tuple[str, ...]:
     """What to put before a command line, so that it runs in such a container."""
     words = ["setpriv"]
     if drop:
         names = ",".join(f"-{name}" for name in drop)
         words += ["--bounding-set", names, "--inh-caps", names]
     if user is not None:
-        words += ["--reuid", str(user), "--regid", str(user), "--groups", str(GROUP)]
+        words += ["--reuid", str(user), "--regid", str(user if group is None else group), "--groups", str(GROUP)]
     script = "\n".join(["set -e", *lines, f'exec {shlex.join(words)} "$@"' if words[1:] else 'exec "$@"'])
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 

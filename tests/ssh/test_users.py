@@ -70,6 +70,17 @@ def test_a_user_that_has_no_entry_is_told_so(folder, mount) -> None:
         assert f"uid {pods.UID} has no entry in /etc/passwd" in sentence(it)
 
 
+def test_a_made_up_uid_is_entered_where_group_0_may_write(folder, mount) -> None:
+    """OpenShift gives a pod a uid that no image knows, and group 0."""
+    private = pods.passwd(folder)
+    (folder / "passwd").chmod(0o664)
+    os.chown(mount / "id_rsa", 0, 0)
+    wrap = pods.wrapped(pods.opened(folder), private, user=pods.UID, group=0)
+    with worker(folder, mount, env=AS_USER, wrap=wrap) as it:
+        assert f"uid {pods.UID} had no entry in /etc/passwd and was added" in it.log()
+        assert it.ssh("id -un", options=("-l", "trainer-launch")).stdout == "trainer-launch\n"
+
+
 def test_a_user_whose_shell_starts_nothing_is_told_so(folder, mount) -> None:
     lines = (pods.opened(folder), pods.made_up_user(folder, "/usr/sbin/nologin"))
     with refused(folder, mount, wrap=pods.wrapped(*lines, user=pods.UID)) as it:

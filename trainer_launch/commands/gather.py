@@ -79,6 +79,10 @@ def request_of(
         UsageError: there is no command.
     """
     pod = reading.pod
+    if reading.command is None and reading.job.engine == "sshd":
+        raise UsageError(
+            "this pod is an MPI worker, which runs sshd in the place of a command: trainer-launch sshd"
+        )
     command = reading.command or parse_command(pod.command)
     path = pod.env.get("PATH")
     ports = _ports(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import shutil
@@ -17,10 +18,12 @@ from trainer_launch.ssh import config, keys
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
 _SECONDS = 20.0  # for `ssh -G`, which takes milliseconds
+_log = logging.getLogger(__name__)
 INSECURE = (
     "--insecure-host-keys: the hosts' keys are NOT checked; whoever answers in the place of a pod of this job is "
     "believed, is sent the command and its variables, and can run the ranks"
 )
+_PASSWD = "/etc/passwd"
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 
 
@@ -104,19 +107,36 @@ def user() -> pwd.struct_passwd | None:
 
 
 def check_user() -> pwd.struct_passwd:
-    """Who we are.
+    """Who we are. A uid that OpenShift made up is entered in /etc/passwd where the image lets group 0 write to it.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
     """
     found = user()
+    if found is None and _enter_user():
+        found = user()
     if found is None:
         uid = os.geteuid()
         raise UsageError(
-            f"uid {uid} has no entry in /etc/passwd, and neither OpenSSH nor mpirun works without one: add a "
-            f"user to the image (useradd -u {uid} …), or let runAsUser be one that it has, such as mpiuser's 1000"
+            f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one: add a user to "
+            f"the image (useradd -u {uid} …), let its group 0 write to {_PASSWD}, so that one is added here (chmod "
+            f"g+w, as OpenShift's images have it), or let runAsUser be one that it has, such as mpiuser's 1000"
         )
     return found
+
+
+def _enter_user() -> bool:
+    """Add this uid to the container's users, as such images' own entrypoints do."""
+    line = f"trainer-launch:x:{os.geteuid()}:{os.getegid()}::/:/bin/sh\n"
+    try:
+        descriptor = os.open(_PASSWD, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb+") as file:
+        text = file.read()
+        file.write((b"" if text.endswith(b"\n") or not text else b"\n") + line.encode())
+    _log.info("uid %d had no entry in %s and was added", os.geteuid(), _PASSWD)
+    return True
 
 
 def port_of(program: str) -> int:
