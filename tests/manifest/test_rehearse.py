@@ -81,6 +81,18 @@ def test_a_retryable_code_makes_the_pod_anew_and_only_the_claim_is_kept(tmp_path
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "3", "0", "0"]}
 
 
+def test_nothing_of_a_pod_outlives_it_not_even_in_a_session_of_its_own(tmp_path: Path) -> None:
+    """On a cluster the end of a container's first process ends all others."""
+    text = (
+        "if [ -e /own/begun ]; then for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null "
+        "| grep -c '^sleep 98765'; exit 0; fi; touch /own/begun; setsid sleep 98765 & sleep 0.3; exit 1"
+    )
+    mounts, volumes = "volumeMounts: [{name: o, mountPath: /own}]", "volumes: [{name: o, emptyDir: {}}]"
+    ended = launch("local", "-f", job(tmp_path, pod(shell(text, mounts), volumes)))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["[job-worker-0] 0"]
+
+
 def test_on_failure_restarts_in_the_same_pod(tmp_path: Path) -> None:
     ended = launch("local", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure"))
     assert ended.returncode == 0, ended.stderr

@@ -15,6 +15,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from trainer_launch import exits, log
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
@@ -29,6 +31,9 @@ from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0
+_SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
+# Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
+_NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +70,7 @@ def _needs_ssh(workload: Workload) -> bool:
 def _flags(parsed: Parsed) -> dict[str, str]:
     """What of our own options the launchers in the pods get as variables."""
     settings = parsed.settings
-    flags = {"SHM_SIZE": "keep", "COLOR": "never"}  # this machine's, which all pods share
+    flags = {"SHM_SIZE": "keep", "COLOR": "never", "SKIP": _NOT_HERE}  # this machine's, which all pods share
     for name in ("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace"):
         if name in settings.model_fields_set and getattr(settings, name) is not None:
             flags[name.upper()] = str(getattr(settings, name))
@@ -141,12 +146,25 @@ class Rehearsal:
 
     def _event(self, event: ev.Event) -> machine.Event | None:
         if isinstance(event, ev.Exited):
-            self._system.signal_group(event.exit.process, signal.SIGKILL)  # a container ends with its first process
-            return _exited(event.at_s, event.exit)
+            made = _exited(event.at_s, event.exit)
+            self._clear(made.pod, made.container)
+            return made
         if isinstance(event, ev.Signalled) and event.number in STOP_SIGNALS:
             self._stop_signal = self._stop_signal or event.number
             return machine.StopAsked(event.at_s, self._settings.grace)
         return None
+
+    def _clear(self, pod: str, container: str) -> None:
+        """A container ends with its first process: whatever that left behind is killed."""
+        self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
+        for _ in range(_SWEEPS):
+            left = self._stage.processes_of(self.state.pods[pod], container)
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if not left:
+                return
+            psutil.wait_procs(left, timeout=_SWEEP_S)
 
     def _take(self, event: machine.Event) -> None:
         if isinstance(event, machine.Exited):

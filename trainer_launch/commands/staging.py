@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from trainer_launch import programs
 from trainer_launch.command import parse_command
@@ -22,6 +25,7 @@ from trainer_launch.model import Process
 from trainer_launch.rehearsal import RUN, own_environment
 
 OURS = "trainer-launch"
+_MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
 class Stage:
@@ -62,9 +66,9 @@ class Stage:
         env = {
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._settings.items()},
-            "TRAINER_LAUNCH_TERMINATION_LOG": str(self.last_words(pod, name)),
             "HOSTNAME": pod.name,
             **here.env,
+            _MARK: str(self.last_words(pod, name)),
         }
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         return Process(
@@ -93,6 +97,18 @@ class Stage:
     def last_words(self, pod: Pod, name: str) -> Path:
         """Where a launcher in this container leaves its termination message."""
         return self._scratch / pod.name / f"{name}.termination-log"
+
+    def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
+        """What still runs of a container whose first process has ended, other sessions and orphans too.
+
+        On a cluster nothing would; here its environment tells whose it is.
+        """
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == str(self.last_words(pod, name)):
+                    found.append(process)
+        return found
 
     def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
         if volume == FILES:

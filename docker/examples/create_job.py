@@ -1,0 +1,69 @@
+"""Run a Python function as a distributed job, from one call: `create_job(name, func, num_workers, ...)`.
+
+    python create_job.py                                                   # two workers on this machine
+    trainer-launch local --nodes 2 --engine plain -- python create_job.py  # the same call in each of two pods
+
+The call has the form that SDKs of this field give it. Here it starts the workers in this very pod or machine: where
+a platform made several pods, each calls it and they meet; nobody has to be asked for a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from train_charlm import CharModel, Training, loss_of, read_text  # type: ignore[import-not-found]
+
+from trainer_launch import Elastic, launch
+
+
+def create_job(
+    name: str, func: Callable[..., Any], num_workers: int = 1, resources_per_worker: Mapping[str, Any] | None = None
+) -> dict[int, Any]:
+    """Run `func(name)` in `num_workers` processes; what each returned, by rank."""
+    threads = str((resources_per_worker or {}).get("cpu", 1))
+    return launch(func, Elastic(nproc_per_node=num_workers, max_restarts=1), name, threads)
+
+
+def train(name: str, threads: str, steps: int = 20) -> float:
+    """Train a small language model on Python's own sources, from the last checkpoint on; the loss at its end."""
+    torch.set_num_threads(int(threads))
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    training = Training(model := CharModel(width=32), torch.optim.AdamW(model.parameters(), lr=5e-3))
+    checkpoint = Path(os.environ.get("CHECKPOINTS", tempfile.gettempdir()), f"{name}.pt")
+    if checkpoint.exists():
+        training.load(checkpoint.read_bytes(), torch.device("cpu"))
+        if rank == 0:
+            print(f"resumed at step {training.step}", flush=True)
+    text = read_text()
+    while training.step < steps:
+        draw = torch.Generator().manual_seed(training.step * size + rank)
+        starts = torch.randint(len(text) - 17, (4,), generator=draw)
+        loss = loss_of(model, text[starts[:, None] + torch.arange(17)].long())
+        training.optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= size
+        training.optimizer.step()
+        training.step += 1
+        if rank == 0 and training.step % 5 == 0:
+            training.save(checkpoint)
+            print(f"step {training.step}/{steps}  loss {loss.item():.3f}", flush=True)
+    with torch.no_grad():
+        last = float(loss_of(model, text[-4096:].reshape(16, 256).long()))
+    dist.barrier()
+    dist.destroy_process_group()
+    return last
+
+
+if __name__ == "__main__":
+    losses = create_job("charlm", train, num_workers=2, resources_per_worker={"cpu": 1})
+    print("losses by rank:", ", ".join(f"{rank}: {loss:.3f}" for rank, loss in sorted(losses.items())), flush=True)

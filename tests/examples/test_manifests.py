@@ -1,0 +1,109 @@
+"""The manifests of docker/examples run as they stand and train; those of torch survive a lost pod."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import LAUNCHER, Started, clean_env, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "docker" / "examples"
+ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+
+
+def run(name: str, *words: str) -> tuple[int, str, str]:
+    ended = subprocess.run(
+        [*LAUNCHER, "local", "-f", name, *words],
+        cwd=EXAMPLES,
+        env=clean_env({**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Iterator[Started]:
+    """A rehearsal that runs."""
+    env = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
+    with start("local", "-f", request.param, env=env, cwd=EXAMPLES) as rehearsal:
+        yield rehearsal
+
+
+def pod_of(rehearsal: Started, name: str) -> psutil.Process:
+    """The first process of a pod."""
+    children = psutil.Process(rehearsal.pid).children()
+    return next(child for child in children if child.environ().get("HOSTNAME") == name)
+
+
+@pytest.mark.parametrize(
+    ("started", "pod", "kind"),
+    [
+        ("pytorch-simple.yaml", "pytorch-simple-worker-1", "PyTorchJob pytorch-simple"),
+        ("pytorch-elastic.yaml", "elastic-example-worker-1", "PyTorchJob elastic-example"),
+        ("trainjob-torch.yaml", "charlm-node-0-1", "TrainJob charlm"),
+    ],
+    indirect=["started"],
+)
+def test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds(started: Started, pod: str, kind: str) -> None:
+    started.read_until(r"step 10/")
+    pod_of(started, pod).send_signal(signal.SIGKILL)
+    code, output = started.end(timeout_s=280)
+    assert code == 0, output
+    assert "resumed at step" in output
+    assert re.search(rf"^{pod} +(Succeeded|Gone) +1 +1 ", output, re.MULTILINE), "started again in its place"
+    assert f"{kind}: Succeeded" in output
+    losses = [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", output)]
+    assert losses[0] > losses[-1], "it has learnt"
+
+
+def test_the_preflight_of_an_init_container_checks_all_pods_before_they_train() -> None:
+    code, output, errors = run("trainjob-preflight.yaml")
+    assert code == 0, output + errors
+    assert output.index("roll-call") < output.index("step 20/20")
+    assert output.count("(exit code 0)") == 2, "both nodes passed"
+
+
+def test_ten_nodes_of_plainml_train_each_on_its_share() -> None:
+    code, output, errors = run("trainjob-plainml.yaml")
+    assert code == 0, errors
+    bits = [float(value) for value in re.findall(r"done: node \d read 1\d modules, ([\d.]+) bits", output)]
+    assert len(bits) == 10
+    assert max(bits) < 7.5, "a model that knows nothing needs 8"
+
+
+def test_the_ngram_model_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    def ended(*words: str) -> str:
+        argv = [sys.executable, str(EXAMPLES / "train_ngrams.py"), "--model", str(tmp_path / "m.json"), *words]
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ)
+        ).stdout
+
+    ended("--modules", "11")
+    resumed = ended("--modules", "21")
+    assert "resumed at module 10 of 20" in resumed
+    (tmp_path / "m.json").unlink()
+    assert ended("--modules", "21").splitlines()[-1] == resumed.splitlines()[-1]
+
+
+def test_a_function_is_a_job_and_resumes(tmp_path: Path) -> None:
+    env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
+    argv = [sys.executable, "create_job.py"]
+    first, second = (
+        subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True).stdout
+        for _ in range(2)
+    )
+    assert "step 20/20" in first
+    assert "resumed at step 20" in second
+    assert re.findall(r"\d: ([\d.]+)", second) == re.findall(r"\d: ([\d.]+)", first.splitlines()[-1])
