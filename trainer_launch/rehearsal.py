@@ -28,9 +28,10 @@ _FOREIGN_NAMES = frozenset(
     }
 )  # fmt: skip
 
-# More ranks than CPUs are fine here, none is bound to one, and the network may be down.
-_ON_A_LAPTOP = {
+# More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down.
+ON_A_LAPTOP = {
     "OMPI_MCA_rmaps_base_oversubscribe": "true",
+    "OMPI_MCA_mpi_yield_when_idle": "true",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "OMPI_MCA_oob_tcp_if_include": "lo",
     "OMPI_MCA_btl_tcp_if_include": "lo",
@@ -132,7 +133,7 @@ def mpi_pods(
         "OMPI_MCA_orte_set_default_slots": str(nproc_per_node),
         "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
     }
-    launcher = pod(name, 0, **told, **_ON_A_LAPTOP)
+    launcher = pod(name, 0, **told, **ON_A_LAPTOP)
     return (*made, RehearsedPod(name=name, address="127.0.0.1", label="launcher", env=launcher))
 
 

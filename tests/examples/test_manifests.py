@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, Started, clean_env, start
+from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -66,6 +68,17 @@ def test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds(started: Started, p
     assert f"{kind}: Succeeded" in output
     losses = [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", output)]
     assert losses[0] > losses[-1], "it has learnt"
+
+
+def test_mpi_trains_on_two_nodes_with_four_slots_each_the_launcher_being_one() -> None:
+    pytest.importorskip("mpi4py")
+    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    code, output, errors = run("trainjob-mpi.yaml")
+    assert code == 0, errors
+    assert output.count(" of 8 on bigrams-node-0-0") == output.count(" of 8 on bigrams-launcher-0-0") == 4
+    losses = [float(loss) for loss in re.findall(r"step \d+/60  loss ([\d.]+)", output)]
+    assert losses[0] > losses[-1]
 
 
 def test_the_preflight_of_an_init_container_checks_all_pods_before_they_train() -> None:

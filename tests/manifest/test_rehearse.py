@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from tests.cli.launching import launch, start
+from tests.conftest import require
 from tests.manifest.manifests import runtime, trainjob
 
 pytestmark = pytest.mark.process
@@ -180,13 +182,33 @@ def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp
     assert part in ended.stderr
 
 
-def test_jobs_of_mpi_are_not_run_yet_and_said_to_be_so(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    spec = "{template: {spec: {containers: [{name: mpi, image: i}]}}}"
+def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
+    path, worker = folder / "job.yaml", "{replicas: 2, template: {spec: {containers: [{name: mpi, image: i}]}}}"
+    front = f"{{template: {{spec: {{containers: [{{name: mpi, image: i, {launcher}}}]}}}}}}"
     path.write_text(
-        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
-        f"spec: {{mpiReplicaSpecs: {{Launcher: {spec}, Worker: {spec}}}}}\n"
+        f"apiVersion: kubeflow.org/{version}\nkind: MPIJob\nmetadata: {{name: job}}\n"
+        f"spec: {{{spec}mpiReplicaSpecs: {{Launcher: {front}, Worker: {worker}}}}}\n"
     )
-    ended = launch("local", "-f", str(path))
+    return str(path)
+
+
+def test_a_job_that_needs_kubectl_exec_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
+    ended = launch("local", "-f", mpijob(tmp_path, "v1", "command: ['true']"))
     assert ended.returncode == 2
     assert "--render" in ended.stderr
+
+
+@pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])
+def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
+    tmp_path: Path, spec: str, names: tuple[int | None, ...]
+) -> None:
+    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    words = ["mpirun", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK on $HOSTNAME"]
+    spec += "runPolicy: {cleanPodPolicy: Running}, "
+    ended = launch("local", "-f", mpijob(tmp_path, "v2beta1", f"command: {json.dumps(words)}", spec))
+    assert ended.returncode == 0, ended.stderr
+    hosts = ["job-launcher" if name is None else f"job-worker-{name}" for name in names]
+    said = sorted(word for word in ended.stdout.replace("[job-launcher] ", "\n").splitlines() if word)
+    assert said == [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+    assert rows(ended.stderr)["job-launcher"][0] == "Succeeded"

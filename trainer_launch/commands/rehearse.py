@@ -21,7 +21,7 @@ from trainer_launch import exits, log
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
 from trainer_launch.commands.staging import Stage
-from trainer_launch.errors import NodeError, NotRunnableError, UsageError
+from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
 from trainer_launch.manifest.values import Workload
@@ -43,8 +43,6 @@ def rehearse(workload: Workload, parsed: Parsed) -> int:
     Raises:
         LaunchError: it cannot be run here.
     """
-    if _needs_ssh(workload):
-        raise UsageError("jobs of MPI cannot be rehearsed from a manifest yet, only rendered: add --render DIR")
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
         stage = Stage(workload, scratch, _flags(parsed), parsed.flags["command_line"])
@@ -59,12 +57,6 @@ def rehearse(workload: Workload, parsed: Parsed) -> int:
         return rehearsal.exit_code()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _needs_ssh(workload: Workload) -> bool:
-    """Whether a hostfile is in it, whose hosts mpirun would reach by ssh or kubectl."""
-    containers = (one for draft in workload.drafts for one in draft.template.containers)
-    return any("/etc/mpi/hostfile" in one.files for one in containers)
 
 
 def _flags(parsed: Parsed) -> dict[str, str]:

@@ -16,15 +16,17 @@ from trainer_launch import programs
 from trainer_launch.command import parse_command
 from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.host import net
-from trainer_launch.manifest import loopback
+from trainer_launch.manifest import loopback, mpi_here
 from trainer_launch.manifest.baking import pods as pods_of
 from trainer_launch.manifest.life import own_init
 from trainer_launch.manifest.loopback import FILES, Ground
 from trainer_launch.manifest.values import Container, Pod, Workload
 from trainer_launch.model import Process
 from trainer_launch.rehearsal import RUN, own_environment
+from trainer_launch.ssh import client, keys
 
 OURS = "trainer-launch"
+_KEYS = "keys"  # folder of the job's own pair of keys
 _MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -41,7 +43,14 @@ class Stage:
         machine = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
         self._base = {**machine, **own_environment(os.environ), "PATH": _path()}
         made = pods_of(workload, loopback.address_of)
-        self.pods = tuple(_with_command(pod, command) for pod in made) if command else made
+        if any(map(mpi_here.reached_by_kubectl, made)):
+            raise UsageError("MPIJob v1 needs kubectl exec, which nothing answers here; add --render DIR")
+        made = tuple(_with_command(pod, command) for pod in made) if command else made
+        if any(map(mpi_here.uses_ssh, made)):
+            keys.make(str(scratch / _KEYS), client.find("ssh-keygen", self._base["PATH"]))
+            port = net.free_port()
+            made = tuple(mpi_here.on_loopback(pod, port, str(scratch / pod.name / "tmp")) for pod in made)
+        self.pods = made
         ground = loopback.ground_of(workload, self.pods)
         self._ground = _with_ports(ground, self.pods)
 
@@ -90,8 +99,11 @@ class Stage:
             place = Path(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             if not place.exists():
-                place.write_text(file.text, encoding="utf-8", errors="surrogateescape")
-                place.chmod(file.mode)
+                text = (self._scratch / _KEYS / place.name).read_text() if file.key else file.text
+                place.touch(0o600)
+                place.write_text(text, encoding="utf-8", errors="surrogateescape")
+                place.chmod(0o600 if file.key == "private" else file.mode)
+        (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def last_words(self, pod: Pod, name: str) -> Path:

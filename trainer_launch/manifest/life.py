@@ -129,6 +129,8 @@ def stopped(
         return replace(state, phase=stop_as, due_s={}, stopping=True), []
     if state.stopping:
         return state, []
+    if state.is_over and stop_as is Phase.GONE:  # only its sidecars still run
+        stop_as = state.phase
     asked: list[Action] = [Stop(pod.name, name) for name in sorted(state.running)]
     return replace(state, stopping=True, stop_as=stop_as, due_s={}, kill_at_s=now_s + grace_s), asked
 

@@ -96,6 +96,8 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
     root = folder_of(FILES)
     if root is not None:
         places |= {path: f"{root}{path}" for path in container.files}
+        keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
+        places |= {folder: f"{root}{folder}" for folder in keys}
     return places
 
 

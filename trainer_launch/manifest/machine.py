@@ -10,7 +10,7 @@ from trainer_launch.manifest.judge import Again, AllAgain, Condition
 from trainer_launch.manifest.life import Action, Phase, PodState
 from trainer_launch.manifest.values import Pod, Rules, Workload
 
-LINGER_S = 10.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
+LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
