@@ -83,14 +83,24 @@ class Job:
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
             "OMPI_MCA_orte_set_default_slots": "1",
             "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-            "TRAINER_LAUNCH_SSH_DIR": str(self.mount),
-            "TRAINER_LAUNCH_SSH_PORT": str(PORT),
+            **self.keys,
         }
 
-    def launch(self, *command: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Run:
-        """Start the launcher."""
+    @property
+    def keys(self) -> dict[str, str]:
+        """Where the job's key is, and the port of sshd."""
+        return {"TRAINER_LAUNCH_SSH_DIR": str(self.mount), "TRAINER_LAUNCH_SSH_PORT": str(PORT)}
+
+    def launch(
+        self,
+        *command: str,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        platform: bool = True,
+    ) -> Run:
+        """Start the launcher, with Trainer v2's variables for Open MPI unless `platform` is False."""
         argv = (*LAUNCHER, "run", *options, "--", *command)
-        started = self.launcher.start(argv, {**self.env, **(env or {})})
+        started = self.launcher.start(argv, {**(self.env if platform else self.keys), **(env or {})})
         self._started.append(started)
         return Run(started, self.launcher)
 

@@ -69,7 +69,7 @@ def test_hydra_gets_its_own_file_and_launcher(name: str) -> None:
         *("mpirun", "-f", "/run/hosts", "-launcher", "ssh", "-n", "6", "-genvlist", "PATH", "./a.out"),
     )
     assert command.hostfile == "a.job:2\nb.job:2\nc.job:2\n"
-    args = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if name == INTEL else "HYDRA_LAUNCH_EXTRA_ARGS"
+    args = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if name == INTEL else "HYDRA_LAUNCHER_EXTRA_ARGS"
     assert command.env[args] == "-F /run/ssh"
 
 

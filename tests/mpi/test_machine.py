@@ -234,7 +234,19 @@ def test_an_mpirun_that_does_not_end_its_ranks_is_killed_and_its_hosts_are_swept
     job.passes(machine.END_S)
     assert job.done(st.Signal) == [st.Signal(signal.SIGKILL)]
     job.ends(137)
-    assert job.done(st.Sweep) == [st.Sweep(("a", "b"))]
+    assert job.done(st.Sweep) == [st.Sweep(("a",))]
+
+
+def test_an_mpirun_that_does_not_know_of_the_loss_is_told_to_end_its_ranks() -> None:
+    job = running(A, B)
+    job.take(st.Lost("b", job.now_s, said=False))
+    assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]
+
+
+def test_a_loss_of_what_is_no_host_of_the_job_changes_nothing() -> None:
+    job = running(A, B)
+    job.take(st.Lost("elsewhere", job.now_s))
+    assert job.state.phase is st.Phase.RUNNING
 
 
 def test_a_job_that_never_lasts_ends_though_losses_cost_nothing() -> None:

@@ -44,7 +44,8 @@ MPICH_KILLED = """
 ===================================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 """
-MPICH_EXIT = "=   PID 4711 RUNNING AT job-worker-1.job\n=   EXIT CODE: 7\n"
+MPICH_EXIT = "=   PID 4711 RUNNING AT job-worker-1.job\n=   EXIT CODE: 42\n"
+MPICH_CUT = "=   PID 4711 RUNNING AT job-worker-1.job\n=   EXIT CODE: 9\n"
 INTEL_KILLED = "=   RANK 3 PID 4711 RUNNING AT job-worker-1\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n"
 REFUSED = "ssh: connect to host job-node-0-2 port 2222: Connection refused"
 DENIED = "mpiuser@job-node-0-2: Permission denied (publickey)."
@@ -63,9 +64,11 @@ def said(text: str) -> Said:
         (EXIT_4, Said(rank=1, exit_code=7)),
         (KILLED_4, Said(rank=1, signal=9, host="job-node-0-1.job")),
         (MPICH_KILLED, Said(signal=9, host="job-worker-1.job")),
-        (MPICH_EXIT, Said(exit_code=7, host="job-worker-1.job")),
+        (MPICH_CUT, Said(signal=9, host="job-worker-1.job")),
+        (MPICH_EXIT, Said(exit_code=42, host="job-worker-1.job")),
         (INTEL_KILLED, Said(rank=3, signal=11, host="job-worker-1")),
         ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", Said(rank=2)),
+        ("Abort(70897423) on node 2 (rank 2 in comm 0): Fatal error in internal_Init_thread", Said(rank=2)),
         ("nothing of note", Said()),
     ],
 )
@@ -76,6 +79,13 @@ def test_the_first_failed_rank_is_found(text: str, expected: Said) -> None:
 @pytest.mark.parametrize("text", [LOST_4, LOST_5])
 def test_a_lost_host_is_found(text: str) -> None:
     assert said(text).lost == "job-node-0-1"
+
+
+@pytest.mark.parametrize(
+    "line", ["Connection to job-node-0-1 closed by remote host.", "Timeout, server job-node-0-1 not responding."]
+)
+def test_an_ssh_that_lost_its_host_says_so(line: str) -> None:
+    assert said(line).lost == "job-node-0-1"
 
 
 @pytest.mark.parametrize("text", [REFUSED, DENIED])

@@ -12,7 +12,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -148,12 +148,26 @@ class Agent:
         if start.members:
             _say(f"start {start.number}: mpirun on {len(start.members)} hosts")
         post = self._hosts.crew.post
-        self._mpirun = Mpirun(
+        self._mpirun = started = Mpirun(
             command.argv,
             command.env,
+            is_hydra=command.is_hydra,
             lost=lambda host: post(lambda: self._take(st.Lost(host, time.monotonic()))),
             ended=lambda *how: post(partial(self._ended, *how)),
         )
+        if command.is_hydra and start.members:
+            hosts = [member.host for member in start.members]
+            started.watch(hosts, lambda gone: post(lambda: self._doubt(gone)))
+
+    def _doubt(self, hosts: Sequence[str]) -> None:
+        """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
+        if self._state.phase is st.Phase.RUNNING:
+            self._hosts.ask(hosts, machine.ASK_S, self._missed)
+
+    def _missed(self, missing: Mapping[str, str]) -> None:
+        self._hosts.rest()
+        for host in missing:
+            self._take(st.Lost(host, time.monotonic(), said=False))
 
     def _ended(self, code: int, said: Said, lines: tuple[str, ...]) -> None:
         self._mpirun = None

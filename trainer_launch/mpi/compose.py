@@ -22,6 +22,7 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     hostfile: str | None  # its text
+    is_hydra: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def command(
         argv = openmpi.argv(typed, where, number, names, is_root=ground.is_root)
         told = openmpi.env(env, dialect.major, config)
         text = hostfile.render_open_mpi(hosts)
-    return Command(argv=argv, env=told, hostfile=text if hosts else None)
+    return Command(argv=argv, env=told, hostfile=text if hosts else None, is_hydra=dialect.is_hydra)
 
 
 def ranks(asked: int | None, hosts: Sequence[Member], everyone: Sequence[Member]) -> int | None:

@@ -31,7 +31,9 @@ def env(given: Mapping[str, str], implementation: str, ssh_config: str | None) -
         name: value for name, value in given.items() if name not in ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE")
     }
     if ssh_config is not None:
-        is_intel = implementation == INTEL
-        args = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if is_intel else "HYDRA_LAUNCH_EXTRA_ARGS"
-        told[args] = f"-F {ssh_config} {told.get(args, '')}".strip()
+        if implementation == INTEL:
+            args = before = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+        else:  # mpi-operator sets it by a name that MPICH's Hydra does not read
+            args, before = "HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"
+        told[args] = f"-F {ssh_config} {told.get(args) or told.get(before, '')}".strip()
     return told

@@ -109,8 +109,8 @@ def _exited(state: State, event: Exited) -> Step:
     if event.code == 0 and state.phase is Phase.RUNNING:
         return done(state, 0, None)
     hosts = tuple(m.host for m in state.running)
-    sweep: tuple[Action, ...] = (Sweep(hosts),) if state.killed else ()
     lost = state.lost or _host_named(state, event.said.lost)
+    sweep: tuple[Action, ...] = (Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
     asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ASK_S + 1.0)
     if not hosts:
         settled, actions = settle(asking, {}, event.at_s)
@@ -129,10 +129,12 @@ def _end(state: State, at_s: float, told: tuple[Action, ...]) -> Step:
 
 def _lost(state: State, event: Lost) -> Step:
     """mpirun ends its ranks by itself when it says so; it gets as long as if we had asked."""
-    if state.phase is not Phase.RUNNING:
+    lost = _host_named(state, event.host)
+    if state.phase is not Phase.RUNNING or lost not in [m.host for m in state.running]:
         return state, ()
-    ending = replace(state, phase=Phase.ENDING, lost=_host_named(state, event.host), deadline_s=event.at_s + END_S)
-    return ending, (Say(f"{event.host} is lost; the ranks on all hosts are ended"),)
+    ending = replace(state, phase=Phase.ENDING, lost=lost, deadline_s=event.at_s + END_S)
+    asks = () if event.said else (Signal(signal.SIGTERM),)
+    return ending, (Say(f"{event.host} is lost; the ranks on all hosts are ended"), *asks)
 
 
 def _asked(state: State, event: Asked) -> Step:

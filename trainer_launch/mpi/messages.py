@@ -6,9 +6,13 @@ Of Open MPI 4 and 5, MPICH and Intel MPI; and ssh's own words, which come throug
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+_FATAL = frozenset(
+    (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+)
 _MAX_CHARS = 400  # of a line that is looked at
 
 
@@ -44,6 +48,11 @@ def _first(said: Said, rank: int | None, code: int | None, number: int | None, h
     )
 
 
+def _of_hydra(number: int) -> tuple[int | None, int | None]:
+    """MPICH's banner, which it prints for ranks that died of a signal, gives the signal as their exit code."""
+    return (None, number) if number in _FATAL else (number, None)
+
+
 def _unreached(said: Said, found: re.Match[str]) -> Said:
     if said.words:
         return said
@@ -52,6 +61,7 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
 
 _Take = Callable[[Said, "re.Match[str]"], Said]
 _HOST = r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252})"
+_HOST2 = _HOST.replace("host", "host2")
 _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
     # -- Open MPI --
     (
@@ -82,7 +92,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
         re.compile(rf"^=\s+(?:RANK (\d+) )?PID \d+ RUNNING AT {_HOST}"),
         lambda said, f: _first(said, int(f[1]) if f[1] else None, None, None, f["host"]),
     ),
-    (re.compile(r"^=\s+EXIT CODE: (\d+)"), lambda said, f: _first(said, None, int(f[1]), None, None)),
+    (re.compile(r"^=\s+EXIT CODE: (\d+)"), lambda said, f: _first(said, None, *_of_hydra(int(f[1])), None)),
     (re.compile(r"^=\s+KILLED BY SIGNAL: (\d+)"), lambda said, f: _first(said, None, None, int(f[1]), None)),
     (
         re.compile(r"THE EXIT STRING: .*\(signal (\d+)\)"),
@@ -92,7 +102,16 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
         re.compile(r"MPI_Abort\(.*\) - process (\d+)"),
         lambda said, f: _first(said, int(f[1]), None, None, None),
     ),
+    (
+        re.compile(r"^Abort\(-?\d+\) on node \d+ \(rank (\d+) in comm 0\)"),
+        lambda said, f: _first(said, int(f[1]), None, None, None),
+    ),
     # -- ssh --
+    # Hydra keeps one ssh for each host, and says nothing itself when that ends.
+    (
+        re.compile(rf"^(?:Connection to {_HOST} closed by remote host|Timeout, server {_HOST2} not responding)"),
+        lambda said, f: replace(said, lost=said.lost or f["host"] or f["host2"]),
+    ),
     (re.compile(rf"ssh: connect to host {_HOST} port \d+: .*"), _unreached),
     (re.compile(rf"ssh: Could not resolve hostname {_HOST}: .*"), _unreached),
     (re.compile(rf"(?:\S+@)?{_HOST}: Permission denied \(.*"), _unreached),

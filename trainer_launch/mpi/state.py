@@ -81,10 +81,11 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """mpirun, or somebody else, says that a host is lost while mpirun still runs."""
+    """A host is lost while mpirun still runs; `said` by itself, and then it ends its ranks by itself."""
 
     host: str
     at_s: float
+    said: bool = True
 
 
 @dataclass(frozen=True, slots=True)
