@@ -52,11 +52,6 @@ class RehearsedPod:
     command: tuple[str, ...] = ("run", "--")  # of trainer-launch; a run's own follows
 
 
-def is_mpirun(word: str) -> bool:
-    """Whether a command is an MPI's launcher of ranks."""
-    return word.rpartition("/")[2].partition(".")[0] in ("mpirun", "mpiexec", "orterun", "prterun")
-
-
 def address_of(node: int) -> str:
     """The loopback address of a node: 127.0.0.2 for node 0."""
     return f"127.0.0.{_FIRST_ADDRESS + node}"

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
+from tests.frameworks import building
 from tests.ssh import pods
 from tests.ssh.secrets import require_openssh, require_root
 
@@ -91,6 +92,21 @@ def test_the_first_failing_ranks_code_is_the_jobs(tmp_path) -> None:
     assert ended.returncode == 41, ended.stderr
     assert " exit=41 " in ended.stderr
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.timeout(building.BUILD_S)
+def test_horovodrun_runs_its_ranks_there_too(tmp_path) -> None:
+    """Its libraries reach the ranks by the environment of their pods."""
+    program = tmp_path / "sum.py"
+    program.write_text(
+        "import os, torch, horovod.torch as hvd\nhvd.init()\n"
+        "total = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))\n"
+        'os.write(1, f"{hvd.rank()} of {hvd.size()}: {total}\\n".encode())\n'
+    )
+    run = str(building.command(tmp_path / "bin"))
+    ended = rehearse("--nodes", "2", "--", run, "-np", "2", sys.executable, str(program), env=building.env())
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(re.findall(r"\d of 2: 2", ended.stdout)) == ["0 of 2: 2", "1 of 2: 2"]
 
 
 def test_it_needs_no_root() -> None:

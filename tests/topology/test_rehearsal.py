@@ -8,7 +8,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Member
-from trainer_launch.rehearsal import MAX_NODES, MpiFiles, is_mpirun, mpi_hostfile, mpi_pods, pods
+from trainer_launch.rehearsal import MAX_NODES, MpiFiles, mpi_hostfile, mpi_pods, pods
 from trainer_launch.snapshot import SnapshotFiles
 
 
@@ -81,17 +81,3 @@ def test_they_are_read_as_what_trainer_v2_makes() -> None:
     assert (leader.contract, leader.role, leader.engine) == ("trainer-v2-mpi", "launcher", "mpirun")
     assert leader.members == (Member("127.0.0.2", 4),)
     assert leader.details["ssh_dir"] == node.details["ssh_dir"] == "/s/keys"
-
-
-@pytest.mark.parametrize(
-    ("word", "is_one"),
-    [
-        ("mpirun", True),
-        ("/usr/bin/mpiexec.hydra", True),
-        ("mpirun.openmpi", True),
-        ("mpirunner", False),
-        ("torchrun", False),
-    ],
-)
-def test_which_commands_are_mpis(word: str, is_one: bool) -> None:
-    assert is_mpirun(word) is is_one

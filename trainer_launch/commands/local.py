@@ -18,9 +18,11 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
 from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
+from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process
-from trainer_launch.rehearsal import RUN, MpiFiles, RehearsedPod, is_mpirun, mpi_hostfile, mpi_pods, pods
+from trainer_launch.mpi.typed import is_mpirun
+from trainer_launch.rehearsal import RUN, MpiFiles, RehearsedPod, mpi_hostfile, mpi_pods, pods
 from trainer_launch.settings import Settings
 from trainer_launch.signals import StopOrder
 from trainer_launch.ssh import client, keys
@@ -108,10 +110,15 @@ def _from_manifests(parsed: Parsed) -> int:
     return 0
 
 
+def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
+    """Whether a launcher starts the ranks, by ssh."""
+    return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
+
+
 def _pods(parsed: Parsed, scratch: Path) -> Sequence[RehearsedPod]:
     """The job's pods; those of MPI have files mounted, which are made here."""
     settings, nodes, nproc = parsed.settings, _nodes(parsed.settings), _nproc(parsed.settings)
-    if settings.engine != "mpi" and not (settings.engine == "auto" and is_mpirun(parsed.argv[0])):
+    if not _is_mpi(settings.engine, parsed.argv):
         return pods(nodes, nproc, net.free_port(), os.environ)
     if not nproc.isdigit():
         raise UsageError(f"--nproc-per-node is {nproc!r}; a rehearsal of MPI takes one whole number")
