@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainer_launch.manifest.values import Container, Pod
-from trainer_launch.rehearsal import ON_A_LAPTOP, is_mpirun
+from trainer_launch.mpi.typed import is_mpirun
+from trainer_launch.rehearsal import ON_A_LAPTOP
 
 OURS = "trainer-launch"
 _HOSTFILE = "/etc/mpi/hostfile"
