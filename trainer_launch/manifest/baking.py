@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from trainer_launch.contracts.grammar import shown
+from trainer_launch.contracts.source import MAX_VALUE_BYTES
+from trainer_launch.errors import UsageError
 from trainer_launch.manifest.values import Container, Draft, EnvItem, Pod, Workload
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -63,7 +66,8 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
 def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
     for item in container.items:
-        env[item.name] = expanded(item.value, env) if item.field is None else fields.get(_plain(item.field), "")
+        value = expanded(item.value, env) if item.field is None else fields.get(_plain(item.field), "")
+        env[item.name] = value
     return replace(
         container,
         env=MappingProxyType(env),
@@ -78,11 +82,19 @@ def _plain(path: str) -> str:
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
-    """$(NAME) replaced by what came before it, $$ by $; a name that nothing has stays as it is written."""
+    """$(NAME) replaced by what came before it, $$ by $; a name that nothing has stays as it is written.
+
+    Raises:
+        UsageError: it is longer than Linux lets a variable or an argument be.
+    """
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[1] is None else env.get(found[1], found[0])
 
+    size = len(text) + sum(len(value(found)) for found in _REFERENCE.finditer(text))
+    if size > MAX_VALUE_BYTES:  # looked at before it is made: references to references grow without end
+        start = shown(text[:40])
+        raise UsageError(f"the value that begins with {start} is too long; Linux takes {MAX_VALUE_BYTES} bytes")
     return _REFERENCE.sub(value, text)
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.manifest import v1
 from trainer_launch.manifest.baking import env_items
 from trainer_launch.manifest.request import Request
@@ -37,6 +38,11 @@ def read(request: Request) -> Workload:
         for role, one in specs.items()
     }
     alone = sum(one.count for one in specs.values()) == 1
+
+    longest = max(sum(map(len, each)) for each in addresses.values())
+    if longest > MAX_VALUE_BYTES and not dynamic:
+        text = f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and TF_CONFIG would be longer"
+        raise found.get("spec", KIND.specs).bad(text, found=longest)
 
     def template(one: v1.Replicas, index: int) -> Template:
         if alone:
