@@ -11,7 +11,7 @@ import pytest
 from trainer_launch.command import parse_command
 from trainer_launch.commands import thresholds
 from trainer_launch.commands.gathering import CHECKS, failing_nodes
-from trainer_launch.commands.merging import merged
+from trainer_launch.commands.merging import explained, merged
 from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.code import code_hash
@@ -198,14 +198,14 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
 
 def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
-    told = merged([fail("dns")], [missing], "node 1 (b)", CHECKS)
+    told = merged(tuple(explained([fail("dns")], [missing])), [missing], "node 1 (b)", CHECKS)
     assert [(one.check, one.status, one.subject) for one in told] == [
         ("roll-call", Status.FAIL, "node 2 (c)"),
         ("dns", Status.WARN, "node 1 (b)"),
     ]
     assert failing_nodes(told) == "c\n"
     refused = replace(missing, measured="refused")
-    assert merged([fail("dns")], [refused], "node 1 (b)", CHECKS)[1].status is Status.FAIL
+    assert [one.status for one in explained([fail("dns")], [refused])] == [Status.FAIL]
 
 
 def test_the_failing_nodes_are_listed_by_host_name() -> None:

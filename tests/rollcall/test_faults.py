@@ -122,11 +122,13 @@ def test_a_late_node_is_waited_for_and_half_unreachable_and_cut_off_ones_are_tol
         words = (sys.executable, HALF, pods[0].address, "29400", f"{pods[0].name}:29400", "2", "handshake")
         half = pods[2].start(words, {})
         job.until(0, "1 of 5 nodes are there")
-        job.start(1)
+        job.start(1, inside=("prlimit", "--nofile=32:32"))
         ended = [job.end(node) for node in (0, 1, 3, 4)]
         pods[2].kill(half)
         half.communicate(timeout=LATEST_S)
-    assert [code for code, _ in ended] == [20] * 4
+    assert [code for code, _ in ended] == [30, 30, 20, 20]
+    for node in (0, 1):
+        assert ("nofile", name(1)) in [(one["check"], one["subject"]) for one in found_by(job, node)]
     assert loud(ended[0][1]) == [
         ("roll-call", "", 2),
         ("roll-call", name(2), "refused"),

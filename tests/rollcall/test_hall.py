@@ -294,3 +294,24 @@ def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> No
     found = speech.loaded(verdict)
     assert found[0].measured == 3000
     assert "node 3000 (job-node-0-3000.job)" in found[0].text
+
+
+def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_never_come() -> None:
+    job = Simulation(3)
+    job.come(0, 1)
+    job.say(1, msg.Found(speech.dumped([failure("shm", "too small")])))
+    job.wait(130)
+    assert job.is_over
+    told = {(found.check, found.subject) for found in job.loud()}
+    assert ("shm", "node 1 (job-node-0-1)") in told
+    assert ("roll-call", "node 2 (job-node-0-2.job)") in told
+    assert len(set(job.verdicts().values())) == 1
+
+
+def test_what_was_found_early_is_replaced_by_the_record() -> None:
+    job = Simulation(2)
+    job.come(0)
+    job.say(0, msg.Found(speech.dumped([failure("dns", "no such name")])))
+    job.come(1)
+    assert job.is_over
+    assert not job.loud()

@@ -88,8 +88,12 @@ class Gathering:
     seen: Callable[[], Seen]  # the pair tests, likewise
     tokens: Tokens
 
-    def finish(self, check_here: Callable[[], Sequence[Finding]]) -> Verdict:
-        """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all."""
+    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
+        """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
+
+        What was found `early` is told at once: all end with one verdict, also when some nodes never come.
+        """
+        self.caller.send(msg.Found(_dumped(early)))
         said_s = -_SAY_AGAIN_S
         while True:
             news = self.caller.receive(_LAST_S)
@@ -114,11 +118,13 @@ class Gathering:
         if self.collectives is not None:
             told[ways.FACT] = self.collectives.ability()
         offset_s, error_s = self.caller.offset
-        loud = [one for one in found if one.status in _LOUD]
-        findings = speech.dumped(loud, _RECORD_BYTES)
         told |= loading.facts(subject.cards) | loading.adapters(subject.adapters)
         measured = loading.measured(subject.cards)
-        self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, findings, *measured))
+        self.caller.send(msg.Record(facts.cut(told), offset_s, error_s, _dumped(found), *measured))
+
+
+def _dumped(found: Sequence[Finding]) -> str:
+    return speech.dumped([one for one in found if one.status in _LOUD], _RECORD_BYTES)
 
 
 def _waiting(news: msg.Waiting) -> str:

@@ -22,7 +22,7 @@ def merged(
     """
     alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in checks}
     told = []
-    for finding in _explained(own, decided):
+    for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
             group = alike.pop((finding.check, finding.status), None)
             others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
@@ -33,7 +33,7 @@ def merged(
     return (*rest, *told)
 
 
-def _explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
+def explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
     """This node's findings; that a name does not resolve is no fault of who looks when its node was never made."""
     unnamed = [one for one in decided if one.check == ending.NAME and one.measured == Stage.NO_RECORD.value]
     for finding in own:

@@ -158,9 +158,10 @@ def _together(
             order = [check.NAME for check in preflight.CHECKS]
             return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
 
-        verdict = part.finish(here)
+        verdict = part.finish(found, here)
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
-        findings = merging.merged(here(), decided, part.own, gathering.CHECKS)
+        own = tuple(merging.explained(here(), decided)) if verdict.is_shared else here()
+        findings = merging.merged(own, decided, part.own, gathering.CHECKS)
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         return _Told(report, part.measured(), part.seen(), part.home if is_elsewhere else "")

@@ -128,6 +128,8 @@ class Hall:
                 node.measures, node.checksums = message.measures, message.checksums
                 self._n_recorded += not node.has_record
                 node.has_record = True
+            case msg.Found() if node is not None and not node.has_record:
+                node.findings = ending.told(message.findings)
             case msg.Sought() if node is not None:
                 self._sharing.take(node.key, message)
             case msg.Result() if node is not None and self._bouts is not None:
@@ -219,7 +221,9 @@ class Hall:
         elif now_s >= self._until_s:
             missing = self._missing()
             yield from self._decide(
-                ending.absent(missing, self._nodes, self._looked, settings, n_present, self._name), self._collided()
+                ending.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
+                self._collided(),
+                ending.grouped({node.name: node.findings for node in self._present()}),
             )
         elif now_s >= self._look_at_s and self._looking is None:
             self._looking = tuple(self._missing()[: ending.MAX_LOOKED])

@@ -90,6 +90,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What this node's own checks have found before all were there: the others are told, should they never be."""
+
+    findings: str  # as a verdict's
+
+
+@dataclass(frozen=True, slots=True)
 class Sought:
     """Whose tokens this node has found, by folder: their ranks, with commas."""
 
@@ -176,7 +183,7 @@ class Here:
     stage: str
 
 
-FromNode: TypeAlias = Present | Alive | Time | Record | Result | Sought | Hello
+FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Sought | Hello
 FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Seek | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
@@ -263,6 +270,7 @@ _VOCABULARY = Vocabulary(
         Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long}
         | {"measures": _measured(measures_of), "checksums": _measured(checksums_of)},
         Result: {"round": _COUNT, "seen": _seen},
+        Found: {"findings": _long},
         Sought: {"found": _facts},
         Hello: {},
         Challenge: {"nonce": text},

@@ -56,7 +56,7 @@ _ADVICE: Mapping[Stage, str] = {
     Stage.REFUSED: "see the events and the init containers of its pod",
     Stage.TIMEOUT: "see network policies, both ways, for the port that the nodes meet at",
     Stage.SILENT: "see what its process waits for; the machine may need a reboot",
-    Stage.RUNS: "see network policies, both ways, for the port that the nodes meet at",
+    Stage.RUNS: "see its own log, and network policies, both ways, for the port that the nodes meet at",
 }
 
 
