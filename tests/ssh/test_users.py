@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import clean_env
+from tests.process.world import ROOT
 from tests.ssh import pods
 from tests.ssh.secrets import Worker, refused, require_openssh, require_root, secret, worker
 from trainer_launch.errors import UsageError
@@ -164,11 +168,34 @@ def test_a_locked_account_is_told_how_to_be_opened(folder, mount) -> None:
         assert "usermod -p '*' root" in sentence(it)
 
 
+# -- the port ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "user", "port"),
+    [
+        ("Host *\n  Port 2222\n", None, 2222),  # mpi-operator's and Trainer's own images
+        ("Host *\n  Port 2022\n", pods.UID, 2022),
+        ("", None, 22),
+        ("", pods.UID, 2222),
+    ],
+)
+def test_the_port_is_the_images_own(folder, image, user, port) -> None:
+    """So that launcher and workers of one image agree, whoever's sshd it is."""
+    (folder / "ssh_config").write_text(image)
+    own = f"mount --bind '{folder}/ssh_config' /etc/ssh/ssh_config"
+    wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), own, user=user)
+    code = "from trainer_launch.ssh import client; print(client.port_of('ssh'))"
+    env = clean_env({"PYTHONPATH": str(ROOT)})
+    done = subprocess.run((*wrap, sys.executable, "-c", code), env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{port}\n", done.stderr
+
+
 # -- values -----------------------------------------------------------------------------------
 
 
 def test_capabilities_are_read_from_the_kernels_text() -> None:
     server.check_capabilities(b"CapEff:\t00000000a80425fb\n")  # docker's
     server.check_capabilities(b"nothing that we know")
-    with pytest.raises(UsageError, match="SETGID, SETUID, SYS_CHROOT"):
+    with pytest.raises(UsageError, match="SETGID, SETUID, SYS_CHROOT"):  # as by `drop: [ALL]`
         server.check_capabilities(b"Name:\tsh\nCapEff:\t0000000000000000\nCapBnd:\t0\n")
