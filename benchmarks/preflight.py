@@ -137,8 +137,9 @@ def simulate(n_nodes: int, *, is_deep: bool) -> None:
     level = "deep" if is_deep else "standard"
     found = [(one["check"], one["status"]) for one in json.loads(nodes[0].verdict)]
     print(
-        f"{n_nodes} nodes, {level}: all connected {there_s - began_s:.2f} s, verdict "
-        f"after {ended_s - there_s:.2f} s more, together {ended_s - began_s:.2f} s; node 0 {cpu_s:.2f} s of CPU, {megabytes:.0f} MB; {found}"
+        f"{n_nodes} nodes, {level}: all connected {there_s - began_s:.2f} s, verdict after "
+        f"{ended_s - there_s:.2f} s more, together {ended_s - began_s:.2f} s; "
+        f"node 0 {cpu_s:.2f} s of CPU, {megabytes:.0f} MB; {found}"
     )
 
 
