@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Host
+from trainer_launch.sizes import MIB, in_mib
 
-MIB = 1 << 20
 # Nobody can know a program's data loaders before it runs. A rule of thumb, for each worker: 4 loader processes,
 # each 2 batches ahead (torch's default prefetch_factor), of 32 MiB (64 images of 3 x 224 x 224 floats are 37).
 LOADERS_BYTES = 256 * MIB
@@ -90,7 +90,7 @@ def decide(host: Host, need: Need, asked: str) -> Decision:
     return Decision(
         enlarge_to=target if can else None,
         is_short=is_short,
-        text=(f"made {_in_mib(target)} large" if can else "too small") + "; " + _estimate(need),
+        text=(f"made {in_mib(target)} large" if can else "too small") + "; " + _estimate(need),
         warning="" if is_enough else _warning(host, need, size + missing, gained=gained),
     )
 
@@ -125,7 +125,7 @@ def _estimate(need: Need) -> str:
         return "one worker needs no more"
     parts = ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
-    return f"{need.workers} workers may need {_in_mib(need.size_bytes)} ({'; '.join(parts)})"
+    return f"{need.workers} workers may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
 
 
 def _warning(host: Host, need: Need, wanted: int, *, gained: int) -> str:
@@ -133,12 +133,8 @@ def _warning(host: Host, need: Need, wanted: int, *, gained: int) -> str:
     size, free = (host.shm_bytes or 0) + gained, (host.shm_free_bytes or 0) + gained
     counts = ""
     if limit is not None:
-        counts = f"; it counts against the memory limit of {_in_mib(limit)}"
-        counts += f", of which {_in_mib(used)} are in use" if used is not None else ""
-    have = f"/dev/shm has {_in_mib(free)} free of {_in_mib(size)}"
+        counts = f"; it counts against the memory limit of {in_mib(limit)}"
+        counts += f", of which {in_mib(used)} are in use" if used is not None else ""
+    have = f"/dev/shm has {in_mib(free)} free of {in_mib(size)}"
     fix = _YAML.format(size=f"{-(-wanted // (1 << 30))}Gi")
     return f"{have}, {_estimate(need)}{counts}. To enlarge it: {fix}"
-
-
-def _in_mib(size: int) -> str:
-    return f"{size / MIB:.0f} MiB"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import require
 from trainer_launch.host import shm
-from trainer_launch.host.leftovers import Ground, Removed, in_units, sweep
+from trainer_launch.host.leftovers import Ground, Removed, sweep
+from trainer_launch.sizes import in_units
 
 DEAD = 4_194_304 + 1  # above the largest pid that Linux gives
 HOLDER = """

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Cpus, Gpus, Host
-from trainer_launch.shared_memory import LOADERS_BYTES, MIB, NCCL_SEGMENT_BYTES, Decision, Need, decide, parse_size
+from trainer_launch.shared_memory import LOADERS_BYTES, NCCL_SEGMENT_BYTES, Decision, Need, decide, parse_size
+from trainer_launch.sizes import MIB
 
 GIB = 1 << 30
 

@@ -93,7 +93,7 @@ def test_a_loader_that_was_killed_for_memory_is_the_same_cause_and_without_a_kil
 
 
 def test_a_full_shm_shows_what_is_free():
-    assert classify(death(number=7), FULL).evidence == ("/dev/shm has 0.003906 MiB free of 64 MiB",)
+    assert classify(death(number=7), FULL).evidence == ("/dev/shm has 4 KiB free of 64 MiB",)
     assert classify(death(number=7), ROOMY).evidence == ()
 
 

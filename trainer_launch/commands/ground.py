@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainer_launch import run_folder, shared_memory
+from trainer_launch import run_folder
 from trainer_launch.commands.gather import Reading
 from trainer_launch.errors import NodeError
 from trainer_launch.host import shm
@@ -16,6 +16,7 @@ from trainer_launch.host.leftovers import Ground
 from trainer_launch.model import Topology
 from trainer_launch.settings import Settings
 from trainer_launch.shared_memory import Decision, Need, decide
+from trainer_launch.sizes import MIB
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decisi
     if decision.enlarge_to is not None:
         try:
             room = shm.enlarge(decision.enlarge_to)
-            _log.info("/dev/shm is now %.0f MiB large", room.size_bytes / shared_memory.MIB)
+            _log.info("/dev/shm is now %.0f MiB large", room.size_bytes / MIB)
         except NodeError:  # a user namespace's CAP_SYS_ADMIN is not enough
             reading = replace(reading, host=replace(reading.host, may_enlarge_shm=False))
             decision = decided(reading, topology, settings)

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from trainer_launch.sizes import in_mib
+
 _NO_PLATFORM = """No platform was recognised: no variable or file of a training controller is here.
   In a pod:     the controller injects them into the trainer's container only; an init container or a sidecar
                 needs envInjection (Trainer v2), and a job without spec.trainer gets none.
@@ -120,4 +122,4 @@ def _cut(text: str) -> str:
 
 
 def _mib(size: int | None) -> str:
-    return "none" if size is None else f"{size / 2**20:.0f} MiB"
+    return "none" if size is None else in_mib(size)

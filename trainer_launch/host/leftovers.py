@@ -33,6 +33,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from trainer_launch.host import shm
+from trainer_launch.sizes import in_units
 
 FAMILIES = re.compile(
     r"torch_(?P<pid>\d+)_\d+(_\d+)?"  # torch's tensors by the file_system strategy
@@ -61,15 +62,6 @@ class Removed:
     def __str__(self) -> str:
         noun = "segment" if self.count == 1 else "segments"
         return f"removed {self.count} shared memory {noun} ({in_units(self.size_bytes)}) of dead workers"
-
-
-def in_units(size_bytes: float) -> str:
-    """A size for people: 1.2 GiB."""
-    units = ["GiB", "MiB", "KiB", "B"]
-    while size_bytes >= 1000 and len(units) > 1:
-        size_bytes /= 1024
-        units.pop()
-    return f"{size_bytes:.3g} {units[-1]}"
 
 
 def sweep(before: Collection[Key], folder: str = shm.FOLDER) -> Removed:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from trainer_launch.findings import Finding
 from trainer_launch.gpus.cards import FACTS_S, MOST_HELD_BYTES, SETTLE_S
 from trainer_launch.gpus.values import Gpu, visible
-from trainer_launch.host.leftovers import in_units
 from trainer_launch.preflight import gpu_words
 from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import in_units
 
 NAME = "gpu-memory"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.shared_memory import MIB
+from trainer_launch.sizes import MIB, in_mib
 
 NAME = "memlock"
 TRIED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are below
@@ -25,7 +25,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
     size = TRIED_BYTES if limit is None else min(TRIED_BYTES, max(1, limit - used) // _HEADROOM)
     tried = subject.try_out("memlock", str(max(4096, size)), _CHILD_S)
-    shown = f"{size / MIB:.0f} MiB"
+    shown = in_mib(size)
     if tried.is_good:
         yield Finding(
             check=NAME, status=Status.PASS, text=f"{shown} can be locked", measured=size // MIB, unit="MiB"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.shared_memory import MIB
+from trainer_launch.sizes import MIB
 
 NAME = "memory"
 # What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.

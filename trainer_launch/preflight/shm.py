@@ -9,7 +9,8 @@ from dataclasses import replace
 from trainer_launch import shared_memory
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.shared_memory import MIB, Need
+from trainer_launch.shared_memory import Need
+from trainer_launch.sizes import MIB, in_mib
 
 NAME = "shm"
 _WRITTEN_BYTES = 16 * MIB
@@ -33,18 +34,16 @@ def check(subject: Subject) -> Iterator[Finding]:
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
     if number is not None:
-        text = (
-            f"/dev/shm ({size / MIB:.0f} MiB, {free / MIB:.0f} MiB free) cannot be written: {os.strerror(number)}"
-        )
+        text = f"/dev/shm ({in_mib(size)}, {in_mib(free)} free) cannot be written: {os.strerror(number)}"
         yield _said(text, size, Status.FAIL, "remove what fills it, or mount an emptyDir with medium: Memory there")
     elif decision.warning:
         # No failure: GPUs that reach each other directly need none of it, and `run` tells engines to use less.
         text, _, action = decision.warning.partition(". To enlarge it: ")
         if decision.is_short:
-            text += f"; NCCL and MPI alone may take {need.least_bytes / MIB:.0f} MiB, and die of SIGBUS"
+            text += f"; NCCL and MPI alone may take {in_mib(need.least_bytes)}, and die of SIGBUS"
         yield _said(text, size, Status.WARN, action)
     else:
-        yield _said(f"{size / MIB:.0f} MiB; {decision.text}", size, Status.PASS)
+        yield _said(f"{in_mib(size)}; {decision.text}", size, Status.PASS)
 
 
 def _bearable(subject: Subject) -> int:

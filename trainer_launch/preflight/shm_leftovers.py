@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer_launch.findings import Finding, Status
-from trainer_launch.host.leftovers import in_units
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import in_units
 
 NAME = "shm-leftovers"
 _SHARE = 0.05  # of /dev/shm; less than that is not worth a line

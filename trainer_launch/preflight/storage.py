@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
-from trainer_launch.host.leftovers import in_units
 from trainer_launch.host.tryout import Tried
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import in_units
 
 NAME = "storage"
 _CHILD_S = 20.0

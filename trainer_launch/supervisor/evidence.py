@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.host import cgroup, shm
-from trainer_launch.host.leftovers import in_units
+from trainer_launch.sizes import in_units
 from trainer_launch.supervisor.clues import Evidence
 
 _LARGEST = 3

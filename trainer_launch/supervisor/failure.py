@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainer_launch import exits
 from trainer_launch.model import Exit, Failure
+from trainer_launch.sizes import in_units
 from trainer_launch.supervisor.clues import AgentFailure, Evidence
 from trainer_launch.supervisor.symptoms import Symptom, final_error, headline, recognise
 
@@ -53,9 +54,9 @@ def _memory(evidence: Evidence) -> tuple[str, ...]:
     kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
     words = [f"the kernel killed {kills} process{'es' if kills > 1 else ''} of this container for memory"]
     if evidence.memory_limit_bytes is not None:
-        words.append(f"limit {_mib(evidence.memory_limit_bytes)}")
+        words.append(f"limit {in_units(evidence.memory_limit_bytes)}")
     if evidence.memory_peak_bytes is not None:
-        words.append(f"peak {_mib(evidence.memory_peak_bytes)}")
+        words.append(f"peak {in_units(evidence.memory_peak_bytes)}")
     return (", ".join(words),)
 
 
@@ -64,7 +65,7 @@ def _shm(evidence: Evidence) -> tuple[str, ...]:
     if free is None or size is None:
         return ()
     largest = (f"its largest: {', '.join(evidence.shm_largest)}",) if evidence.shm_largest else ()
-    return (f"/dev/shm has {_mib(free)} free of {_mib(size)}", *largest)
+    return (f"/dev/shm has {in_units(free)} free of {in_units(size)}", *largest)
 
 
 def _no_oom(evidence: Evidence) -> tuple[str, ...]:
@@ -242,10 +243,6 @@ def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     if why is None and (end.signal is None or end.signal in _CRASHES):
         why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
     return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.4g} MiB" if size < 2**30 else f"{size / 2**30:.4g} GiB"
 
 
 def _signal_name(number: int) -> str:
