@@ -18,8 +18,9 @@ the job to be terminated. The first process to do so was:
   Exit code:    7
 """
 KILLED_4 = "mpirun noticed that process rank 1 with PID 222 on node job-node-0-1.job exited on signal 9 (Killed)."
-EXIT_5 = """
-  Process name: [prterun-launcher-1@1,2] Exit code:    7
+KILLED_5 = """
+prterun noticed that process rank 1 with PID 130 on node job-node-0-1 exited on
+signal 9 (Killed).
 """
 LOST_4 = """
 ORTE has lost communication with a remote daemon.
@@ -63,6 +64,7 @@ def said(text: str) -> Said:
     [
         (EXIT_4, Said(rank=1, exit_code=7)),
         (KILLED_4, Said(rank=1, signal=9, host="job-node-0-1.job")),
+        (KILLED_5, Said(rank=1, signal=9, host="job-node-0-1")),
         (MPICH_KILLED, Said(signal=9, host="job-worker-1.job")),
         (MPICH_CUT, Said(signal=9, host="job-worker-1.job")),
         (MPICH_EXIT, Said(exit_code=42, host="job-worker-1.job")),

@@ -112,6 +112,7 @@ def _exited(state: State, event: Exited) -> Step:
     lost = state.lost or _host_named(state, event.said.lost)
     sweep: tuple[Action, ...] = (Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
     asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ASK_S + 1.0)
+    hosts = tuple(host for host in hosts if host != lost)  # of whom we do not know yet
     if not hosts:
         settled, actions = settle(asking, {}, event.at_s)
         return settled, (*sweep, *actions)

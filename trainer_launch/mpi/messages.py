@@ -65,8 +65,12 @@ _HOST2 = _HOST.replace("host", "host2")
 _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
     # -- Open MPI --
     (
-        re.compile(rf"noticed that process rank (\d+) with PID \d+ on node {_HOST} exited on signal (\d+)"),
-        lambda said, f: _first(said, int(f[1]), None, int(f[3]), f["host"]),
+        re.compile(rf"noticed that process rank (\d+) with PID \d+ on node {_HOST} exited on(?: signal (\d+))?"),
+        lambda said, f: _first(said, int(f[1]), None, int(f[3]) if f[3] else None, f["host"]),
+    ),
+    (  # Open MPI 5 breaks that line
+        re.compile(r"^signal (\d+) \("),
+        lambda said, f: _first(said, None, None, int(f[1]), None) if said.rank is not None else said,
     ),
     (
         re.compile(r"^\s*Process name:\s*\[\S+?,(\d+)\]"),
