@@ -152,6 +152,16 @@ def test_more_ranks_than_slots_are_fatal(well: Job) -> None:
     assert code == 30
 
 
+def test_horovods_hosts_need_no_mpirun(well: Job) -> None:
+    found, _ = well.preflight("--skip", "mpi-callback", command="horovodrun -np 4 python train.py")
+    assert [(check, status) for check, status, _ in found] == [
+        ("mpi-hosts", "pass"),
+        ("mpi-ssh", "pass"),
+        ("mpi-slots", "fail"),
+        ("mpi-ring", "skipped"),
+    ]
+
+
 def test_a_host_that_a_firewall_keeps_from_calling_back_is_named(well: Job) -> None:
     require(shutil.which("nft"), "needs nftables")
     inside = ("ip", "netns", "exec", well.launcher.namespace, "nft")

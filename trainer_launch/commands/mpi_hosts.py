@@ -13,6 +13,7 @@ from trainer_launch import hostfile
 from trainer_launch.command import Command
 from trainer_launch.commands.run import private_folder
 from trainer_launch.findings import Finding, Status
+from trainer_launch.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.host import net
 from trainer_launch.model import Member
 from trainer_launch.mpi import forward, hydra, openmpi, typed
@@ -62,7 +63,7 @@ def findings(
             members=subject.job.members or (),
             env=subject.env,
             folder=f"{folder}/ssh",
-            mpirun=taken.mpirun,
+            mpirun=taken.mpirun or None,
             number=taken.number,
             port=settings.ssh_port,
             check_host_keys=not settings.insecure_host_keys,
@@ -88,7 +89,11 @@ def _obstacle(subject: Subject, settings: Settings) -> str | None:
 
 
 def _typed(command: Command | None) -> Typed:
-    """The mpirun of the command, or the one that `run` puts before it."""
+    """The mpirun of the command, or the one that `run` puts before it; none for Horovod, which has gloo."""
+    if command is not None and is_horovodrun(command.argv):
+        words = split_command(command.argv[1:])
+        if not words.has("mpi"):
+            return Typed(mpirun="", number=words.number("num_proc"), program=words.program)
     if command is not None and typed.is_mpirun(command.argv[0]):
         return typed.parse(command.argv)
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
@@ -102,7 +107,8 @@ def _ring(
 ) -> Iterator[Finding]:
     client, dialect = seen.client, seen.dialect
     if client is None or dialect is None:
-        why = "nobody lets us in" if client is None else f"{about.mpirun} is no MPI that we know"
+        unknown = f"{about.mpirun} is no MPI that we know" if about.mpirun else "Horovod's ranks talk without MPI"
+        why = "nobody lets us in" if client is None else unknown
         yield Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
         return
 

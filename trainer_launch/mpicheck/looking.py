@@ -41,7 +41,7 @@ class Subject:
     members: Sequence[Member]
     env: Mapping[str, str]
     folder: str  # private and new, for the key's copy
-    mpirun: str = "mpirun"  # as typed
+    mpirun: str | None = "mpirun"  # as typed; None: ranks are started without MPI
     number: int | None = None  # of ranks, as typed
     port: int | None = None  # of the hosts' sshd
     check_host_keys: bool = True
@@ -80,7 +80,7 @@ def look(subject: Subject) -> Seen:
     try:
         question = Question(
             token=token,
-            mpirun=subject.mpirun,
+            mpirun=subject.mpirun or "-",
             daemons=own.daemons,
             addresses=asking.ways_back(there, _source_to),
             port=ear.port,
@@ -94,7 +94,7 @@ def look(subject: Subject) -> Seen:
     findings = (
         *verdicts.reached({host: stuck.get(host) or refusals.get(host) for host in hosts}),
         *verdicts.noisy({host: answer for host, answer in answers.items() if answer.began}),
-        *verdicts.alike(own, good),
+        *(verdicts.alike(own, good) if subject.mpirun else ()),
         *verdicts.room(subject.members, subject.number, good),
         *verdicts.called_back(good, [*ear.heard, *(host for host in good if net.is_here(host))]),
     )
@@ -158,9 +158,9 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
 def _own(subject: Subject) -> tuple[Dialect | None, verdicts.Own]:
     """The launcher's mpirun, and what it starts on other hosts."""
     path = subject.env.get("PATH")
-    found = shutil.which(subject.mpirun, path=path)
-    if found is None:
-        return None, verdicts.Own(mpirun=subject.mpirun, version=None, daemons=(), daemon=None)
+    found = shutil.which(subject.mpirun, path=path) if subject.mpirun else None
+    if found is None or subject.mpirun is None:
+        return None, verdicts.Own(mpirun=subject.mpirun or "", version=None, daemons=(), daemon=None)
     said = asking.run((found, "--version"), subject.env, _VERSION_S)
     dialect = recognised(said.out + said.err)
     daemons = _daemons(dialect)
