@@ -31,6 +31,7 @@ import os, sys, time
 import horovod.torch as hvd, torch
 hvd.init()
 total = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+print("token", os.environ.get("MY_TOKEN"), "plain", os.environ.get("MY_SETTING"), flush=True)
 print("sum", total, "rank", hvd.rank(), "on", os.uname().nodename, flush=True)
 """
 FAIL = """
@@ -190,12 +191,15 @@ def eventually(true: Callable[[], bool], what: str) -> None:
 def test_a_static_job_reduces_over_the_hosts_of_the_platforms_list(job: Job) -> None:
     job.lists("w-0", "w-1")
     job.starts("w-0", "w-1")
-    with job.run(("horovodrun", "-np", "2", *script(job, SUM)), env={"MY_TOKEN": "do-not-show"}) as lines:
+    with job.run(
+        ("horovodrun", "-np", "2", *script(job, SUM)), env={"MY_TOKEN": "secret", "MY_SETTING": "x"}
+    ) as lines:
         assert lines.end() == 0, lines.text
     assert {line.split(":", 1)[1] for line in lines.seen if "sum" in line} == {
         "sum 2 rank 0 on w-0",
         "sum 2 rank 1 on w-1",
     }
+    assert lines.text.count("token None plain x") == 2
 
 
 def test_a_failed_rank_ends_the_static_job_with_its_code_and_its_words(job: Job) -> None:

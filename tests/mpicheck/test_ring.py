@@ -70,6 +70,18 @@ def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
     assert found.text.endswith("has no mpi4py on b")
 
 
+def test_an_mpi4py_of_another_mpi_accuses_nobody() -> None:
+    """Then each rank is an MPI job of its own."""
+
+    def each_alone(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+        argv, env = mpirun(hosts[:1], program)
+        return ("sh", "-c", '"$@" & "$@" & wait', "sh", *argv), env
+
+    [found] = findings(["a", "b"], each_alone)
+    assert found.status is Status.UNKNOWN
+    assert "belongs to another MPI" in found.text
+
+
 def test_one_host_has_nobody_to_be_tested_with() -> None:
     [found] = findings(["a"])
     assert found.status is Status.SKIPPED

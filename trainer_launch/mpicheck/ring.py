@@ -59,6 +59,9 @@ def findings(
         return
     program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
     first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
+    if first.is_whole and len(first.hello) < len(hosts):
+        yield _stranger(python)
+        return
     tests = [Tested(localise.pair(one, other), ("", ""), int(rate)) for one, other, _, rate in first.pairs]
     trial = Trial(n_nodes=len(hosts))
     if first.is_whole:
@@ -153,6 +156,16 @@ def _renamed(finding: Finding, first: Heard) -> Finding:
         words = f"; latency {statistics.median(times):.0f} µs in the middle, {max(times):.0f} µs at most"
         return replace(finding, text=f"over MPI, {finding.text}{words}")
     return replace(finding, text=f"over MPI, {finding.text}")
+
+
+def _stranger(python: str) -> Finding:
+    return Finding(
+        check=verdicts.RING,
+        status=Status.UNKNOWN,
+        scope=Scope.JOB,
+        text=f"each rank takes itself for the only one: the mpi4py of {python} belongs to another MPI than mpirun",
+        action="build mpi4py with the MPI that mpirun is of, or let MPI4PY_MPIABI and LD_LIBRARY_PATH name it",
+    )
 
 
 def _skipped(why: str) -> Finding:
