@@ -12,12 +12,12 @@ import pytest
 
 from tests.conftest import require
 from trainer_launch.findings import Fault, Status
-from trainer_launch.mpicheck import ring
+from trainer_launch.mpicheck import asking, ring
 from trainer_launch.mpicheck.asking import Told
 from trainer_launch.rollcall.pairs import Thresholds
 
 pytestmark = pytest.mark.process
-YES, NO = Told(0, "", "", 0.0), Told(1, "", "", 0.0)
+YES, NO = Told(0, "", "", 0.0), Told(1, "", "No module named 'mpi4py'", 0.0)
 EASY = Thresholds(floor=1.0, ratio=0.0)  # a busy machine's pairs may differ by any factor
 PYTHON = f"'{sys.executable}'"
 
@@ -67,7 +67,16 @@ def test_the_link_between_two_well_hosts_is_named() -> None:
 def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
     [found] = findings(["a", "b"], has=lambda host, command: NO if host == "b" else YES)
     assert found.status is Status.SKIPPED
-    assert found.text.endswith("has no mpi4py on b")
+    assert found.text.endswith("has no mpi4py that works on b: No module named 'mpi4py'")
+
+
+def test_an_mpi4py_without_its_library_is_no_fault_of_the_hosts() -> None:
+    def has(host: str, command: str) -> Told:
+        return asking.run(("sh", "-c", f"MPI4PY_MPIABI=nonsense {command}"), os.environ, 60.0)
+
+    [found] = findings(["a", "b"], has=has)
+    assert found.status is Status.SKIPPED
+    assert "has no mpi4py that works on a, b" in found.text
 
 
 def test_an_mpi4py_of_another_mpi_accuses_nobody() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ _PAIR_S = 20.0
 _PAIRS_AT_ONCE = 8
 _LOOK_S = 20.0  # for the question whether mpi4py is there
 _SHOWN = 300
+_LOAD = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 _MICRO = 1e6
 Way = Callable[[Sequence[str], Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]  # hosts, program: mpirun
 
@@ -55,7 +57,8 @@ def findings(
         return
     lacking = _lacking(hosts, python, has)
     if lacking:
-        yield _skipped(f"{python} has no mpi4py on {verdicts.listed(lacking)}")
+        why = lacking[next(iter(lacking))]
+        yield _skipped(f"{python} has no mpi4py that works on {verdicts.listed(list(lacking))}: {why}")
         return
     program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
     first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
@@ -140,11 +143,17 @@ def read(token: str, text: str) -> Heard:
     return Heard(hello=hello, pairs=found, why="" if "pairs" in said else "it did not come to its end")
 
 
-def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], asking.Told]) -> list[str]:
-    question = f"{python} -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"mpi4py\"))'"
+def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], asking.Told]) -> dict[str, str]:
+    """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
+    question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
     with ThreadPoolExecutor(max_workers=min(asking.AT_ONCE, len(hosts))) as pool:
         told = pool.map(lambda host: has(host, question), hosts)
-        return [host for host, one in zip(hosts, told, strict=True) if one.code != 0]
+        return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
+
+
+def _last(told: asking.Told) -> str:
+    lines = [line.strip() for line in told.err.splitlines() if line.strip()]
+    return lines[-1][:_SHOWN] if lines else "no answer in time" if told.code is None else f"exit code {told.code}"
 
 
 def _renamed(finding: Finding, first: Heard) -> Finding:
