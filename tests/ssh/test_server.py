@@ -33,6 +33,7 @@ def test_the_installed_one_takes_every_value_as_it_is(reach) -> None:
         "BYTES": "\udcff",
         "EMPTY": "",
         "SPACES": "  a  ",
+        "SEPARATORS": "a\x0bb\x0cc\x1cd\x85e\u2028f",
     }
     assert prepared(reach, env).unfit == ()
 

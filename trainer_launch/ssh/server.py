@@ -63,7 +63,7 @@ def prepared(reach: client.Client, handed: Handed, *, addresses: Sequence[str], 
     """
     files = reach.files
     me = client.check_user()
-    program = client.find("sshd", None)
+    program = client.find("sshd", handed.env.get("PATH"))
     is_root = os.geteuid() == 0
     _check_account(me.pw_name, me.pw_shell, is_root=is_root)
     if is_root:
@@ -173,14 +173,14 @@ def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozense
     done = _run(argv)
     missing = _MISSING.search(done.stderr) or _UNSAFE.search(done.stderr)
     if done.returncode == 0:
-        return (), frozenset(done.stdout.splitlines())
+        return (), frozenset(done.stdout.split("\n"))
     if missing is None:
         raise _refusal(argv[0], done.stderr)
     if _make_folder(missing[1]):
         return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
     wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
     done = _run((*wrapper, *argv)) if _may_mount() else done
-    return (wrapper, frozenset(done.stdout.splitlines())) if done.returncode == 0 else _give_up(missing[1])
+    return (wrapper, frozenset(done.stdout.split("\n"))) if done.returncode == 0 else _give_up(missing[1])
 
 
 def _give_up(folder: str) -> NoReturn:
