@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.process.world import DEADLINE_S, ROOT, end_all, eventually
@@ -150,9 +152,18 @@ class Worker:
         return self.process.wait(3 * DEADLINE_S)
 
     def close(self) -> None:
+        below: list[psutil.Process] = []  # sshd writes its title over its environment, and with it the token
         if self.process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                below = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.terminate()  # it takes its folder with the key along
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(DEADLINE_S)
             self.process.kill()
         self.process.wait()
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         end_all(self.token)
 
 
