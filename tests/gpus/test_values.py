@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED
+from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
+from tests.preflight.world import HEALTHY
+from trainer_launch.child import gpu_facts
 from trainer_launch.commands import loading
-from trainer_launch.findings import Fault
+from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.gpus import results, values
 from trainer_launch.gpus.cards import Cards, Load
-from trainer_launch.gpus.values import Gpu, numbered, visible
+from trainer_launch.gpus.values import Fact, Gpu, State, numbered, visible
 from trainer_launch.host.interfaces import AdapterPort, adapter_ports
+from trainer_launch.preflight import gpu_xid
 from trainer_launch.rollcall.compare import NCCL, differences
 
 JSON = some.recursive(
@@ -79,6 +84,45 @@ def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
     assert (found.fault, found.subject) == (Fault.JOB, names[3])
     (found,) = differences(names, [{NCCL: "2.28.9"}, {}, {}, {}])
     assert found.text == "1 facts are the same on all 4 nodes"
+
+
+NOW = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+FALLEN = "NVRM: Xid (PCI:0000:9B:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        (f"6,100,{NOW},-;{FALLEN}\n SUBSYSTEM=pci\n", [["0000:9b:00", 79]]),
+        (f"6,100,{NOW - 7300 * 10**6},-;{FALLEN}\n", []),
+        (f"4,101,{NOW},-;usb 1-1: {FALLEN}\n", []),
+        ("6,103,no time,-;broken\n", []),
+        ("", []),
+    ],
+)
+def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
+    record: str, found: list[object], tmp_path: Path
+) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(record)
+    state, told = gpu_facts.earlier_xids(str(log))
+    assert (state, [one[:2] for one in told]) == ("known", found)
+    assert all(0 <= ago_s < 3600 for _, _, ago_s in told)
+    assert gpu_facts.earlier_xids(str(tmp_path / "none"))[0] == "unknown"
+
+
+def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
+    def told(*xids: int) -> list[Finding]:
+        cards = [replace(one, facts={**one.facts, **known(pci=f"0000:0{one.index}:00.0")}) for one in FACTS.gpus]
+        log = Fact(State.KNOWN, [["0000:01:00", xid, 600] for xid in xids])
+        facts = replace(FACTS, gpus=tuple(cards), log=log)
+        made = Cards(facts=lambda: facts, settled=lambda: facts, load=lambda: None, level="quick")
+        return list(gpu_xid.check(replace(HEALTHY, cards=made)))
+
+    (found,) = told(79, 13)
+    assert (found.status, found.subject) == (Status.WARN, "GPU 1")
+    assert found.text == "GPU 1 had XID 79 (it has fallen off its bus) 10 min ago, by the kernel's log"
+    assert told(13, 31) == []
 
 
 def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,8 @@ _SHUTDOWN, _SLOWDOWN = 0, 1  # temperatures
 _CAUSES_OF_RETIREMENT = (0, 1)
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
 _LIMIT_S = 60
+_XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
+_RECENT_S, _MAX_RECORDS, _RECORD_BYTES = 7200, 50_000, 8192
 
 Fact = list[Any]
 
@@ -51,6 +55,7 @@ def told() -> dict[str, Any]:
             "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
             "cuda": fact(nvml, lambda: nvml.nvmlSystemGetCudaDriverVersion()),
             "gpus": gpus,
+            "log": earlier_xids(),
         }
     except nvml.NVMLError as problem:
         return {"trouble": f"the GPUs cannot be counted: {problem}"}
@@ -239,6 +244,29 @@ def fabric(nvml: Any, handle: Any) -> list[int]:
     info.version = nvml.nvmlGpuFabricInfo_v2
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     return [int(info.state), int(info.status)]
+
+
+def earlier_xids(path: str = "/dev/kmsg") -> Fact:
+    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
+    found: list[list[Any]] = []
+    try:
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as problem:
+        return ["unknown", f"{path}: {problem.strerror}"]
+    try:
+        for _ in range(_MAX_RECORDS):
+            record = os.read(log, _RECORD_BYTES)
+            match = _XID.match(record.decode(errors="replace"))
+            ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(match[1]) / 1e6 if match else 0.0
+            if match and ago_s < _RECENT_S:
+                found.append([match[2].lower(), int(match[3]), round(ago_s)])
+            if not record:
+                break
+    except OSError:  # there is no more of it now
+        pass
+    finally:
+        os.close(log)
+    return ["known", found[-100:]]
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ class Facts:
     trouble: str = ""
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
+    log: Fact = _NOT_TOLD  # XID errors of the last two hours: place on the bus, number, seconds ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,9 @@ def facts_of(said: bytes) -> Facts:
         if told["trouble"]:
             return Facts(trouble=str(told["trouble"])[:300])
         return Facts(
-            driver=str(_fact(told["driver"]).value or ""), gpus=tuple(_gpu(one) for one in told["gpus"][:MAX_GPUS])
+            driver=str(_fact(told["driver"]).value or ""),
+            gpus=tuple(_gpu(one) for one in told["gpus"][:MAX_GPUS]),
+            log=_fact(told["log"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Facts(trouble="what was said of the GPUs cannot be read")

@@ -28,7 +28,7 @@ _WORDS = {
     143: "start of its system processor failed",
     154: "its recovery action has changed",
 }
-_MILD = frozenset((13, 31, 43, 63, 92, 94, 121, 126))
+_MILD = frozenset((13, 31, 43, 45, 63, 92, 94, 121, 126))
 
 
 def limit_s(subject: Subject) -> float:
@@ -37,17 +37,34 @@ def limit_s(subject: Subject) -> float:
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """Only what came while we watched: earlier errors are in the kernel's log, which a container cannot read."""
+    """What came while we watched; and of the last two hours, where the container may read the kernel's log."""
     found = gpu_words.watched(subject)
     asked = [(one.index, one.xids) for one in found]
-    yield from gpu_words.summed(NAME, asked, map(_trouble, found), "no XID error during our tests")
+    judged = [*map(_trouble, found), *_logged(subject)]
+    yield from gpu_words.summed(NAME, asked, judged, "no XID error during our tests")
+
+
+def _logged(subject: Subject) -> Iterator[Trouble]:
+    """Only warns: the card may have been reset since. What programs cause themselves is not told."""
+    told = subject.cards.facts().log.value if subject.cards is not None else None
+    for gpu in gpu_words.gpus(subject):
+        place = str(gpu.value("pci", "?"))
+        xids = {xid: ago_s for at, xid, ago_s in told or () if place.startswith(at) and xid not in _MILD}
+        if xids:
+            words = ", ".join(f"{_worded(xid)} {ago_s / 60:.0f} min ago" for xid, ago_s in xids.items())
+            text = f"had XID {words}, by the kernel's log"
+            yield Trouble(gpu=gpu.index, text=text, status=Status.WARN, measured=min(xids), unit="XID")
+
+
+def _worded(xid: int) -> str:
+    return f"{xid} ({_WORDS[xid]})" if xid in _WORDS else str(xid)
 
 
 def _trouble(one: Watched) -> Trouble | None:
     xids = one.xids.value if one.xids.is_known else ()
     if not xids:
         return None
-    told = ", ".join(f"{xid} ({_WORDS[xid]})" if xid in _WORDS else str(xid) for xid in sorted(set(xids)))
+    told = ", ".join(map(_worded, sorted(set(xids))))
     return Trouble(
         gpu=one.index,
         text=f"had XID {told} during our tests",
