@@ -68,9 +68,8 @@ def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Ite
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     differing = 0
     keys = dict.fromkeys(key for one in facts for key in sorted(one))
-    unread = [
-        node for node, one in enumerate(facts) if _ALWAYS not in one and any(_ALWAYS in other for other in facts)
-    ]
+    is_told = any(_ALWAYS in one for one in facts)
+    unread = [node for node, one in enumerate(facts) if is_told and _ALWAYS not in one]
     if unread:
         yield _unread([names[node] for node in unread])
     for key in keys:

@@ -70,6 +70,7 @@ class Hall:
         self._sharing = Sharing(settings, ())
         self._bouts: Bouts | None = None
         self.seen = Seen()  # the pair tests, when it is over
+        self._steps = dict(zip(Phase, (self._call, self._record, self._seek, self._test), strict=False))
         self.phase = Phase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
 
@@ -203,8 +204,7 @@ class Hall:
     # -- how it goes on -----------------------------------------------------------------------
 
     def _go_on(self, now_s: float) -> Iterator[Reply]:
-        steps = (self._call, self._record, self._seek, self._test)
-        yield from dict(zip(Phase, steps, strict=False))[self.phase](now_s)
+        yield from self._steps[self.phase](now_s)
 
     def _call(self, now_s: float) -> Iterator[Reply]:
         settings, n_present = self._settings, len(self._peers)
