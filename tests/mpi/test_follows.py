@@ -38,3 +38,16 @@ def test_hosts_that_come_or_go_while_it_runs_are_its_own_affair() -> None:
     assert job.state.phase is st.Phase.RUNNING
     assert job.done(st.Signal) == []
     assert job.starts == [["a", "b"]]
+
+
+def test_only_hosts_that_are_in_the_job_at_its_end_can_be_the_lost_ones() -> None:
+    """A host that was lost and replaced an hour ago excuses no failure of today."""
+    job = elastic(A, B)
+    job.ready("a")
+    job.take(st.Hosts((A, B, C), job.now_s))
+    job.ready("a", "c")
+    job.passes(60.0)
+    job.ends(7, Said(rank=1, exit_code=7))
+    assert job.done(st.Ask)[-1].hosts == ("a", "c")
+    job.answered()
+    assert "restart 1 of 3" in job.said

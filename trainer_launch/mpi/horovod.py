@@ -14,6 +14,7 @@ from trainer_launch.mpi.messages import Said
 # Without a cooldown Horovod never takes a host back that has failed once; it doubles from the first to the second.
 COOLDOWN_S = ("2", "30")
 _OURS = ("num_proc", "hosts", "hostfile", "host_discovery_script", "disable_cache", "slots", "ssh_port")
+_THIS_PODS = ("HOSTNAME", "K_MPI_JOB_ROLE")  # of no meaning on other hosts
 _SSH_FAILED = 255  # ssh's own code, and that of a program that says -1
 _SIGNALLED = range(129, 193)  # as the shell has it
 _MAX_CHARS = 400
@@ -71,10 +72,14 @@ def slots(members: Sequence[Member]) -> str:
 
 def env(given: Mapping[str, str], allowed: Sequence[str], bin_folder: str) -> dict[str, str]:
     """The variables of horovodrun, which hands all on in command lines: only `allowed` ones, and our ssh."""
-    told = {name: given[name] for name in allowed if name in given}
+    told = {name: given[name] for name in allowed if name in given and not _is_this_pods(name)}
     told["PATH"] = f"{bin_folder}:{given.get('PATH') or '/usr/bin:/bin'}"
     told["PYTHONUNBUFFERED"] = "1"  # so that what it says of its ranks is heard at once
     return told
+
+
+def _is_this_pods(name: str) -> bool:
+    return name in _THIS_PODS or name.startswith("TRAINER_LAUNCH_")
 
 
 # -- what it says -----------------------------------------------------------------------------

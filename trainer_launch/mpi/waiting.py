@@ -34,6 +34,8 @@ def wait(state: State, at_s: float, limit_s: float, *afresh: str) -> Step:
 
 def look(state: State, at_s: float) -> Step:
     """Start when all are there, or enough of them for long enough; interrupt a job that others could join."""
+    if state.phase is Phase.RUNNING and state.settings.follows:
+        return replace(state, running=there(state)), ()
     if state.phase is Phase.RUNNING:
         return _newcomers(state, at_s), ()
     if state.phase is not Phase.WAITING:
@@ -100,7 +102,7 @@ def _newcomers(state: State, at_s: float) -> State:
     would_be = there(state)
     known = {m.host for m in state.running}
     come = [m.host for m in would_be if m.host not in known]
-    if state.settings.follows or not come or len(would_be) <= len(state.running):
+    if not come or len(would_be) <= len(state.running):
         return replace(state, admit_at_s=None)
     return state if state.admit_at_s is not None else replace(state, admit_at_s=at_s + state.settings.gather_s)
 
