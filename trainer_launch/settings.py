@@ -41,6 +41,11 @@ class Settings(BaseSettings):
     hosts: str | None = Field(
         None, description="hosts that mpirun starts ranks on, and how many on each; default: the platform's list"
     )
+    host_discovery_script: str | None = Field(
+        None,
+        description="program that prints mpirun's hosts of now, a line each, asked where --min-nodes is given; "
+        "default: the platform's discover_hosts.sh",
+    )
     ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
     ssh_port: int | None = Field(
         None,

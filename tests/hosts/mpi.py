@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.cli.launching import LAUNCHER
 from tests.conftest import require
 from tests.hosts.network import Host, hosts
 from tests.process.world import eventually
+from tests.ssh import pods
 from tests.ssh.secrets import require_openssh, secret
 
 PORT = 2222
@@ -41,8 +43,8 @@ _OURS = ("sshd", "unshare", "trainer_launch", "hostname")
 class Job:
     """Hosts of one job, the first of which is the launcher's."""
 
-    def __init__(self, folder: Path, mount: Path, all_hosts: Sequence[Host]) -> None:
-        self.folder, self.mount = folder, mount
+    def __init__(self, folder: Path, mount: Path, all_hosts: Sequence[Host], *, as_user: bool) -> None:
+        self.folder, self.mount, self._as_user = folder, mount, as_user
         self.launcher, self.workers = all_hosts[0], list(all_hosts[1:])
         self.hostfile = folder / "hostfile"
         self.hostfile.write_text("".join(f"{host.name} slots=1\n" for host in self.workers))
@@ -65,7 +67,9 @@ class Job:
                     "--log-level",
                     "error",
                 )
-                self.sshd[host.name] = host.start(argv, {})
+                self.sshd[host.name] = host.start(
+                    (*self._container(), *argv), {"HOME": "/tmp"} if self._as_user else {}
+                )
                 self._started.append(self.sshd[host.name])
 
     def kill(self, name: str) -> None:
@@ -100,9 +104,19 @@ class Job:
     ) -> Run:
         """Start the launcher, with Trainer v2's variables for Open MPI unless `platform` is False."""
         argv = (*LAUNCHER, "run", *options, "--", *command)
-        started = self.launcher.start(argv, {**(self.env if platform else self.keys), **(env or {})})
+        started = self.launcher.start(
+            (*self._container(), *argv), {**(self.env if platform else self.keys), **(env or {})}
+        )
         self._started.append(started)
         return Run(started, self.launcher)
+
+    def _container(self) -> tuple[str, ...]:
+        """What to put before a command, so that an ordinary user without a home runs it."""
+        if not self._as_user:
+            return ()
+        own = self.folder / f"pod-{len(self._started)}"
+        own.mkdir()
+        return pods.wrapped(pods.opened(own), pods.made_up_user(own), user=pods.UID)
 
     def close(self) -> None:
         """End everything."""
@@ -158,13 +172,17 @@ class Run:
 
 
 @contextlib.contextmanager
-def job(folder: Path, workers: int) -> Iterator[Job]:
-    """Make the hosts of a job; all is taken down afterwards."""
+def job(folder: Path, workers: int, *, as_user: bool = False) -> Iterator[Job]:
+    """Make the hosts of a job, on which root or an ordinary user works; all is taken down afterwards."""
     require_openssh()
     require(shutil.which("mpirun.openmpi"), "needs openmpi-bin")
     names = ("job-launcher-0-0", *(f"job-node-0-{n}.job" for n in range(workers)))
     with hosts(*names) as made:
-        it = Job(folder, secret(folder), made)
+        mount = secret(folder / "mount")
+        if as_user:  # as Trainer v2 mounts it: root's, 0640, with the pod's fsGroup
+            os.chown(mount / "id_rsa", 0, pods.GROUP)
+            (mount / "id_rsa").chmod(0o640)
+        it = Job(folder, mount, made, as_user=as_user)
         try:
             yield it
         finally:

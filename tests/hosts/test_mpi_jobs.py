@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -189,6 +191,55 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_hosts(three: Job) -> No
     run.read_until("step 5 ")
     three.launcher.kill(run.process)
     run.end()
+    no_strays(three)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that other users can enter, which pytest's own they cannot."""
+    made = Path(tempfile.mkdtemp(prefix="a job "))
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_an_ordinary_user_without_a_home_runs_it_all(open_folder: Path) -> None:
+    with job(open_folder, 3, as_user=True) as it:
+        it.start_workers()
+        run = it.launch("mpirun", *it.train(10, "once"), env={"HOME": "/tmp"})
+        assert run.end() == 0, run.output
+        assert run.steps() == list(range(10))
+        assert "allow-run-as-root" not in run.output
+        no_strays(it)
+
+
+def test_a_launcher_that_is_a_node_too_needs_no_sshd(three: Job) -> None:
+    three.hostfile.write_text(f"{three.hostfile.read_text()}{three.launcher.name} slots=1\n")
+    three.start_workers()
+    run = three.launch("mpirun", "--tag-output", "hostname")
+    assert run.end() == 0, run.output
+    assert f"]<stdout>:{three.launcher.name}" in run.output
+    assert run.output.count("]<stdout>:") == 4
+
+
+def test_hosts_of_the_discovery_script_join_and_leave(three: Job) -> None:
+    names = [host.name for host in three.workers]
+    three.hostfile.write_text(f"{names[0]} slots=1\n{names[1]} slots=1\n")
+    script = three.folder / "discover_hosts.sh"
+    script.write_text(f"#!/bin/sh\necho {names[0]}\necho {names[1]}\n")
+    script.chmod(0o755)
+    three.start_workers()
+    options = ("--min-nodes", "1", "--shrink-after", "0", "--host-discovery-script", str(script))
+    run = three.launch("mpirun", *three.train(4000), options=options)
+    run.read_until("step 5 of 2 ranks")
+    script.write_text(f"#!/bin/sh\necho {names[0]}\necho {names[1]}\necho {names[2]}\n")
+    run.read_until(f"{names[2]} joins")
+    run.read_until(" of 3 ranks")
+    script.write_text(f"#!/bin/sh\necho {names[0]}\necho {names[1]}\n")
+    run.read_until(f"{names[2]} left the job")
+    run.read_until(" of 2 ranks")
+    run.terminate()
+    assert run.end() == 143, run.output
     no_strays(three)
 
 

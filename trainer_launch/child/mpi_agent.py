@@ -61,7 +61,7 @@ class Agent:
             max_restarts=spec.max_restarts,
             window_s=spec.window_s,
             grace_s=spec.grace_s,
-            by_slot=self._typed.names.isdisjoint(typed.MAPPING),
+            by_slot=self._typed.names.isdisjoint(typed.MAPPING) and not self._hosts.has_own,
             has_list=self._hosts.has_list,
         )
 

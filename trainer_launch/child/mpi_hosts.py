@@ -80,6 +80,11 @@ class Hosts:
         """ssh with the job's key, where that is how hosts are reached."""
         return self._ssh
 
+    @property
+    def has_own(self) -> bool:
+        """Whether ranks run here, too: Open MPI 4 gives those the first numbers, wherever the list has it."""
+        return any(_is_own(member.host, self._spec.hostname) for member in self.members)
+
     # -- what was seen ------------------------------------------------------------------------
 
     @property

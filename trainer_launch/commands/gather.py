@@ -105,6 +105,7 @@ def request_of(
         shrink_after_s=_patience(settings),
         restart_window_s=settings.restart_window,
         hosts=settings.hosts,
+        discovery=settings.host_discovery_script,
         forward_env=tuple(sorted(named(settings.forward_env))),
         ssh_port=settings.ssh_port,
         check_host_keys=not settings.insecure_host_keys,

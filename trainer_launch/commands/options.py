@@ -96,6 +96,7 @@ _METAVARS = {
     "max_restarts": "N",
     "preload": "A,B",
     "hosts": "HOST:N[,...]",
+    "host_discovery_script": "PATH",
     "ssh_dir": "PATH",
     "ssh_port": "PORT",
     "forward_env": "NAME[,...]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer_launch.contracts.mpi_files import DISCOVERY
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Fact, Job, Origin
@@ -38,7 +39,7 @@ def of(request: Request, names: frozenset[str], failure_file: str) -> tuple[Spec
         hosts=request.hosts or "",
         slots=slots,
         slots_are_given=given,
-        discovery=_text(details.get("discovery_path")) or "/etc/mpi/discover_hosts.sh",
+        discovery=request.discovery or DISCOVERY,
         agent=agent,
         agent_path=_text(details.get("launch_agent_path")),
         ssh_dir=_text(details.get("ssh_dir")),

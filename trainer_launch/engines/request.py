@@ -32,6 +32,7 @@ class Request:
     shrink_after_s: float  # how long a lost node is waited for where fewer may go on
     restart_window_s: float | None = None
     hosts: str | None = None  # HOST:N,HOST:N in place of the platform's list
+    discovery: str | None = None  # a program that prints the hosts of now
     forward_env: tuple[str, ...] = ()  # variables that ranks on other hosts get whatever they are called
     ssh_port: int | None = None
     check_host_keys: bool = True
