@@ -1,7 +1,8 @@
 """One GPU's tests, in a child that can be killed; started by path in the program's own Python.
 
-Only the standard library and torch. Says on its output what it begins and what it has found, one JSON object on a
-line. The GPU is the only one that it sees. `--device cpu` does the same at small sizes, where there is none.
+Only the standard library and torch, in a Python that may be older than ours. Says what it begins and what it found,
+one JSON object on a line. The GPU to test is the first that it sees; NCCL needs to see the others.
+`--device cpu` does the same at small sizes, where there is none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -255,7 +257,7 @@ def libraries() -> dict[str, str]:
     for name, ask in (("libnccl", nccl_version), ("librccl", nccl_version), ("libcublas", cublas_version)):
         with contextlib.suppress(OSError, AttributeError):
             if name in loaded:
-                versions[name.removeprefix("lib")] = ask(ctypes.CDLL(loaded[name]))
+                versions[name[len("lib") :]] = ask(ctypes.CDLL(loaded[name]))
     return versions
 
 
@@ -284,7 +286,7 @@ def told(aside: int) -> Iterator[str]:
         file.seek(0)
         found = (_NCCL_LINE.search(line) for line in file)
         lines = (match[0][:300] for match in found if match and any(word in match[0] for word in _NCCL_NETS))
-        yield from (line for _, line in zip(range(_MAX_LINES), lines, strict=False))
+        yield from itertools.islice(lines, _MAX_LINES)
 
 
 if __name__ == "__main__":
