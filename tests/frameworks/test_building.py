@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import clean_env
+from tests.cli.launching import LAUNCHER, clean_env
 from tests.frameworks import building
 from trainer_launch.horovodrun_options import OPTIONS
 
@@ -54,6 +55,22 @@ def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None
         "sum 2 rank 0",
         "sum 2 rank 1",
     ]
+
+
+def test_without_any_hosts_it_runs_here_and_the_first_failing_ranks_code_is_the_pods(tmp_path: Path) -> None:
+    building.command(tmp_path / "bin")
+    (tmp_path / "train.py").write_text("import os, sys\nsys.exit(42 if os.environ['HOROVOD_RANK'] == '1' else 0)\n")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    ended = subprocess.run(
+        [*LAUNCHER, "run", "--max-restarts", "0", "--", "horovodrun", "-np", "2", sys.executable, "train.py"],
+        env=clean_env({**building.env(), "PATH": path}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ended.returncode == 42, ended.stdout + ended.stderr
+    assert "rank 1 ended with exit code 42" in ended.stderr
 
 
 def test_our_table_has_horovods_own_options() -> None:
