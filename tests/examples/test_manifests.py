@@ -110,6 +110,21 @@ def test_the_ngram_model_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert ended("--modules", "21").splitlines()[-1] == resumed.splitlines()[-1]
 
 
+def test_flytes_elastic_on_several_nodes() -> None:
+    code, output, errors = run("flyte-elastic.yaml")
+    assert code == 0, output + errors
+    said = re.findall(r"^\[flyte-elastic-worker-(\d)\] several nodes: loss ([\d.]+)$", output, re.MULTILINE)
+    assert sorted(node for node, _ in said) == ["0", "1"]
+    assert len({loss for _, loss in said}) == 1, "one model"
+
+
+def test_flytes_elastic_on_one_node(tmp_path: Path) -> None:
+    env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
+    argv = [sys.executable, "flyte_elastic.py"]
+    ended = subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True)
+    assert re.search(r"^one node: loss [\d.]+$", ended.stdout, re.MULTILINE)
+
+
 def test_a_function_is_a_job_and_resumes(tmp_path: Path) -> None:
     env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
     argv = [sys.executable, "create_job.py"]

@@ -187,6 +187,17 @@ def test_a_backoff_limit_of_0_allows_no_restart() -> None:
     assert job.verdict == (False, "BackoffLimitExceeded")
 
 
+def test_restarts_of_init_containers_count_once_the_pod_runs() -> None:
+    spec = f"{{runPolicy: {{backoffLimit: 1}}, pytorchReplicaSpecs: {{Worker: {INIT % ''}}}}}"
+    job = Job(pytorch(spec))
+    job.end("job-worker-0", 1, "first")
+    assert job.verdict is None, "a pod that is not Running does not count"
+    job.end("job-worker-0", 0, "first")
+    job.end("job-worker-0", 0, "second")
+    job.wait(0)
+    assert job.verdict == (False, "BackoffLimitExceeded")
+
+
 def test_the_deadline_fails_the_job() -> None:
     job = torch(spec="runPolicy: {activeDeadlineSeconds: 60, cleanPodPolicy: All}")
     assert job.state.due_s() == job.now_s + 60

@@ -107,7 +107,7 @@ def _v1(view: View) -> Iterator[Decision]:
     count = sum(
         state.restart_count
         for name, state in view.states.items()
-        if state.is_active and view.pods[name].draft.restart != "Never"
+        if state.phase is Phase.RUNNING and not state.stopping and view.pods[name].draft.restart != "Never"
     )
     if limit is not None and count >= max(limit, 1):
         name = max(view.states, key=lambda each: view.states[each].restart_count)
