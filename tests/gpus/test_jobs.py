@@ -122,3 +122,21 @@ def test_every_node_names_the_nodes_and_the_cards_that_are_bad(tmp_path: Path) -
     assert "on node 2 (job-node-0-2): GPU 1 had XID 79 (it has fallen off its bus) during our tests" in report
     assert "the NCCL that is really loaded differs: 2.28.9 on 3 nodes, 2.27.7 on node 0" in report
     assert (tmp_path / "0" / "failing_nodes.txt").read_text().split() == ["job-node-0-2", "job-node-0-1"]
+
+
+def test_what_one_job_measured_is_the_reference_of_the_next(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+
+    def slower(told: dict[str, Any]) -> None:
+        told["bench"]["gemm"] *= 0.6
+
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    code, _ = alone(tmp_path / "first", lambda told: None, "--write-reference", str(own))
+    assert code == 0
+    rows = {row["measure"]: row for row in json.loads(own.read_text())["references"]}
+    assert rows["gemm"]["source"].startswith(f"median of {machine.GPUS} by trainer-launch preflight, 20")
+    code, report = alone(tmp_path / "second", slower, "--reference", str(own))
+    (told,) = [one for one in report["findings"] if one["check"] == "gemm"]
+    assert (code, told["status"], told["scope"], told["basis"]) == (0, "warn", "job", "absolute")
+    assert "60% of the reference" in told["text"]

@@ -171,6 +171,12 @@ def test_deep_tests_every_edge_of_the_trees_and_then_all_nodes_at_once() -> None
     assert {test.way for _, _, test in job.tests if not test.is_whole} == {"socket"}
 
 
+def test_the_last_step_can_be_left_out_alone() -> None:
+    job = ended(simulated(8, GLOO, is_deep=True, with_full=False))
+    assert not [test for _, _, test in job.tests if test.is_whole]
+    assert of_check(job, "full-job") == []
+
+
 def test_what_fails_at_full_scale_only_is_the_jobs_finding_and_nobodys_fault_by_name() -> None:
     job = simulated(8, NCCL_8, is_deep=True)
     job.together = lambda node: ("its test hung and was killed", 0) if node != 5 else ("unhandled system error", 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainer_launch.child.reduction import bus_rate
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.ear import Ear
@@ -109,6 +110,12 @@ def test_four_processes_test_two_pairs_at_once_and_then_two_others_with_the_same
         assert whys(seen) == [[""]] * 4
         assert all(one.rate > 1_000_000 for its in seen.values() for one in its)
     assert [node.child.pid for node in nodes] == pids
+
+
+@pytest.mark.parametrize(("n_ranks", "rate"), [(2, 100), (4, 150), (8, 175)])
+def test_rates_are_counted_as_nccl_tests_count_them(n_ranks: int, rate: int) -> None:
+    """2(n - 1)/n of the bytes; with 2n - 1 in place of it, as one tool has it, eight ranks would have 187."""
+    assert bus_rate(200, 2.0, n_ranks) == rate
 
 
 def test_rails_have_a_communicator_each_at_the_same_time(nodes: list[Node]) -> None:

@@ -47,9 +47,17 @@ def named(findings: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(check, subject) for check, subject, _ in loud(findings)]
 
 
+def measured(findings: Sequence[dict[str, Any]]) -> float:
+    """MB/s of who was named."""
+    (rate,) = [rate for _, _, rate in loud(findings)]
+    assert isinstance(rate, float)
+    return rate
+
+
 def test_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
     codes, found = preflights(tmp_path, 2, (0, 1, 3), rate=SLOW)
     assert named(found[0]) == [("pairs", "node 2 (job-node-0-2)")]
+    assert measured(found[0]) == pytest.approx(SLOW / 1e6, rel=0.5), "seconds are seconds, and not 20 of them"
     assert codes == [20] * NODES
     assert all(one == found[0] for one in found)
 
@@ -73,6 +81,7 @@ def test_a_way_that_flips_a_bit_is_named_and_what_it_does(tmp_path: Path, way: s
 def test_with_gloo_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
     codes, found = preflights(tmp_path, 2, (0, 1, 3), *GLOO, rate=SLOW)
     assert named(found[0]) == [("pairs", "node 2 (job-node-0-2)")]
+    assert measured(found[0]) == pytest.approx(SLOW / 1e6, rel=0.5)
     assert codes == [20] * NODES
 
 

@@ -70,6 +70,11 @@ def reason(problem: Exception) -> str:
     return text[:250]
 
 
+def bus_rate(size: int, took_s: float, n_ranks: int) -> int:
+    """Bytes per second that a ring's all-reduce of so many bytes has each rank send, as nccl-tests count them."""
+    return int(2 * (n_ranks - 1) / n_ranks * size / took_s)
+
+
 class Reduction:
     """All-reduces of numbers that follow from the test's token, compared bit by bit."""
 
@@ -100,7 +105,7 @@ class Reduction:
         dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         size, repeats = agreed.tolist()
         best_s = min(self._reduced(size) for _ in range(repeats))  # the others waited for a processor
-        return int(2 * (self._size - 1) / self._size * size / best_s)
+        return bus_rate(size, best_s, self._size)
 
     def _reduced(self, size: int) -> float:
         """One all-reduce of so many bytes: seconds."""

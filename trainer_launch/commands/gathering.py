@@ -211,6 +211,7 @@ def _calling(
         with_facts=settings.level in _THOROUGH and compare.FACTS not in skipped,
         with_pairs=_has_pairs(settings, skipped),
         is_deep=settings.level == "deep",
+        with_full=full.NAME not in skipped,
         pair_test=settings.pair_test,
         storage=_shared(subject, settings, skipped),
         thresholds=of_pairs,

@@ -43,6 +43,7 @@ EXAMPLES = """exit codes:
 examples:
   trainer-launch preflight -- train.py                 # is all there for this?
   trainer-launch preflight --storage shared:/ckpt      # a folder that all nodes share
+  trainer-launch preflight --level deep                # each way, and all nodes at once
   trainer-launch preflight --level container           # ask nothing of the other nodes
   trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
   trainer-launch preflight --plot pairs.png            # how fast are the nodes' ways?

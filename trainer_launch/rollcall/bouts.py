@@ -34,6 +34,7 @@ class Bouts:
         self._chosen: tuple[Pair, ...] = ()
         self._whole: list[msg.Seen] | None = None  # of all nodes together
         self._is_whole = False  # that is going on
+        self._wants_whole = settings.is_deep and settings.with_full
         self._results: dict[int, msg.Result] = {}
         self._round = 0
         self._trials = [
@@ -54,7 +55,7 @@ class Bouts:
             yield from self._order(ends, self._way.pairs, limit_s)
         if self._chosen:
             return
-        self._is_whole = self._settings.is_deep and self._way.whole is not None and not self._has_failed()
+        self._is_whole = self._wants_whole and self._way.whole is not None and not self._has_failed()
         self.is_over = not self._is_whole
         if self._is_whole:
             self.until_s = now_s + self._settings.test_s * _WHOLE + _REPORT_S
@@ -148,7 +149,7 @@ class Bouts:
             found.append(pairs.not_as_asked(self._way.trouble))
         rates = [one.value for one in self.measured()]
         found += judgement.of_pairs(rates, self._model, self._settings.table) if rates else []
-        if self._settings.is_deep:
+        if self._wants_whole:
             names = [node.name for node in self._nodes]
             found.append(full.finding(names, self._way.whole, self._way.rails, self._whole))
         return found

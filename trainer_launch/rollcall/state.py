@@ -34,6 +34,7 @@ class Settings:
     with_facts: bool = True
     with_pairs: bool = True
     is_deep: bool = False
+    with_full: bool = True  # all nodes together, where it is deep
     pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
     shares: Shares = field(default_factory=Shares)
