@@ -112,7 +112,7 @@ def serve(selector: selectors.BaseSelector, port: int, wait_s: float) -> set[int
 def simulate(n_nodes: int, *, is_deep: bool) -> None:
     """All nodes in one loop."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=hold, args=(n_nodes, is_deep, theirs))
+    process = multiprocessing.Process(target=hold, args=(n_nodes, is_deep, theirs), daemon=True)
     process.start()
     port = ours.recv()
     selector = selectors.DefaultSelector()
