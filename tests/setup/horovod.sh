@@ -4,7 +4,7 @@
 #   PYTHON           the Python to build for (default: .venv/bin/python)
 #   XDG_CACHE_HOME   where caches are (default: ~/.cache); what CI has to keep is its folder trainer-launch-horovod
 #   PIP_ARGS         further options for pip
-# Ends with 3 where there is nothing to build with, and says what is missing.
+# Ends with 3 where there is nothing to build it with or from, and says what is missing.
 set -euo pipefail
 VERSION=0.28.1
 python=${PYTHON:-.venv/bin/python}
@@ -37,12 +37,17 @@ if ! ls "$cache"/horovod-*.whl >/dev/null 2>&1; then
     # debugging information and the costly optimisations it takes half the time and memory.
     printf '#!/bin/sh\nexec "%s" "$@" -std=c++20 -g0 -O1\n' "$compiler" >"$work/c++"
     chmod +x "$work/c++"
-    echo "horovod: building $VERSION against torch; this takes minutes, once" >&2
     log=$cache/build.log
+    if ! pip download --no-deps --no-build-isolation --no-binary horovod -d "$work" "horovod==$VERSION" \
+        </dev/null >"$log" 2>&1; then
+        echo "horovod: pip cannot get its sources: $(tail -1 "$log")" >&2
+        exit 3
+    fi
+    echo "horovod: building $VERSION against torch; this takes minutes, once" >&2
     if ! env CXX="$work/c++" TMPDIR="$work" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_GPU_OPERATIONS= MAKEFLAGS="-j$(nproc)" \
         "$python" -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --no-cache-dir \
-        --no-binary horovod -w "$cache" ${PIP_ARGS:-} "horovod==$VERSION" </dev/null >"$log" 2>&1; then
+        -w "$cache" "$work/horovod-$VERSION.tar.gz" </dev/null >"$log" 2>&1; then
         tail -20 "$log" >&2
         echo "horovod: the build failed; all it said is in $log" >&2
         exit 1
