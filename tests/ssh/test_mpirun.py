@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,11 @@ class Job:
                 stderr=log,
             )
         for rank in (0, 1):
-            eventually((folder / f"started-{rank}").exists, f"rank {rank} starts: {self.log.read_text()}")
+            eventually(partial(self.has_started, rank), f"rank {rank} starts: {self.log.read_text()}")
+
+    def has_started(self, rank: int) -> bool:
+        note = self.notes / f"started-{rank}"
+        return note.exists() and note.read_text().endswith("\n")
 
     def saved(self) -> list[int]:
         return sorted(int(path.name.partition("-")[2]) for path in self.notes.glob("saved-*"))
