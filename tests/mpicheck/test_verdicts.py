@@ -154,6 +154,11 @@ def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> N
     assert found[1].text.startswith("1 of 2 hosts")
 
 
+def test_a_pass_does_not_claim_what_nobody_checked() -> None:
+    *_, ssh = verdicts.reached({"w-0": None}, check_host_keys=False)
+    assert ssh.text == "all 1 hosts let us in with the job's key, and nobody checks theirs (--insecure-host-keys)"
+
+
 def test_hosts_like_the_launcher_pass() -> None:
     [found] = verdicts.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
     assert found.status is Status.PASS

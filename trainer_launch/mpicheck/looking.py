@@ -92,7 +92,9 @@ def look(subject: Subject) -> Seen:
     refusals = {host: refusal(one.code, one.err, answers[host]) for host, one in told.items()}
     good = {host: answers[host] for host in there if refusals[host] is None}
     findings = (
-        *verdicts.reached({host: stuck.get(host) or refusals.get(host) for host in hosts}),
+        *verdicts.reached(
+            {host: stuck.get(host) or refusals.get(host) for host in hosts}, check_host_keys=client.checks_host_keys
+        ),
         *verdicts.noisy({host: answer for host, answer in answers.items() if answer.began}),
         *(verdicts.alike(own, good) if subject.mpirun else ()),
         *verdicts.room(subject.members, subject.number, good),

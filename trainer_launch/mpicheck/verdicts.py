@@ -75,7 +75,7 @@ def listed(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:_SHOWN]) + more
 
 
-def reached(refusals: Mapping[str, Refusal | None]) -> Iterator[Finding]:
+def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
     stuck: defaultdict[Refusal, list[str]] = defaultdict(list)
     for host, refusal in refusals.items():
@@ -97,7 +97,8 @@ def reached(refusals: Mapping[str, Refusal | None]) -> Iterator[Finding]:
         )
     let_in = [host for host, refusal in refusals.items() if refusal is None]
     if let_in and SSH not in at:
-        yield _passed(SSH, f"{_count(let_in, refusals)} let us in with the job's key, and show it as theirs")
+        shown = "and show it as theirs" if check_host_keys else "and nobody checks theirs (--insecure-host-keys)"
+        yield _passed(SSH, f"{_count(let_in, refusals)} let us in with the job's key, {shown}")
 
 
 def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
