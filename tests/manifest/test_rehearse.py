@@ -198,15 +198,23 @@ def test_a_job_that_needs_kubectl_exec_is_not_run_and_said_to_be_so(tmp_path: Pa
     assert "--render" in ended.stderr
 
 
+def test_a_job_of_flux_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
+    ended = launch("local", "-f", str(tmp_path / "job.yaml"))
+    assert ended.returncode == 2
+    assert "Flux" in ended.stderr
+
+
 @pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])
 def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
     tmp_path: Path, spec: str, names: tuple[int | None, ...]
 ) -> None:
     require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
     require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    words = ["mpirun", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK on $HOSTNAME"]
+    words = "mpirun sh -c 'echo rank $OMPI_COMM_WORLD_RANK on $HOSTNAME'"
     spec += "runPolicy: {cleanPodPolicy: Running}, "
-    ended = launch("local", "-f", mpijob(tmp_path, "v2beta1", f"command: {json.dumps(words)}", spec))
+    path = mpijob(tmp_path, "v2beta1", "command: [/no/such/program]", spec)
+    ended = launch("local", "-f", path, "--command", words)  # the workers keep their sshd
     assert ended.returncode == 0, ended.stderr
     hosts = ["job-launcher" if name is None else f"job-worker-{name}" for name in names]
     said = sorted(word for word in ended.stdout.replace("[job-launcher] ", "\n").splitlines() if word)

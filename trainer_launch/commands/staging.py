@@ -26,6 +26,7 @@ from trainer_launch.rehearsal import RUN, own_environment
 from trainer_launch.ssh import client, keys
 
 OURS = "trainer-launch"
+_FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
 _MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
@@ -43,9 +44,9 @@ class Stage:
         machine = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
         self._base = {**machine, **own_environment(os.environ), "PATH": _path()}
         made = pods_of(workload, loopback.address_of)
-        if any(map(mpi_here.reached_by_kubectl, made)):
-            raise UsageError("MPIJob v1 needs kubectl exec, which nothing answers here; add --render DIR")
-        made = tuple(_with_command(pod, command) for pod in made) if command else made
+        _refuse_what_cannot_run(made)
+        if command is not None:
+            made = tuple(pod if mpi_here.is_worker(pod) else _with_command(pod, command) for pod in made)
         if any(map(mpi_here.uses_ssh, made)):
             keys.make(str(scratch / _KEYS), client.find("ssh-keygen", self._base["PATH"]))
             port = net.free_port()
@@ -131,6 +132,13 @@ class Stage:
         if kind.startswith("claim:"):
             return str(self._scratch / "claims" / kind.removeprefix("claim:").replace("/", "_"))
         return str(self._scratch / pod.name / f"life-{life}" / volume)
+
+
+def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
+    if any(map(mpi_here.reached_by_kubectl, pods)):
+        raise UsageError("MPIJob v1 needs kubectl exec, which nothing answers here; add --render DIR")
+    if any(_FLUX in container.files for pod in pods for container in pod.containers):
+        raise UsageError("Flux needs its controller's own scripts, which are not here; add --render DIR")
 
 
 def _argv(container: Container) -> tuple[str, ...]:

@@ -23,6 +23,11 @@ def uses_ssh(pod: Pod) -> bool:
     return any(_key_folder(container) for container in pod.containers)
 
 
+def is_worker(pod: Pod) -> bool:
+    """Whether the pod only serves: its program is sshd."""
+    return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
+
+
 def reached_by_kubectl(pod: Pod) -> bool:
     """Whether mpirun would reach its hosts by `kubectl exec`: MPIJob v1."""
     return any("/etc/mpi/kubexec.sh" in container.files for container in pod.containers)
