@@ -19,7 +19,7 @@ LAUNCHER = "launcher.json"  # how it stands, for `status`
 HANG = "hang.json"  # why it has killed the workers, for the agent
 SHM_BEFORE = "shm-before.json"  # which shared memory is not the run's, for the agent
 # By what runs mpirun.
-SSH = "ssh"  # key and configuration
+SSH = "ssh"  # a folder for each, by pid: key and configuration
 HOSTFILE = "hostfile"  # of the present start
 # By the agent, for PID 1.
 FAILURE = "failure.json"  # the first failure

@@ -53,15 +53,15 @@ class Job:
         self.checkpoint = folder / "checkpoint"
         (folder / "train.py").write_text(TRAIN)
 
-    def start_workers(self, *names: str) -> None:
-        """Start `trainer-launch sshd` on these hosts, or on all."""
+    def start_workers(self, *names: str, mount: Path | None = None) -> None:
+        """Start `trainer-launch sshd` on these hosts, or on all; `mount` is another job's Secret."""
         for host in self.workers:
             if not names or host.name in names:
                 argv = (
                     *LAUNCHER,
                     "sshd",
                     "--ssh-dir",
-                    str(self.mount),
+                    str(mount or self.mount),
                     "--ssh-port",
                     str(PORT),
                     "--log-level",
@@ -150,6 +150,11 @@ class Run:
             if text in line:
                 return line
         raise AssertionError(f"ended before {text!r} was seen:\n{self.output}")
+
+    def agent(self) -> psutil.Process:
+        """What runs mpirun."""
+        below = self._host.process_1(self.process).children()
+        return next(child for child in below if any("mpi_agent" in word for word in child.cmdline()))
 
     def terminate(self) -> None:
         """SIGTERM to the launcher, as kubelet sends it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.mpi import Job, job, no_strays
+from tests.ssh.secrets import secret
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -70,6 +71,25 @@ def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
     assert run.end() == 138, run.output
     assert "job-node-0-9.job: DNS: " in run.lines[-1]
+
+
+def test_a_host_with_another_jobs_key_is_named_with_its_stage(three: Job) -> None:
+    three.start_workers("job-node-0-0.job", "job-node-0-1.job")
+    three.start_workers("job-node-0-2.job", mount=secret(three.folder / "another"))
+    run = three.launch("mpirun", "hostname", options=("--wait-timeout", "12"))
+    assert run.end() == 138, run.output
+    assert "missing: job-node-0-2.job: key: " in run.lines[-1]
+    no_strays(three)
+
+
+def test_an_agent_that_is_killed_is_started_again_and_the_job_goes_on(three: Job) -> None:
+    three.start_workers()
+    run = three.launch("mpirun", *three.train(40))
+    run.read_until("step 5 ")
+    run.agent().kill()
+    assert run.end() == 0, run.output
+    assert run.steps()[-1] == 39
+    no_strays(three)
 
 
 def test_a_list_that_is_mended_while_it_waits_is_taken(three: Job) -> None:

@@ -1,84 +1,116 @@
-"""Looks at hosts, over real sockets of this machine."""
+"""Probes of real sockets: how each kind of host is seen."""
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
+import pytest
+
+from tests.process.world import DEADLINE_S
 from trainer_launch.mpi.crew import Crew
 from trainer_launch.mpi.probes import Probes
 from trainer_launch.mpi.sights import Sight, Stage
 
 
-class Host:
-    """Listens at an address of its own; says `banner` to the first who comes, and keeps what that one said."""
+class Watcher:
+    """Probes with a loop."""
 
-    def __init__(self, address: str, banner: bytes) -> None:
-        self._listener = socket.create_server((address, 0))
-        self._banner = banner
-        self.place = self._listener.getsockname()
-        self.heard = b""
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
+    def __init__(self, log_in: Callable[[str], str | None] = lambda _: None) -> None:
+        self.selector, self.crew = selectors.DefaultSelector(), Crew(4)
+        self.selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
+        self.places: dict[str, tuple[str, int]] = {}
+        self.probes = Probes(self.selector, self.crew, 22, log_in, aliases=self.places)
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            caller, _ = self._listener.accept()
-            with caller:
-                caller.sendall(self._banner)
-                while data := caller.recv(4096):
-                    self.heard += data
-
-    def close(self) -> None:
-        self._listener.close()
+    def until(self, condition: Callable[[dict[str, Sight]], bool]) -> dict[str, Sight]:
+        until_s = time.monotonic() + DEADLINE_S
+        while not condition(self.probes.sights):
+            assert time.monotonic() < until_s, self.probes.sights
+            due_s = self.probes.due_s
+            wait_s = 0.1 if due_s is None else max(0.0, due_s - time.monotonic())
+            for key, _ in self.selector.select(min(wait_s, 0.1)):
+                key.data()
+            self.probes.tick(time.monotonic())
+        return self.probes.sights
 
 
-@contextlib.contextmanager
-def probing(**hosts: Host) -> Iterator[Probes]:
-    """Probes of hosts by the names that the job gives them."""
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as undo:
-        for host in hosts.values():
-            undo.callback(host.close)
-        crew = Crew(2)
-        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-        probes = Probes(selector, crew, 22, lambda name: None, aliases={n: h.place for n, h in hosts.items()})
-        probes.watch(hosts)
-        undo.callback(probes.watch, ())
-        probes.turn = lambda: _turn(selector, probes)  # type: ignore[attr-defined]
-        yield probes
+@pytest.fixture
+def listen() -> Iterator[Callable[[bytes], int]]:
+    """A server on loopback that says some bytes to whoever comes and hangs up, or says nothing at all and waits."""
+    with ExitStack() as undo:
+
+        def start(says: bytes) -> int:
+            made = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
+            closing = undo.enter_context(ExitStack())
+
+            def serve() -> None:
+                while True:
+                    try:
+                        met = closing.enter_context(made.accept()[0])
+                    except OSError:
+                        return
+                    if says:
+                        met.sendall(says)
+                        met.shutdown(socket.SHUT_RDWR)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            undo.callback(lambda: made.shutdown(socket.SHUT_RDWR))
+            return int(made.getsockname()[1])
+
+        yield start
 
 
-def _turn(selector: selectors.BaseSelector, probes: Probes) -> None:
-    now_s = time.monotonic()
-    probes.tick(now_s)
-    for key, _ in selector.select(0.05):
-        key.data()
+def test_hosts_are_told_apart_by_what_they_lack(listen: Callable[[bytes], int]) -> None:
+    watcher = Watcher()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        watcher.places |= {
+            "well": ("127.0.0.1", listen(b"SSH-2.0-test\r\n")),
+            "web": ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n")),
+            "refused": ("127.0.0.1", unused.getsockname()[1]),
+            "nameless": ("no-such-host.invalid", 22),
+        }
+        watcher.probes.watch(watcher.places)
+        seen = watcher.until(
+            lambda s: s["well"].stage is Stage.READY and "no sshd" in s["web"].why and "refused" in s["refused"].why
+        )
+        assert seen["refused"].stage is Stage.PORT
+        assert seen["web"].stage is Stage.BANNER
+        assert seen["nameless"].stage is Stage.DNS
 
 
-def _until(probes: Probes, name: str, stage: Stage) -> Sight:
-    until_s = time.monotonic() + 30
-    while probes.sights[name].stage is not stage:
-        assert time.monotonic() < until_s, probes.sights
-        probes.turn()  # type: ignore[attr-defined]
-    return probes.sights[name]
+def test_a_host_that_has_to_let_us_in_is_ready_only_then(listen: Callable[[bytes], int]) -> None:
+    answers = ["Permission denied (publickey).", None]
+    watcher = Watcher(lambda _: answers.pop(0))
+    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
+    watcher.probes.watch(["a"], check_keys=True)
+    watcher.until(lambda s: s["a"].stage is Stage.KEY and "denied" in s["a"].why)
+    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    assert answers == []
 
 
-def test_a_host_with_a_banner_is_ready_and_was_told_who_came() -> None:
-    host = Host("127.0.0.41", b"SSH-2.0-OpenSSH_9.2\r\n")
-    with probing(worker=host) as probes:
-        _until(probes, "worker", Stage.READY)
-        host.thread.join(timeout=30)
-        assert host.heard.startswith(b"SSH-2.0-"), "sshd's log gives an error for who leaves without a word"
+def test_keys_are_tried_while_others_are_missing_and_cost_the_start_nothing(
+    listen: Callable[[bytes], int],
+) -> None:
+    tried: list[str] = []
+    watcher = Watcher(lambda host: tried.append(host))
+    watcher.places |= {"a": ("127.0.0.1", listen(b"SSH-2.0-test\r\n")), "b": ("no-such-host.invalid", 22)}
+    watcher.probes.watch(["a", "b"])
+    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    assert tried == []
+    watcher.until(lambda _: tried == ["a"])
 
 
-def test_what_is_no_sshd_is_told_as_that() -> None:
-    with probing(worker=Host("127.0.0.42", b"x" * 5000)) as probes:
-        until_s = time.monotonic() + 30
-        while "no sshd" not in probes.sights["worker"].why:
-            assert time.monotonic() < until_s, probes.sights
-            probes.turn()  # type: ignore[attr-defined]
-        assert probes.sights["worker"].stage is Stage.BANNER
+def test_a_host_that_was_lost_has_to_pass_everything_again(listen: Callable[[bytes], int]) -> None:
+    watcher = Watcher()
+    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
+    watcher.probes.watch(["a"])
+    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    watcher.probes.watch(["a"], ["a"])
+    assert watcher.probes.sights["a"].stage is Stage.DNS
+    watcher.until(lambda s: s["a"].stage is Stage.READY)

@@ -64,7 +64,7 @@ class Hosts:
 
     def _client(self) -> Client:
         job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
-        folder = f"{self._spec.scratch}/{run_folder.SSH}"
+        folder = f"{self._spec.scratch}/{run_folder.SSH}-{os.getpid()}"  # one that was killed has left its own
         if any(c.isspace() for c in folder):
             raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
         return prepared(

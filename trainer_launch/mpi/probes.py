@@ -66,7 +66,7 @@ class Probes:
         aliases: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
         self._selector, self._crew, self._port = selector, crew, port
-        self._log_in, self._over_ssh, self._aliases = log_in, over_ssh, aliases or {}
+        self._log_in, self._over_ssh, self._aliases = log_in, over_ssh, {} if aliases is None else aliases
         self._targets: dict[str, _Target] = {}
         self._must_log_in = not over_ssh
         self._since_s = 0.0
