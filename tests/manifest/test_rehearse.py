@@ -137,6 +137,21 @@ def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> Non
     assert ended.stdout == ""
 
 
+def test_a_container_runs_in_its_working_folder_where_that_exists_and_finds_programs_in_its_own_path(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "here-i-am"
+    program.write_text("#!/bin/sh\npwd; cat word\n")
+    program.chmod(0o755)
+    (tmp_path / "word").write_text("found\n")
+    path = f"env: [{{name: PATH, value: '{tmp_path}/bin:/usr/bin:/bin'}}]"
+    inside = f"{{name: pytorch, image: i, command: [here-i-am], workingDir: '{tmp_path}', {path}}}"
+    ended = launch("local", "-f", job(tmp_path, pod(inside)))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"[job-worker-0] {tmp_path}", "[job-worker-0] found"]
+
+
 def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
     ended = launch("local", "-f", path, "--command", "sh -c 'echo instead'")

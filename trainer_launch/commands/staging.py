@@ -64,10 +64,11 @@ class Stage:
         seen: set[tuple[str, ...]] = set()
         for pod in self.pods:
             for container in (*own_init(pod), *pod.containers):
-                argv = self.process(pod, container.name, 1).argv
-                if argv[0] != sys.executable and argv not in seen:
-                    seen.add(argv)
-                    _check(pod, container, argv, self._base["PATH"])
+                process = self.process(pod, container.name, 1)
+                is_new = process.argv not in seen and process.argv[0] != sys.executable
+                if is_new and process.cwd is None:  # in another folder it may be there
+                    seen.add(process.argv)
+                    _check(pod, container, process.argv, process.env.get("PATH"))
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -181,7 +182,7 @@ def _path() -> str:
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
-def _check(pod: Pod, container: Container, argv: tuple[str, ...], path: str) -> None:
+def _check(pod: Pod, container: Container, argv: tuple[str, ...], path: str | None) -> None:
     try:
         programs.check(parse_command(argv), path)
     except NotRunnableError as problem:
