@@ -22,7 +22,7 @@ from trainer_launch.mpi.sights import Sight, Stage
 _CONNECT_S = 2.0
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
 _RESOLVE_AGAIN_S = 2.0  # a pod that was made again has another address
-_PAUSE_S = 0.2
+_PAUSE_S = 0.1
 _REST_S = 1.0  # likewise, while the job runs without them
 _PER_SECOND = 500  # attempts for all hosts together
 _KEY_PAUSE_S = 2.0
