@@ -15,6 +15,7 @@ import selectors
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -87,25 +88,37 @@ def first_line(job: mpi.Job, argv: tuple[str, ...], env: dict[str, str]) -> floa
     return took_s
 
 
-def up(job: mpi.Job) -> None:
-    """Wait until every worker's sshd answers."""
-    for host in job.workers:
-        while not answers(job, host.address):
-            time.sleep(0.02)
+# Runs on the launcher's host beside what is measured; monotonic time is the same on all of them.
+ALL_UP = """
+import socket, sys, time
+port, hosts = int(sys.argv[1]), set(sys.argv[2:])
+while hosts:
+    for host in sorted(hosts):
+        try:
+            with socket.create_connection((host, port), 0.5) as met:
+                hosts -= {host} if met.recv(4) == b"SSH-" else set()
+        except OSError:
+            pass
+    time.sleep(0.02)
+print(time.monotonic())
+"""
 
 
-def answers(job: mpi.Job, address: str) -> bool:
-    code = (
-        "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 1); "
-        "sys.exit(not s.recv(4).startswith(b'SSH-'))"
-    )
-    argv = ("ip", "netns", "exec", job.launcher.namespace, "python3", "-c", code, address, str(mpi.PORT))
-    return subprocess.run(argv, stderr=subprocess.DEVNULL).returncode == 0
+def up(job: mpi.Job) -> subprocess.Popen[str]:
+    """Something that ends when every worker's sshd has answered, and says when that was."""
+    addresses = [host.address for host in job.workers]
+    argv = ("ip", "netns", "exec", job.launcher.namespace, sys.executable, "-c", ALL_UP, str(mpi.PORT), *addresses)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def at_s(watcher: subprocess.Popen[str]) -> float:
+    """When it was; waits for it."""
+    return float(watcher.communicate(timeout=60)[0])
 
 
 def start(job: mpi.Job, repeats: int) -> None:
     job.start_workers()
-    up(job)
+    at_s(up(job))
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
     bare(job)  # warms what both use
     for _ in range(repeats):
@@ -128,24 +141,23 @@ def late(job: mpi.Job, repeats: int) -> None:
             job.kill(host.name)
     without = told(f"bare mpirun, {len(job.workers)} hosts, all sshd up", alone)
     with_us = told("trainer-launch, from the last of sshd's banners", after)
-    print(f"difference {with_us - without:+.2f} s")
+    print(f"difference {with_us - without:+.2f} s, ratio {with_us / without:.2f}")
 
 
 def _late_once(job: mpi.Job) -> float:
     run = job.launch("mpirun", *PROGRAM, options=("--log-level", "error"))
+    watcher = up(job)
     timers = [
         threading.Timer(random.uniform(0, LATE_WITHIN_S), job.start_workers, (host.name,)) for host in job.workers
     ]
     for timer in timers:
         timer.start()
+    run.read_until("first")
+    now_s = time.monotonic()
     for timer in timers:
         timer.join()
-    up(job)
-    last_s = time.monotonic()
-    run.read_until("first")
-    took_s = time.monotonic() - last_s
     run.end()
-    return took_s
+    return now_s - at_s(watcher)
 
 
 def loss(job: mpi.Job, repeats: int) -> None:
@@ -154,7 +166,7 @@ def loss(job: mpi.Job, repeats: int) -> None:
     strays = 0
     for _ in range(repeats):
         job.start_workers()
-        up(job)
+        at_s(up(job))
         job.checkpoint.unlink(missing_ok=True)
         options = ("--min-nodes", "2", "--shrink-after", "0", "--log-level", "error")
         run = job.launch("mpirun", *job.train(100_000), options=options)

@@ -71,6 +71,8 @@ def said(text: str) -> Said:
         (INTEL_KILLED, Said(rank=3, signal=11, host="job-worker-1")),
         ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", Said(rank=2)),
         ("Abort(70897423) on node 2 (rank 2 in comm 0): Fatal error in internal_Init_thread", Said(rank=2)),
+        ("mpirun was unable to find the specified executable file, and therefore", Said(exit_code=127)),
+        ("launch.c:73): execvp error on file nope (No such file or directory)", Said(exit_code=127)),
         ("nothing of note", Said()),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,9 +33,20 @@ def listed(spec: Spec) -> tuple[Member, ...]:
         data = LiveFiles(_MAX_BYTES + 1).read(spec.hostfile)
         if data is None:
             raise ContractError(f"the list of hosts {named(spec.hostfile)} cannot be read; is its volume mounted?")
-        parse = hostfile.parse_hydra if spec.is_hydra_file else hostfile.parse_open_mpi
-        members = parse(data[:_MAX_BYTES].decode(errors="replace"), spec.hostfile, spec.contract)
+        members = _parsed(data[:_MAX_BYTES].decode(errors="replace"), spec.hostfile, spec)
     return with_slots(members, spec)
+
+
+def _parsed(text: str, where: str, spec: Spec) -> tuple[Member, ...]:
+    """In the form of the platform's MPI; a file that the user typed may be of the other one."""
+    forms = (hostfile.parse_open_mpi, hostfile.parse_hydra)
+    first, other = reversed(forms) if spec.is_hydra_file else forms
+    try:
+        return first(text, where, spec.contract)
+    except ContractError:
+        with contextlib.suppress(ContractError):
+            return other(text, where, spec.contract)
+        raise
 
 
 def with_slots(members: Sequence[Member], spec: Spec) -> tuple[Member, ...]:

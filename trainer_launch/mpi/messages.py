@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from trainer_launch import exits
+
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
@@ -91,7 +93,21 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
         ),
         lambda said, f: said if said.lost or said.words else replace(said, unreached="", words=f[0]),
     ),
+    (
+        re.compile(r"unable to find the specified executable"),
+        lambda said, f: _first(said, None, exits.NOT_FOUND, None, None),
+    ),
+    (
+        re.compile(r"unable to launch the specified application as it could not access"),
+        lambda said, f: _first(said, None, exits.NOT_EXECUTABLE, None, None),
+    ),
     # -- Hydra --
+    (
+        re.compile(r"execvp error on file .*\((No such file|Permission denied)"),
+        lambda said, f: _first(
+            said, None, exits.NOT_FOUND if f[1].startswith("No") else exits.NOT_EXECUTABLE, None, None
+        ),
+    ),
     (
         re.compile(rf"^=\s+(?:RANK (\d+) )?PID \d+ RUNNING AT {_HOST}"),
         lambda said, f: _first(said, int(f[1]) if f[1] else None, None, None, f["host"]),
