@@ -135,8 +135,16 @@ def test_secrets_go_along_only_when_they_are_named() -> None:
     assert "HF_TOKEN" in forward.but_secrets(ENV, ("HF_TOKEN",))
 
 
-def test_hydra_hands_on_what_it_always_did_but_secrets() -> None:
-    assert "MY_OWN" in forward.but_secrets(ENV)
+def test_what_is_held_back_is_told_by_name() -> None:
+    assert forward.withheld(ENV) == ("HF_TOKEN", "WANDB_API_KEY")
+    assert forward.withheld(ENV, ("HF_TOKEN",)) == ("WANDB_API_KEY",)
+
+
+def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -> None:
+    handed_on = forward.but_secrets(ENV | {"NVIDIA_VISIBLE_DEVICES": "", "TRAINER_LAUNCH_RUN_DIR": "/tmp/x"})
+    assert "MY_OWN" in handed_on
+    pods_own = {"HOSTNAME", "KUBERNETES_SERVICE_HOST", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
+    assert not {*pods_own, "TRAINER_LAUNCH_RUN_DIR"} & set(handed_on)
 
 
 def test_a_spec_survives_its_way_to_the_agent() -> None:

@@ -20,7 +20,7 @@ from trainer_launch import exits, log
 from trainer_launch.child.mpi_hosts import Hosts
 from trainer_launch.child.mpi_screen import Screen
 from trainer_launch.errors import LaunchError
-from trainer_launch.mpi import machine, sights, typed
+from trainer_launch.mpi import forward, machine, sights, typed
 from trainer_launch.mpi import state as st
 from trainer_launch.mpi.messages import Said
 from trainer_launch.mpi.mpirun import Mpirun
@@ -147,6 +147,9 @@ class Agent:
         command = self._hosts.command(start.members, start.number)
         if start.members:
             _say(f"start {start.number}: mpirun on {len(start.members)} hosts")
+            secrets = forward.withheld(command.env, (*self._spec.forward, *self._typed.named))
+            if secrets and start.number == 1:
+                _say(f"not handed on to ranks, as they look like secrets: {', '.join(secrets[:8])} (--forward-env)")
         post = self._hosts.crew.post
         self._mpirun = started = Mpirun(
             command.argv,

@@ -40,6 +40,8 @@ _NAMES = frozenset(
 _OWN = frozenset(
     ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 )
+# A pod's own, for launchers that would hand on everything.
+_OF_POD = ("TRAINER_LAUNCH_", "KUBERNETES_", "NVIDIA_", "HOSTNAME", "OMPI_", "PMI_", "SSH_")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -54,7 +56,7 @@ def but_secrets(env: Mapping[str, str], asked: Collection[str] = ()) -> tuple[st
         sorted(
             name
             for name, value in env.items()
-            if name in asked or (_is_plain(name, value) and not _looks_secret(name, value))
+            if name in asked or (_is_everyones(name) and _is_plain(name, value) and not _looks_secret(name, value))
         )
     )
 
@@ -69,6 +71,10 @@ def withheld(env: Mapping[str, str], asked: Collection[str] = ()) -> tuple[str, 
 def _goes(name: str, value: str) -> bool:
     listed = name in _NAMES or (name.startswith(_PREFIXES) and name not in _OWN)
     return listed and _is_plain(name, value) and not _looks_secret(name, value)
+
+
+def _is_everyones(name: str) -> bool:
+    return name not in _OWN and not name.startswith(_OF_POD)
 
 
 def _is_plain(name: str, value: str) -> bool:
