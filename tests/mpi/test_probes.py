@@ -26,6 +26,10 @@ class Watcher:
         self.places: dict[str, tuple[str, int]] = {}
         self.probes = Probes(self.selector, self.crew, 22, log_in, aliases=self.places)
 
+    def close(self) -> None:
+        self.probes.watch([])
+        self.selector.close()
+
     def until(self, condition: Callable[[dict[str, Sight]], bool]) -> dict[str, Sight]:
         until_s = time.monotonic() + DEADLINE_S
         while not condition(self.probes.sights):
@@ -36,6 +40,19 @@ class Watcher:
                 key.data()
             self.probes.tick(time.monotonic())
         return self.probes.sights
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watcher]]:
+    """Make watchers."""
+    with ExitStack() as undo:
+
+        def make(log_in: Callable[[str], str | None] = lambda _: None) -> Watcher:
+            made = Watcher(log_in)
+            undo.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture
@@ -65,8 +82,10 @@ def listen() -> Iterator[Callable[[bytes], int]]:
         yield start
 
 
-def test_hosts_are_told_apart_by_what_they_lack(listen: Callable[[bytes], int]) -> None:
-    watcher = Watcher()
+def test_hosts_are_told_apart_by_what_they_lack(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
+) -> None:
+    watcher = watch()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         watcher.places |= {
@@ -84,9 +103,11 @@ def test_hosts_are_told_apart_by_what_they_lack(listen: Callable[[bytes], int]) 
         assert seen["nameless"].stage is Stage.DNS
 
 
-def test_a_host_that_has_to_let_us_in_is_ready_only_then(listen: Callable[[bytes], int]) -> None:
+def test_a_host_that_has_to_let_us_in_is_ready_only_then(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
+) -> None:
     answers = ["Permission denied (publickey).", None]
-    watcher = Watcher(lambda _: answers.pop(0))
+    watcher = watch(lambda _: answers.pop(0))
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"], check_keys=True)
     watcher.until(lambda s: s["a"].stage is Stage.KEY and "denied" in s["a"].why)
@@ -96,9 +117,10 @@ def test_a_host_that_has_to_let_us_in_is_ready_only_then(listen: Callable[[bytes
 
 def test_keys_are_tried_while_others_are_missing_and_cost_the_start_nothing(
     listen: Callable[[bytes], int],
+    watch: Callable[..., Watcher],
 ) -> None:
     tried: list[str] = []
-    watcher = Watcher(lambda host: tried.append(host))
+    watcher = watch(lambda host: tried.append(host))
     watcher.places |= {"a": ("127.0.0.1", listen(b"SSH-2.0-test\r\n")), "b": ("no-such-host.invalid", 22)}
     watcher.probes.watch(["a", "b"])
     watcher.until(lambda s: s["a"].stage is Stage.READY)
@@ -106,8 +128,10 @@ def test_keys_are_tried_while_others_are_missing_and_cost_the_start_nothing(
     watcher.until(lambda _: tried == ["a"])
 
 
-def test_a_host_that_was_lost_has_to_pass_everything_again(listen: Callable[[bytes], int]) -> None:
-    watcher = Watcher()
+def test_a_host_that_was_lost_has_to_pass_everything_again(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
+) -> None:
+    watcher = watch()
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"])
     watcher.until(lambda s: s["a"].stage is Stage.READY)
