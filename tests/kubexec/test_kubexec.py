@@ -35,7 +35,7 @@ class Job:
         self.folder, self.token = folder, f"kubexec-{os.getpid()}-{folder.name}"
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "pods").mkdir()
-        kubectl = f"{sys.executable} -S -E '{KUBECTL}' '{folder}/pods'"
+        kubectl = f"'{sys.executable}' -S -E '{KUBECTL}' '{folder}/pods'"
         text = _kubexec("mpi").replace("/opt/kube/kubectl", kubectl)
         self.agent = folder / "kubexec.sh"
         self.agent.write_text(text)
