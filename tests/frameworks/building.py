@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,18 @@ def site() -> str:
     return built.stdout.strip()
 
 
+@functools.cache
+def python() -> str:
+    """Our Python by a path without a blank: Horovod puts it into command lines as it is."""
+    if " " not in sys.executable:
+        return sys.executable
+    folder = tempfile.mkdtemp(prefix="python-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    link = Path(folder, "prefix")
+    link.symlink_to(sys.prefix)
+    return str(link / Path(sys.executable).relative_to(sys.prefix))
+
+
 def env() -> dict[str, str]:
     """What a program needs to import Horovod; psutil and the others come with our own environment."""
     return {"PYTHONPATH": os.pathsep.join([site(), *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -41,6 +56,6 @@ def command(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "horovodrun"
     # A shebang bears no blank in a path.
-    path.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{_RUN}' \"$@\"\n")
+    path.write_text(f"#!/bin/sh\nexec '{python()}' -c '{_RUN}' \"$@\"\n")
     path.chmod(0o755)
     return path

@@ -44,7 +44,7 @@ def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None
     run = building.command(tmp_path / "bin")
     (tmp_path / "train.py").write_text(REDUCE)
     ended = subprocess.run(
-        [run, "-np", "2", "-H", "localhost:2", "--disable-cache", sys.executable, str(tmp_path / "train.py")],
+        [run, "-np", "2", "-H", "localhost:2", "--disable-cache", building.python(), str(tmp_path / "train.py")],
         env=clean_env(building.env()),
         capture_output=True,
         text=True,
@@ -62,7 +62,7 @@ def test_without_any_hosts_it_runs_here_and_the_first_failing_ranks_code_is_the_
     (tmp_path / "train.py").write_text("import os, sys\nsys.exit(42 if os.environ['HOROVOD_RANK'] == '1' else 0)\n")
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     ended = subprocess.run(
-        [*LAUNCHER, "run", "--max-restarts", "0", "--", "horovodrun", "-np", "2", sys.executable, "train.py"],
+        [*LAUNCHER, "run", "--max-restarts", "0", "--", "horovodrun", "-np", "2", building.python(), "train.py"],
         env=clean_env({**building.env(), "PATH": path}),
         cwd=tmp_path,
         capture_output=True,

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def script(job: Job, text: str) -> tuple[str, str]:
     path = job.folder / "train.py"
     path.write_text(text)
-    return sys.executable, str(path)
+    return building.python(), str(path)
 
 
 def eventually(true: Callable[[], bool], what: str) -> None:
@@ -229,7 +230,8 @@ def test_an_elastic_job_goes_on_without_a_killed_host_and_grows_by_new_ones_unti
     job.lists("w-0", "w-1")
     job.starts("w-0", "w-1", "w-2")
     line = ("horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3", "--host-discovery-script", str(job.script))
-    with job.run((*line, sys.executable, str(ELASTIC), "200", "0.2")) as lines:
+    program = shutil.copy(ELASTIC, job.folder)
+    with job.run((*line, building.python(), str(program), "200", "0.2")) as lines:
         at = lines.until(r"step \d+ rank 0 size 2", times=3)
         job.kills("w-1")
         at = lines.until(r"step \d+ rank 0 size 1", times=3, after=at)
