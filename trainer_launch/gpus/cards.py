@@ -129,8 +129,8 @@ def ask(env: Mapping[str, str], limit_s: float) -> Facts:
 def settle(facts: Facts, env: Mapping[str, str], shown: str | None, limit_s: float) -> Facts:
     """Ask again, at growing intervals, while somebody holds memory that may soon be free."""
     until_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
-    while held(values.visible(facts.gpus, shown)) and time.monotonic() + pause_s < until_s:
-        time.sleep(pause_s)
+    while held(values.visible(facts.gpus, shown)) and (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(pause_s, left_s))  # the last question comes when the time is up
         pause_s *= 2
         again = ask(env, FACTS_S)
         if again.trouble:
