@@ -113,7 +113,7 @@ def test_horovodrun_runs_its_ranks_there_too(tmp_path) -> None:
         'os.write(1, f"{hvd.rank()} of {hvd.size()}: {total}\\n".encode())\n'
     )
     run = str(building.command(tmp_path / "bin"))
-    ended = rehearse("--nodes", "2", "--", run, "-np", "2", sys.executable, str(program), env=building.env())
+    ended = rehearse("--nodes", "2", "--", run, "-np", "2", building.python(), str(program), env=building.env())
     assert ended.returncode == 0, ended.stderr
     assert sorted(re.findall(r"\d of 2: 2", ended.stdout)) == ["0 of 2: 2", "1 of 2: 2"]
 
