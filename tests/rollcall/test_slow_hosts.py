@@ -87,7 +87,8 @@ def test_with_gloo_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_deep_a_healthy_job_passes_and_all_nodes_have_reduced_together(tmp_path: Path) -> None:
-    codes, found = preflights(tmp_path, 1, (2,), *GLOO, level="deep")
+    patient = ("--threshold", "pair=0.01")  # two cores are not shared fairly by four nodes
+    codes, found = preflights(tmp_path, 1, (2,), *GLOO, *patient, level="deep")
     assert named(found[0]) == []
     assert codes == [0] * NODES
     told = {one["check"]: one["text"] for one in found[0]}
