@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_launch.contracts import grammar
+from trainer_launch import grammar
 from trainer_launch.errors import UsageError
 
 START_METHODS = ("spawn", "fork", "forkserver")

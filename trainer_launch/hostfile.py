@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from trainer_launch.contracts.grammar import MAX_COUNT, bad_value, named, parse_host, parse_number
+from trainer_launch.grammar import MAX_COUNT, bad_value, named, parse_host, parse_number
 from trainer_launch.model import Member
 
 MAX_HOSTS = 65_536

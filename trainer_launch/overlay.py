@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from trainer_launch import hostfile
-from trainer_launch.contracts import grammar
+from trainer_launch import grammar, hostfile
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous
 

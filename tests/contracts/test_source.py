@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.pods import pod_of
-from trainer_launch.contracts import grammar
+from trainer_launch import grammar
 from trainer_launch.contracts.source import MAX_FILE_BYTES, MAX_VALUE_BYTES, Marks, Source
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Fact, NodeRange, Origin

@@ -25,10 +25,10 @@ from trainer_launch.child.call import Call
 from trainer_launch.child.deaths import Deaths
 from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.stop import park
-from trainer_launch.contracts.grammar import parse_conf
 from trainer_launch.coordinator.hosting import serve
 from trainer_launch.elastic import WorkerFailedError
 from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.grammar import parse_conf
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Hosting, NodeRange
 

@@ -16,10 +16,10 @@ from torch.distributed.launcher.api import LaunchConfig
 from trainer_launch.child import handlers, hangs, logs, news
 from trainer_launch.child.death import HowItDied, Starts, WorkerDeath
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
-from trainer_launch.contracts.grammar import parse_port_range
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import parse_port_range
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, PortRange, Seats
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer_launch.contracts import grammar
+from trainer_launch import grammar
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, NodeRange, PortRange
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch import host, programs, signals
+from trainer_launch import grammar, host, programs, signals
 from trainer_launch.command import Command, parse_command
-from trainer_launch.contracts import grammar, read_job
+from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError

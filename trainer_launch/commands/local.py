@@ -16,8 +16,8 @@ from trainer_launch import exits, log, outcome, programs
 from trainer_launch.command import parse_command
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
-from trainer_launch.contracts.grammar import parse_nproc
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import parse_nproc
 from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process

@@ -31,9 +31,9 @@ from trainer_launch.contracts import (
     v1_tensorflow,
     v1_xgboost,
 )
-from trainer_launch.contracts.grammar import shown
 from trainer_launch.contracts.source import Marks, Pod, Source
 from trainer_launch.errors import ContractError, UsageError
+from trainer_launch.grammar import shown
 from trainer_launch.model import Job
 
 

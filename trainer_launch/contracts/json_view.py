@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 
-from trainer_launch.contracts.grammar import MAX_COUNT, parse_endpoint, parse_host
 from trainer_launch.contracts.source import Source
 from trainer_launch.errors import ContractError
+from trainer_launch.grammar import MAX_COUNT, parse_endpoint, parse_host
 from trainer_launch.model import Endpoint, Json
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,63}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch import hostfile  # the module, not its names: both may be half imported when either comes first
+from trainer_launch import hostfile
 from trainer_launch.contracts import names
-from trainer_launch.contracts.grammar import parse_path
 from trainer_launch.contracts.source import Source
+from trainer_launch.grammar import parse_path
 from trainer_launch.model import Job, Json, Member, NodeRange, Origin
 
 OPEN_MPI = "OpenMPI"

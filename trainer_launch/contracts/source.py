@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
-from trainer_launch.contracts import grammar
-from trainer_launch.contracts.grammar import MAX_COUNT, NPROC_WORDS
+from trainer_launch import grammar
 from trainer_launch.errors import ContractError
+from trainer_launch.grammar import MAX_COUNT, NPROC_WORDS
 from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin
 
 P = TypeVar("P")

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer_launch.contracts.grammar import parse_host
 from trainer_launch.contracts.source import Source
 from trainer_launch.errors import ContractError
+from trainer_launch.grammar import parse_host
 from trainer_launch.model import Job, Json
 
 METHOD = "POST"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer_launch.contracts import names
-from trainer_launch.contracts.grammar import parse_host
 from trainer_launch.contracts.source import Marks, Source
+from trainer_launch.grammar import parse_host
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
 
 NAME = "paddlejob-v1"

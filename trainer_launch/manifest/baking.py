@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from trainer_launch.contracts.grammar import shown
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import shown
 from trainer_launch.manifest.values import Container, Draft, EnvItem, Pod, Workload
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer_launch.contracts.grammar import shown
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import shown
 from trainer_launch.manifest.fields import Field
 
 MAX_BYTES = 1_048_576  # etcd takes no larger object

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from trainer_launch.contracts.grammar import MAX_COUNT, shown
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import MAX_COUNT, shown
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch import hostfile
-from trainer_launch.contracts.grammar import named
 from trainer_launch.errors import ContractError, LaunchError, NodeError
+from trainer_launch.grammar import named
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Member
 from trainer_launch.mpi.spec import Spec

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer_launch.contracts.grammar import MAX_COUNT, parse_number
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import MAX_COUNT, parse_number
 
 _NAMES = re.compile(r"(mpirun|mpiexec)([.-](openmpi|mpich|hydra|intel))?|orterun|prterun|mpiexec\.hydra")
 _NUMBER = frozenset(("np", "n", "c"))
