@@ -1,14 +1,18 @@
-"""What the agents of mpirun and of horovodrun are told of an MPI job."""
+"""The plans of mpirun and of horovodrun: one agent, and what it is told of the job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trainer_launch import run_folder
 from trainer_launch.contracts.mpi_files import DISCOVERY
+from trainer_launch.engines import agents, child_env
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Fact, Job, Origin
-from trainer_launch.mpi.spec import KUBEXEC, OWN, SSH, Spec
+from trainer_launch.model import Fact, Job, Origin, Plan, Process
+from trainer_launch.mpi.spec import KUBEXEC, OWN, SSH, VARIABLE, Spec
 
-AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its ranks' code, which is final
+_ENTRIES = {"mpirun": "mpi_agent", "horovodrun": "horovod_agent"}  # of child.start
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
@@ -18,7 +22,32 @@ _OWN_AGENTS = (
 _OWN_OPTIONS = frozenset(("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "rmk"))
 
 
-def of(request: Request, names: frozenset[str], failure_file: str) -> tuple[Spec, str]:
+def plan(
+    request: Request, engine: str, program: str, command: Sequence[str], spec: Spec, reasons: tuple[str, ...]
+) -> Plan:
+    """One agent, which runs `command`, an mpirun or a horovodrun (`program`), over the job's hosts."""
+    env = child_env.plain(request)
+    env[VARIABLE] = spec.dumped()
+    env[run_folder.VARIABLE] = request.scratch
+    agent = Process(
+        name=program,
+        argv=(request.python, "-c", agents.code(_ENTRIES[program]), *command),
+        env=env,
+        label="launcher" if request.prefix else None,
+    )
+    return Plan(
+        engine=engine,
+        processes=(agent,),
+        grace_s=request.grace_s,
+        stop_order=request.stop_order,
+        signals=request.signals,
+        restarts=agents.RESTARTS,
+        failure_file=spec.failure_file,
+        reasons=reasons,
+    )
+
+
+def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
     """The job for the agent, and how its hosts are reached; `names` are those of mpirun's typed options.
 
     Raises:
@@ -54,7 +83,7 @@ def of(request: Request, names: frozenset[str], failure_file: str) -> tuple[Spec
         window_s=request.restart_window_s,
         grace_s=request.grace_s,
         scratch=request.scratch,
-        failure_file=failure_file,
+        failure_file=f"{request.scratch}/{run_folder.FAILURE}",
         forward=request.forward_env,
     )
     return spec, why

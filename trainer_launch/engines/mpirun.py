@@ -5,21 +5,14 @@ Which MPI it is (Open MPI, MPICH, Intel) the program itself says, so its command
 
 from __future__ import annotations
 
-from trainer_launch import run_folder
 from trainer_launch.command import Kind
-from trainer_launch.engines import child_env, mpi_spec
+from trainer_launch.engines import mpi_spec
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Plan, Process
+from trainer_launch.model import Plan
 from trainer_launch.mpi import typed
-from trainer_launch.mpi.spec import VARIABLE
 
 NAME = "mpi"
-# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
-AGENT = (
-    "import sys; '' in sys.path and sys.path.remove(''); "
-    "from trainer_launch.child.start import mpi_agent; mpi_agent()"
-)
 
 
 def plan(request: Request, reason: str) -> Plan:
@@ -30,28 +23,9 @@ def plan(request: Request, reason: str) -> Plan:
     """
     if request.replace_launcher:
         raise UsageError("--exec replaces the launcher, and mpirun needs it: set --engine plain to run it as it is")
-    failure_file = f"{request.scratch}/{run_folder.FAILURE}"
     command = _command(request)
-    spec, why = mpi_spec.of(request, typed.parse(command).names, failure_file)
-    env = child_env.plain(request)
-    env[VARIABLE] = spec.dumped()
-    env[run_folder.VARIABLE] = request.scratch
-    agent = Process(
-        name="mpirun",
-        argv=(request.python, "-c", AGENT, *command),
-        env=env,
-        label="launcher" if request.prefix else None,
-    )
-    return Plan(
-        engine=NAME,
-        processes=(agent,),
-        grace_s=request.grace_s,
-        stop_order=request.stop_order,
-        signals=request.signals,
-        restarts=mpi_spec.AGENT_RESTARTS,
-        failure_file=failure_file,
-        reasons=(reason, why),
-    )
+    spec, why = mpi_spec.of(request, typed.parse(command).names)
+    return mpi_spec.plan(request, NAME, "mpirun", command, spec, (reason, why))
 
 
 def _command(request: Request) -> tuple[str, ...]:

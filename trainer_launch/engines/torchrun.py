@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from trainer_launch import run_folder, signals, torchrun_options
 from trainer_launch.command import Kind
-from trainer_launch.engines import child_env, meeting, warm
+from trainer_launch.engines import agents, child_env, meeting, warm
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Plan, Process
 from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
-_AGENT_RESTARTS = 3  # for an agent that is killed; it ends by itself with its workers' code, which is final
-# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
-AGENT = (
-    "import sys; '' in sys.path and sys.path.remove(''); "
-    "from trainer_launch.child.start import torch_agent; torch_agent()"
-)
+AGENT = agents.code("torch_agent")
 
 
 def plan(request: Request, reason: str) -> Plan:
@@ -58,7 +53,7 @@ def plan(request: Request, reason: str) -> Plan:
         signals=request.signals,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
-        restarts=_AGENT_RESTARTS,
+        restarts=agents.RESTARTS,
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
         failure_file=failure_file,
