@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from trainer_launch.coordinator.protocol import Challenge
 from trainer_launch.model import Endpoint
-from trainer_launch.rehearsal import pods
+from trainer_launch.rehearsal.flags import pods
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.rollcall.names import Names

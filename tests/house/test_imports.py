@@ -79,7 +79,7 @@ each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
 def is_pure(path: Path) -> bool:
-    return name_of(path) in PURE or name_of(path).startswith(("engines/", "manifest/"))
+    return name_of(path) in PURE or name_of(path).startswith(("engines/", "manifest/", "rehearsal/"))
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in WORDS], ids=name_of)

@@ -8,7 +8,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Member
-from trainer_launch.rehearsal import MAX_NODES, MpiFiles, mpi_hostfile, mpi_pods, pods
+from trainer_launch.rehearsal.flags import MAX_NODES, MpiFiles, mpi_hostfile, mpi_pods, pods
 from trainer_launch.snapshot import SnapshotFiles
 
 

@@ -22,7 +22,7 @@ from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.host import net
 from trainer_launch.model import Outcome, Plan, Process
 from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal import RUN, MpiFiles, RehearsedPod, mpi_hostfile, mpi_pods, pods
+from trainer_launch.rehearsal.flags import RUN, MpiFiles, RehearsedPod, mpi_hostfile, mpi_pods, pods
 from trainer_launch.settings import Settings
 from trainer_launch.signals import StopOrder
 from trainer_launch.ssh import client, keys

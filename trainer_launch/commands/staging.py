@@ -22,7 +22,7 @@ from trainer_launch.manifest.life import own_init
 from trainer_launch.manifest.loopback import FILES, Ground
 from trainer_launch.manifest.values import Container, Pod, Workload
 from trainer_launch.model import Process
-from trainer_launch.rehearsal import RUN, own_environment
+from trainer_launch.rehearsal.flags import RUN, own_environment
 from trainer_launch.ssh import client, keys
 
 OURS = "trainer-launch"

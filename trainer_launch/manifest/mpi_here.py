@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from trainer_launch.manifest.values import Container, Pod
 from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal import ON_A_LAPTOP
+from trainer_launch.rehearsal.flags import ON_A_LAPTOP
 
 OURS = "trainer-launch"
 _HOSTFILE = "/etc/mpi/hostfile"
