@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from tests.manifest.manifests import job_of
-from trainer_launch.manifest import machine
+from tests.manifest.manifests import documents_of, job_of
+from trainer_launch.manifest import machine, workload_of
 from trainer_launch.manifest.baking import pods
 from trainer_launch.manifest.life import Action, Start, Stop
+from trainer_launch.manifest.scaling import fresh, scaled
 
 
 class Job:
     """The machine, and what it has asked for so far."""
 
     def __init__(self, *manifests: str) -> None:
+        self._manifests = manifests
+        self._added = 0
         workload = job_of(*manifests)
         self.now_s = 100.0
         self.said: list[str] = []
@@ -32,6 +35,18 @@ class Job:
     def stop(self, grace_s: float = 5.0) -> list[str]:
         """Somebody presses Ctrl-C."""
         return self._step(machine.StopAsked(self.now_s, grace_s))
+
+    def delete(self, pod: str, grace_s: float = 0.0, back_s: float | None = 1.0) -> list[str]:
+        """Somebody deletes a pod."""
+        return self._step(machine.PodDeleted(self.now_s, pod, grace_s, back_s))
+
+    def add(self) -> list[str]:
+        """Somebody scales the job up by one worker."""
+        self._added += 1
+        before, after = (documents_of(*self._manifests), scaled(documents_of(*self._manifests), self._added))
+        workload = workload_of(after)
+        (number, *_) = fresh(workload_of(before), workload)[self._added - 1 :]
+        return self._step(machine.PodAdded(self.now_s, pods(workload)[number], workload.rules))
 
     def finish(self) -> None:
         """Whoever is asked to end does, with 0."""

@@ -18,10 +18,15 @@ def replica(container: str, more: str = "", spec: str = "") -> str:
 
 def job_of(*texts: str, domain: str = "") -> Workload:
     """The job of these manifests."""
+    return workload_of(documents_of(*texts), domain)
+
+
+def documents_of(*texts: str) -> tuple[Any, ...]:
+    """What these manifests hold."""
     documents: tuple[Any, ...] = ()
     for number, text in enumerate(texts):
         documents += read_documents(text, f"{number}.yaml")
-    return workload_of(documents, domain)
+    return documents
 
 
 def pytorch(spec: str, name: str = "job") -> str:

@@ -82,7 +82,7 @@ def _has_succeeded(view: View) -> bool:
 def _crash_loops(view: View) -> Iterator[Decision]:
     """What would be started again for ever: a rehearsal gives up, and says so."""
     for name, state in view.states.items():
-        count = max(state.restart_count, state.starts - 1)
+        count = max(state.restart_count, state.failures)
         if count >= GIVE_UP and view.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was started again {count} times; a cluster would go on, the rehearsal gives up"
             yield _failure(view, name, "CrashLoopBackOff", text)
@@ -145,7 +145,7 @@ def _job(view: View, child: str, rules: ChildRules) -> Iterator[Decision]:
                 view, name, "PodFailurePolicy", f"Job {child}: {name} ended with a code that fails the Job"
             )
         elif rule is not None and rule.action == "Ignore":
-            yield Again(name, _wait_s(state.starts))
+            yield Again(name, _wait_s(state.failures + 1))
         else:
             counted += 1
             if counted > rules.backoff_limit:

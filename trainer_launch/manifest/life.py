@@ -62,7 +62,9 @@ class PodState:
     restarts: Mapping[str, int] = field(default_factory=dict)  # by container, in this life
     due_s: Mapping[str, float] = field(default_factory=_nothing)  # containers that wait for their next start
     not_before_s: float = 0.0  # of the pod itself, made again
+    back_s: float = 0.0  # from its end to its next life, when it was deleted
     starts: int = 0  # lives, this one counted
+    deleted: int = 0  # how many of them somebody has ended by deleting the pod
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None
@@ -82,10 +84,15 @@ class PodState:
         """Restarts in place of all its containers."""
         return sum(self.restarts.values())
 
+    @property
+    def failures(self) -> int:
+        """Lives that ended, but not because somebody deleted the pod."""
+        return max(0, self.starts - 1 - self.deleted)
+
 
 def born(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:
     """A new life begins."""
-    fresh = PodState(phase=Phase.INIT, starts=state.starts + 1)
+    fresh = PodState(phase=Phase.INIT, starts=state.starts + 1, deleted=state.deleted)
     return _next_step(pod, fresh, 0)
 
 
@@ -93,7 +100,8 @@ def exited(pod: Pod, state: PodState, name: str, code: int, now_s: float) -> tup
     """A container has ended."""
     state = replace(state, running=state.running - {name}, codes={**state.codes, name: code})
     if state.stopping:
-        return (state, []) if state.running else (replace(state, phase=state.stop_as, kill_at_s=None), [])
+        gone = replace(state, phase=state.stop_as, kill_at_s=None, not_before_s=now_s + state.back_s)
+        return (state if state.running else gone), []
     if state.is_over:
         return state, []
     container = _container(pod, name)
@@ -127,12 +135,33 @@ def stopped(
         return state, []
     if not state.running:
         return replace(state, phase=stop_as, due_s={}, stopping=True), []
-    if state.stopping:
-        return state, []
+    if state.stopping:  # deleted before: the end of the job leaves it no more time, and no further life
+        kill_at_s = None if state.kill_at_s is None else min(state.kill_at_s, now_s + grace_s)
+        last = stop_as if stop_as is Phase.GONE else state.stop_as
+        return replace(state, kill_at_s=kill_at_s, stop_as=last), []
     if state.is_over and stop_as is Phase.GONE:  # only its sidecars still run
         stop_as = state.phase
     asked: list[Action] = [Stop(pod.name, name) for name in sorted(state.running)]
     return replace(state, stopping=True, stop_as=stop_as, due_s={}, kill_at_s=now_s + grace_s), asked
+
+
+def deleted(
+    pod: Pod, state: PodState, now_s: float, grace_s: float, back_s: float | None
+) -> tuple[PodState, list[Action]]:
+    """Somebody deletes the pod; `back_s` after it is gone it is made anew, never with None. No failure."""
+    if state.is_over:
+        return state, []
+    if not state.stopping:
+        stop_as = Phase.GONE if back_s is None else Phase.PENDING
+        state = replace(
+            state, deleted=state.deleted + 1, back_s=back_s or 0.0, not_before_s=now_s + (back_s or 0.0)
+        )
+        state, asked = stopped(pod, state, now_s, grace_s, stop_as)
+    else:
+        asked = []
+    if grace_s > 0:
+        return state, asked
+    return replace(state, kill_at_s=None), [Stop(pod.name, name, kill=True) for name in sorted(state.running)]
 
 
 def next_due_s(state: PodState) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from trainer_launch import exits
 from trainer_launch.manifest import judge, life
 from trainer_launch.manifest.judge import Again, AllAgain, Condition
 from trainer_launch.manifest.life import Action, Phase, PodState
@@ -72,7 +73,29 @@ class StopAsked:
     grace_s: float
 
 
-Event = Exited | Due | StopAsked
+@dataclass(frozen=True, slots=True)
+class PodDeleted:
+    """Somebody deletes a pod, or its node goes: its containers are asked to end, with 0 s of grace killed at once.
+
+    `back_s` after it is gone its controller has made it anew; with None nobody does. It counts as no failure.
+    """
+
+    at_s: float
+    pod: str
+    grace_s: float
+    back_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodAdded:
+    """Somebody scales the job up by one pod, by which its rules change as well."""
+
+    at_s: float
+    pod: Pod
+    rules: Rules
+
+
+Event = Exited | Due | StopAsked | PodDeleted | PodAdded
 Step = tuple[State, list[Action], list[str]]  # and what to tell
 
 
@@ -99,6 +122,13 @@ def step(state: State, event: Event) -> Step:
         state = replace(state, asked=state.asked + 1, grace_s=event.grace_s)
         state, actions = _stop_all(state, event.at_s, kill=state.asked > 1)
         return state, actions, []
+    elif isinstance(event, PodDeleted):
+        pod = state.pods[event.pod]
+        changed, actions = life.deleted(pod, state.states[pod.name], event.at_s, event.grace_s, event.back_s)
+        state = _with(state, pod.name, changed)
+    elif isinstance(event, PodAdded) and event.pod.name not in state.pods:
+        pods = {**state.pods, event.pod.name: event.pod}
+        state = _with(replace(state, pods=pods, rules=event.rules), event.pod.name, PodState())
     for name in state.pods:
         changed, more = life.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
@@ -119,6 +149,8 @@ def _settle(state: State, now_s: float) -> Step:
     if state.condition is None:
         state, more = _start_ready(state, now_s)
         actions += more
+        if _is_stuck(state, now_s):
+            state = replace(state, condition=_without_the_lost(state))
     elif state.stop_at_s is not None and now_s >= state.stop_at_s:
         state, more = _stop_all(replace(state, stop_at_s=None), now_s)
         actions += more
@@ -164,7 +196,11 @@ def _apply(state: State, decision: judge.Decision, now_s: float) -> Step:
 
 def _pending(state: PodState, now_s: float) -> PodState:
     """What has stopped waits for its next life; what still runs becomes that when it has ended."""
-    return state if state.running else replace(state, phase=Phase.PENDING, not_before_s=now_s)
+    return (
+        state
+        if state.running or state.phase is Phase.GONE
+        else replace(state, phase=Phase.PENDING, not_before_s=now_s)
+    )
 
 
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
@@ -176,6 +212,20 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
             born, more = life.born(pod, one)
             state, actions = _with(state, name, born), actions + more
     return state, actions
+
+
+def _is_stuck(state: State, now_s: float) -> bool:
+    """Whether nothing runs or will by itself, and the job has not ended: a pod that it needs never comes back."""
+    return not any(
+        one.running or one.due_s or (one.phase is Phase.PENDING and one.not_before_s > now_s)
+        for one in state.states.values()
+    )
+
+
+def _without_the_lost(state: State) -> Condition:
+    lost = [name for name, one in state.states.items() if one.phase is not Phase.SUCCEEDED]
+    text = f"nothing of it runs any more, and it cannot complete without {', '.join(lost)}"
+    return Condition(False, "PodLost", text, exits.INFRASTRUCTURE)
 
 
 def _may_start(state: State, pod: Pod) -> bool:

@@ -1,0 +1,54 @@
+"""A job scaled up while it runs, as by `kubectl scale` or an autoscaler: its manifest with more workers. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer_launch.errors import UsageError
+from trainer_launch.manifest.fields import Field
+from trainer_launch.manifest.values import Workload
+
+_WORKER = "worker"
+
+
+def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
+    """The same documents, the job among them with that many more workers.
+
+    Raises:
+        UsageError: it is of a kind whose number of pods is fixed once it runs, or has no workers.
+    """
+    changed = tuple(_scaled(found, more) for found in documents)
+    if not any(new is not old for new, old in zip(changed, documents, strict=True)):
+        raise UsageError(
+            "no node can be added to this job: that takes Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
+            "the number of nodes of a TrainJob is fixed once it runs"
+        )
+    return changed
+
+
+def fresh(before: Workload, after: Workload) -> tuple[int, ...]:
+    """Which drafts of the scaled job were not there before."""
+    known = {draft.hostname for draft in before.drafts}
+    return tuple(number for number, draft in enumerate(after.drafts) if draft.hostname not in known)
+
+
+def _scaled(found: Field, more: int) -> Field:
+    for name, specs in found.get("spec").fields() if isinstance(found.get("spec").value, dict) else []:
+        if not name.endswith("ReplicaSpecs"):
+            continue
+        for role, spec in specs.fields():
+            if role.lower() == _WORKER and spec.given:
+                count = spec.get("replicas").number(1) + more
+                return _with(found, ("spec", name, role, "replicas"), count)
+    return found
+
+
+def _with(found: Field, keys: tuple[str, ...], value: int) -> Field:
+    """The document with another number at this place; nothing of the first one changes."""
+    whole: dict[str, Any] = dict(found.value)
+    inner = whole
+    for key in keys[:-1]:
+        inner[key] = dict(inner[key])
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return Field(whole, found.path, found.where)
