@@ -12,11 +12,12 @@ class What(str, Enum):
 
     POD_STARTED = "pod started"  # a life of a pod begins; `attempt` counts its lives from 1
     POD_ENDED = "pod ended"  # `text` is its phase, such as Succeeded, Failed, Gone, Pending
-    CONTAINER_STARTED = "container started"  # `attempt` counts the starts of this container in this life from 1
+    # `attempt` counts the starts of this container in this life from 1; `text` is "init" for one that ends first
+    CONTAINER_STARTED = "container started"
     CONTAINER_ENDED = "container ended"  # `code` is its exit code
-    STOP_ASKED = "stop asked"  # SIGTERM to a container, by a fault, the controller or the user
+    STOP_ASKED = "stop asked"  # SIGTERM to a container; `text` says by whom: "fault", "controller" or "user"
     GENERATION = "generation"  # the pod's workers have met (again); `attempt` counts from 1
-    STEP = "step"  # training has reached `step`, as the pod reports or prints it
+    STEP = "step"  # training has reached `step`; `text` is the line that says so, empty when the pod reports it
     FAULT = "fault"  # `text` is the fault as it was written; `pod` None: of all
     FAULT_OVER = "fault over"  # one that lasts has ended, same `text`
     FAULT_MISSED = "fault missed"  # it could not be carried out when its time came, or its time never came
@@ -48,3 +49,4 @@ class Chronicle:
     ended_s: float | None = None
     succeeded: bool | None = None
     seen: Mapping[str, str] | None = None  # the last line that each pod said
+    words: Mapping[str, str] | None = None  # the first line of the last words that each pod left
