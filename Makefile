@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test lint bench bench-survival clean
+.PHONY: help venv system horovod demo test test-frameworks lint bench bench-survival clean
 
 PYTHON ?=
 TORCH ?=
@@ -40,6 +40,10 @@ horovod: system venv ## build Horovod for the tests, once; it is kept in the use
 test: system venv lint ## check style and types, run all tests
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
+	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]
+	$(BIN)/python -m pytest -m frameworks tests/frameworks $(PYTEST_ARGS)
 
 lint: venv ## check style and types
 	$(BIN)/ruff check .

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Make a virtual environment with one framework, once, and say where its Python is. What is in it: the requirements of
+# frameworks/NAME.txt beside this file, and what this package itself needs for `local -f`, but not the package: the
+# tree under test comes by PYTHONPATH. It is kept in the user's cache, named for what it was made of.
+#   frameworks.sh NAME [NAME...]   makes these, prints a line for each; without a name: all there are
+#   PYTHON           the Python to make it with (default: .venv/bin/python)
+#   XDG_CACHE_HOME   where caches are (default: ~/.cache); what CI has to keep is its folder trainer-launch-frameworks
+#   PIP_ARGS         further options for pip
+# Ends with 3 where one cannot be made here, and says why.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-.venv/bin/python}
+
+names=("$@")
+if [ $# = 0 ]; then
+    for file in "$here"/frameworks/*.txt; do names+=("$(basename "$file" .txt)"); done
+fi
+
+# Our own requirements, one a line; Python 3.10 reads TOML only with what pip brings.
+ours=$("$python" - "$here/../../pyproject.toml" <<'END'
+import sys
+try:
+    import tomllib
+except ImportError:
+    from pip._vendor import tomli as tomllib
+project = tomllib.loads(open(sys.argv[1], encoding="utf-8").read())["project"]
+print(*project["dependencies"], *project["optional-dependencies"]["local"], sep="\n")
+END
+) || { echo "frameworks: $python cannot read pyproject.toml; run make venv, or name another as PYTHON" >&2; exit 3; }
+
+make_one() {
+    local name=$1 wanted key cache venv log
+    wanted=$here/frameworks/$name.txt
+    [ -e "$wanted" ] || { echo "frameworks: there is no $wanted" >&2; exit 2; }
+    key=$({ "$python" -c 'import platform, sys; print(sys.version, platform.machine())'; echo "$ours"; cat "$wanted"; } |
+        sha256sum | cut -c1-16)
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/trainer-launch-frameworks
+    venv=$cache/$name-$key
+    log=$cache/$name.log
+    mkdir -p "$cache"
+    exec 9>"$cache/$name.lock"
+    flock 9 # one that is being made already is waited for
+    if [ ! -e "$venv/.ready" ]; then
+        echo "frameworks: installing $name into $venv; this takes minutes, once" >&2
+        rm -rf "$venv"
+        if ! "$python" -m venv "$venv" >"$log" 2>&1; then
+            echo "frameworks: $python cannot make environments: $(tail -1 "$log")" >&2
+            exit 3
+        fi
+        # shellcheck disable=SC2086
+        if ! echo "$ours" | env -u PYTHONPATH -u PIP_USER "$venv/bin/python" -m pip --disable-pip-version-check install -q \
+            ${PIP_ARGS:-} -r "$wanted" -r /dev/stdin >"$log" 2>&1; then
+            echo "frameworks: pip cannot install $name ($log): $(grep -m1 -i '^error' "$log" || tail -1 "$log")" >&2
+            exit 3
+        fi
+        touch "$venv/.ready"
+    fi
+    exec 9>&-
+    echo "$venv/bin/python"
+}
+
+worst=0
+for name in "${names[@]}"; do
+    set +e
+    (set -e; make_one "$name")
+    status=$?
+    set -e
+    if [ $status -gt $worst ]; then worst=$status; fi
+done
+exit $worst
