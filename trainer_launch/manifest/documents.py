@@ -24,9 +24,7 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     Raises:
         UsageError: PyYAML is missing, or the text is no YAML of objects, or too much of it.
     """
-    if len(text) > MAX_BYTES:
-        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; no Kubernetes object is")
-    loaded = _loaded(text, name)
+    loaded = read_values(text, name)
     documents = [
         item for number, value in enumerate(loaded, 1) for item in _objects(value, f"{name}, document {number}")
     ]
@@ -35,12 +33,19 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     return tuple(documents)
 
 
-def _loaded(text: str, name: str) -> list[Any]:
+def read_values(text: str, name: str) -> list[Any]:
+    """The documents of any YAML file as plain values, within the same bounds; None for an empty one.
+
+    Raises:
+        UsageError: PyYAML is missing, or the text is no YAML, or too much of it.
+    """
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; no Kubernetes object is")
     try:
         import yaml
     except ImportError:
         raise UsageError(
-            "manifests are YAML; install PyYAML to read them: pip install 'trainer-launch[local]'"
+            f"{name} is YAML; install PyYAML to read it: pip install 'trainer-launch[local]'"
         ) from None
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:

@@ -28,4 +28,4 @@ class Fault:
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
     bytes_per_s: float | None = None  # of "slow link"
-    text: str = ""  # as it is written: what people are shown, and what a replay takes
+    text: str = ""  # its canonical text (`grammar.render`): what people are shown, and what a replay takes

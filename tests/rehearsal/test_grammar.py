@@ -1,0 +1,183 @@
+"""Faults in words: what each means, that the canonical text means it too, and what does not fit."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.rehearsal.refusals import refusal
+from trainer_launch.errors import UsageError
+from trainer_launch.rehearsal import grammar, words
+from trainer_launch.rehearsal.fault import Fault, When
+
+FIRST_STEP = When(step=1)
+
+
+def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> Fault:
+    return Fault(kind=kind, when=when, **fields)  # type: ignore[arg-type]
+
+
+MEANINGS = [
+    ("kill worker node=1 at=step:40", fault("kill worker", When(step=40), node=1)),
+    ("kill worker", fault("kill worker")),
+    ("kill worker worker=3 node=0", fault("kill worker", node=0, local_rank=3)),
+    ("kill pod", fault("kill pod")),
+    ("kill pod back=3s at=1m", fault("kill pod", When(at_s=60.0), back_s=3.0)),
+    ("kill pod back=never pod=job-worker-0", fault("kill pod", back_s=None, pod="job-worker-0")),
+    ("term pod grace=10", fault("term pod", grace_s=10.0)),
+    ("stop worker for=20s", fault("stop worker", for_s=20.0)),
+    ("stop worker 20s", fault("stop worker", for_s=20.0)),
+    ("partition node=2 for=10s", fault("partition", node=2, for_s=10.0)),
+    ("delay dns 20s", fault("delay dns", When(at_s=0.0), for_s=20.0)),
+    ("delay dns for=20s", fault("delay dns", When(at_s=0.0), for_s=20.0)),
+    ("fill shm", fault("fill shm")),
+    ("oom", fault("oom")),
+    ("oom node=0 at=0", fault("oom", When(at_s=0.0), node=0)),
+    ("add node", fault("add node")),
+    ("slow link node=1 rate=1MB/s for=10s", fault("slow link", node=1, bytes_per_s=1e6, for_s=10.0)),
+    ("slow link rate=10Mbit/s", fault("slow link", bytes_per_s=1.25e6)),
+    ('kill pod at=line:"epoch [0-9]+ done"', fault("kill pod", When(line="epoch [0-9]+ done"))),
+    (r"kill pod at=line:loss\s+nan", fault("kill pod", When(line=r"loss\s+nan"))),
+    (r"""kill pod 'at=line:say "it"'""", fault("kill pod", When(line='say "it"'))),
+    ("  kill\tpod   at=1.5h ", fault("kill pod", When(at_s=5400.0))),
+    ("kill pod at=500", fault("kill pod", When(at_s=500.0))),
+]
+
+
+@pytest.mark.parametrize(("text", "meant"), MEANINGS)
+def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
+    found = grammar.parse(text)
+    assert Fault(**{**{name: getattr(found, name) for name in found.__slots__}, "text": ""}) == meant
+    assert grammar.parse(grammar.render(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("kill worker at=step:40 worker=0 node=1", "kill worker node=1 at=step:40"),
+        ("delay dns for=20 at=0s", "delay dns 20s"),
+        ("stop worker 90s", "stop worker for=90s"),
+        ("stop worker 120s", "stop worker for=2m"),
+        ("slow link rate=1000kB/s node=1", "slow link node=1 rate=1MB/s"),
+        ("kill pod back=1 at=step:1", "kill pod"),
+        ('kill pod at="line:a b"', "kill pod at='line:a b'"),
+        ("term pod grace=0.25s", "term pod grace=0.25s"),
+    ],
+)
+def test_there_is_one_text_for_one_fault(text: str, canonical: str) -> None:
+    assert grammar.parse(text).text == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["names no fault", "kill worker, stop worker"]),
+        ("kill wroker node=1", ["'kill wroker node=1'", "'kill worker'", "meant?"]),
+        ("kill", ["'kill pod'", "meant?"]),
+        ("explode", ["begins with no fault", "add node"]),
+        ("node=1 kill pod", ["names no fault"]),
+        ("kill worker nod=1", ["'nod'", "is node meant?", "kill worker takes node, pod, worker, at"]),
+        ("kill worker rate=1MB/s", ["rate does not go with kill worker", "takes node, pod, worker, at"]),
+        ("add node node=1", ["node does not go with add node", "add node takes at"]),
+        ("kill pod node=1 node=2", ["node stands twice"]),
+        ("partition 10s for=10s", ["for stands twice"]),
+        ("kill pod node=1 pod=x", ["node and pod", "one of them"]),
+        ("kill pod node=-1", ["node is '-1'", "index"]),
+        ("kill pod node=all", ["node is 'all'"]),
+        ("kill pod pod=a/b", ["pod is 'a/b'"]),
+        ("kill pod 10s", ["'10s' is no KEY=VALUE", "kill pod takes"]),
+        ("partition soon", ["'soon' is no KEY=VALUE"]),
+        ("partition for=0s", ["for is '0s'", "10s, 1.5m or 1h"]),
+        ("partition for=10d", ["for is '10d'"]),
+        ("partition for=9999h", ["for is '9999h'"]),
+        ("kill pod at=step:x", ["at is 'step:x'", "step:NUMBER"]),
+        ("kill pod at=line:(", ["at is 'line:('", "line:REGEX"]),
+        ("kill pod at=line:", ["at is 'line:'"]),
+        ("kill pod at=line:" + "a" * 201, ["line:REGEX"]),
+        ("kill pod at=stp:4", ["step:NUMBER"]),
+        ("kill pod 'at=line:x", ["' that is not closed"]),
+        ("slow link for=10s", ["slow link needs rate=1MB/s"]),
+        ("slow link rate=1MB", ["rate is '1MB'", "1MB/s"]),
+        ("slow link rate=1B/s", ["rate is '1B/s'"]),
+        ("delay dns", ["delay dns needs for=10s"]),
+        ("delay dns 20s node=1", ["node does not go with delay dns"]),
+        ("term pod grace=2h", ["grace is '2h'", "one hour"]),
+        ("kill pod back=sometimes", ["back is 'sometimes'", "never"]),
+        ("kill pod " + "x" * 3000, ["longer than 2000"]),
+        ("kill pod \x1b[31m=1", ["\\x1b"]),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as refused:
+        grammar.parse(text, "--fault")
+    sentence = str(refused.value)
+    assert sentence.startswith("--fault")
+    assert "\n" not in sentence
+    assert len(sentence) < 500
+    for part in parts:
+        assert part in sentence
+
+
+# -- any fault, any text ----------------------------------------------------------------------
+
+milliseconds = st.integers(0, 7 * 86_400_000).map(lambda number: number / 1000)
+patterns = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=200).filter(
+    lambda text: grammar.compiled(text) is not None
+)
+whens = st.one_of(
+    milliseconds.map(lambda at_s: When(at_s=at_s)),
+    st.integers(0, grammar.MAX_STEP).map(lambda step: When(step=step)),
+    patterns.map(lambda line: When(line=line)),
+)
+VALUES = {
+    "node": ("node", st.integers(0, 1_000_000)),
+    "pod": ("pod", st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?", fullmatch=True)),
+    "worker": ("local_rank", st.integers(0, 1_000_000)),
+    "for": ("for_s", milliseconds.filter(bool)),
+    "grace": ("grace_s", st.integers(0, 3_600_000).map(lambda number: number / 1000)),
+    "back": ("back_s", st.one_of(st.none(), milliseconds)),
+    "rate": ("bytes_per_s", st.integers(1_000, 10**11).map(float)),
+}
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Fault:
+    kind = draw(st.sampled_from(sorted(grammar.KINDS)))
+    form = grammar.KINDS[kind]
+    keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted(form.keys or ("node",)))).map(set))
+    keys = (keys & set(form.keys)) - ({"pod"} if "node" in keys else set())
+    fields = {VALUES[key][0]: draw(VALUES[key][1]) for key in sorted(keys)}
+    made = Fault(kind=kind, when=draw(whens), **fields)  # type: ignore[arg-type]
+    return Fault(**{**{name: getattr(made, name) for name in made.__slots__}, "text": grammar.render(made)})
+
+
+@hypothesis.given(faults())
+def test_the_canonical_text_of_any_fault_means_that_fault(made: Fault) -> None:
+    assert grammar.parse(made.text) == made
+    assert len(made.text) <= grammar.MAX_TEXT
+
+
+wordlike = st.sampled_from(
+    [*" =:'\"", *grammar.KINDS, *VALUES, "at", "step:", "line:", "10s", "1MB/s", "never", "é"]
+)
+
+
+@hypothesis.given(st.one_of(st.text(max_size=300), st.lists(wordlike, max_size=20).map(" ".join)))
+def test_any_text_is_a_fault_or_one_sentence(text: str) -> None:
+    refused = refusal(lambda: grammar.parse(text))
+    assert "\n" not in refused
+    if not refused:
+        found = grammar.parse(text)
+        assert grammar.parse(found.text) == found
+
+
+@hypothesis.given(st.lists(st.text(max_size=20), max_size=8))
+def test_words_in_quotes_are_found_again(found: list[str]) -> None:
+    assert words.split(" ".join(map(words.quoted, found)), "x") == found
+
+
+@hypothesis.given(milliseconds, st.integers(1_000, 10**11))
+def test_durations_and_rates_are_found_again(seconds: float, rate: int) -> None:
+    assert words.parse_duration(words.render_duration(seconds)) == seconds
+    assert words.parse_rate(words.render_rate(float(rate))) == rate

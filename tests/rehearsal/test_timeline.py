@@ -1,0 +1,221 @@
+"""Every fault comes once, at its time, its step or its line; by chance the same ones come for the same seed."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.rehearsal.refusals import refusal
+from trainer_launch.errors import UsageError
+from trainer_launch.rehearsal import chaos, grammar, timeline
+from trainer_launch.rehearsal.chaos import Chaos
+from trainer_launch.rehearsal.fault import Fault
+from trainer_launch.rehearsal.timeline import Passed, Reached, Said
+
+
+def begin(*texts: str, by_chance: Chaos | None = None) -> timeline.Timeline:
+    return timeline.begin(map(grammar.parse, texts), by_chance)
+
+
+def texts(faults: tuple[Fault, ...]) -> list[str]:
+    return [fault.text for fault in faults]
+
+
+def test_a_fault_comes_at_its_time_once() -> None:
+    state = begin("kill pod at=2s", "oom at=1s")
+    assert timeline.due_s(state) == 1.0
+    state, come = timeline.step(state, Passed(0.9))
+    assert come == ()
+    state, come = timeline.step(state, Passed(1.0))
+    assert texts(come) == ["oom at=1s"]
+    assert timeline.due_s(state) == 2.0
+    state, come = timeline.step(state, Passed(60.0))
+    assert texts(come) == ["kill pod at=2s"]
+    assert timeline.due_s(state) is None
+    assert timeline.step(state, Passed(90.0)) == (state, ())
+
+
+def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
+    state = begin("kill worker at=step:40", "kill pod at=step:60")
+    state, come = timeline.step(state, Reached(39))
+    assert come == ()
+    state, come = timeline.step(state, Reached(50))
+    assert texts(come) == ["kill worker at=step:40"]
+    state, come = timeline.step(state, Reached(40))  # after a restart
+    assert come == ()
+    assert texts(timeline.missed(state)) == ["kill pod at=step:60"]
+
+
+def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
+    state = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
+    assert state.heeds_lines
+    state, come = timeline.step(state, Said("x" * timeline.MAX_LINE + "loss nan"))
+    assert come == ()
+    state, come = timeline.step(state, Said("12:00 loss   nan!"))
+    assert len(come) == 1
+    assert not state.heeds_lines
+    assert timeline.step(state, Said("loss nan"))[1] == ()
+
+
+def test_several_faults_of_one_moment_come_in_their_order() -> None:
+    state = begin("oom at=1s", "kill pod at=0.5s", "fill shm at=1s", "kill worker")
+    _, come = timeline.step(state, Passed(2.0))
+    assert texts(come) == ["oom at=1s", "kill pod at=0.5s", "fill shm at=1s"]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("step 40 loss 1.2", 40),
+        ("Step=41", 41),
+        ("[0:1] epoch 1 step: 7/100", 7),
+        ("STEP   9", 9),
+        ("global_step=5", None),
+        ("steps 40", None),
+        ("footstep 4", None),
+        ("step", None),
+        ("step 1 of attempt, now step 2", 2),
+        ("step 1" + "0" * 30, None),
+        ("x" * 5000 + "step 3", None),
+    ],
+)
+def test_a_line_may_tell_a_step(line: str, step: int | None) -> None:
+    assert timeline.step_in(line) == step
+
+
+events = st.lists(
+    st.one_of(
+        st.floats(0, 1e6).map(Passed),
+        st.integers(0, 100).map(Reached),
+        st.text(max_size=30).map(Said),
+        st.sampled_from(["go", "loss nan"]).map(Said),
+    ),
+    max_size=30,
+)
+given_faults = st.lists(
+    st.sampled_from(["oom at=3s", "kill pod at=line:go", "kill worker at=step:7", "fill shm", "partition at=1h"]),
+    max_size=6,
+)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(given_faults, events, st.booleans())
+def test_no_fault_comes_twice_and_none_is_lost(given: list[str], happens: list, with_chaos: bool) -> None:
+    by_chance = Chaos(seed=1, gap_s=100.0, nodes=(0, 1)) if with_chaos else None
+    state = begin(*given, by_chance=by_chance)
+    asked = sorted(texts(timeline.missed(state)))
+    came: list[str] = []
+    for event in happens:
+        state, come = timeline.step(state, event)
+        came += [text for text in texts(come) if not with_chaos or text in asked]
+    assert sorted([*came, *texts(timeline.missed(state))]) == asked
+
+
+# -- by chance --------------------------------------------------------------------------------
+
+
+def first(by_chance: Chaos, count: int) -> list[Fault]:
+    state = timeline.begin((), by_chance)
+    come: list[Fault] = []
+    while len(come) < count and (at_s := timeline.due_s(state)) is not None:
+        state, more = timeline.step(state, Passed(at_s))
+        come += more
+    return come
+
+
+def test_a_seed_means_the_same_faults_on_every_machine_and_python() -> None:
+    made = first(chaos.parse("seed=7 rate=1/30s").over(range(3)), 4)
+    assert [fault.text for fault in made] == SEED_7
+
+
+SEED_7 = [
+    "kill pod node=0 at=36.719s",
+    "kill worker node=0 at=38.419s",
+    "stop worker node=1 for=9.5s at=71.041s",
+    "stop worker node=1 for=7.4s at=72.366s",
+]
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.integers(0, 10**12 - 1), st.integers(1, 8), st.sampled_from([0.5, 30.0]))
+def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
+    by_chance = Chaos(seed=seed, gap_s=gap_s).over(range(nodes))
+    made = first(by_chance, 10)
+    assert made == first(by_chance, 10)
+    lines = shlex.split(chaos.replay(made))
+    assert [grammar.parse(text) for text in lines[1::2]] == made
+    assert set(lines[::2]) == {"--fault"}
+    assert [fault.when.at_s for fault in made] == sorted(fault.when.at_s or 0 for fault in made)
+    state = timeline.begin(made)
+    come = []
+    for fault in made:
+        state, more = timeline.step(state, Passed(fault.when.at_s or 0))
+        come += more
+    assert come == made
+
+
+def test_gaps_have_the_mean_that_was_asked_for_and_nobody_is_spared() -> None:
+    made = first(chaos.parse("seed=3 rate=1/30s").over(range(4)), 2000)
+    last_s = made[-1].when.at_s or 0
+    assert math.isclose(last_s / 2000, 30.0, rel_tol=0.1)
+    assert {fault.node for fault in made} == {0, 1, 2, 3}
+    assert {fault.kind for fault in made} == set(chaos.DEFAULT_KINDS)
+
+
+def test_two_seeds_differ() -> None:
+    assert first(Chaos(seed=1, gap_s=1.0, nodes=(0,)), 5) != first(Chaos(seed=2, gap_s=1.0, nodes=(0,)), 5)
+
+
+def test_what_was_asked_for_is_kept_to() -> None:
+    asked = chaos.parse("seed=5 rate=2/m kinds=partition,kill-worker for=10m nodes=1-2,5").over(range(6))
+    made = first(asked, 1000)
+    assert 5 < len(made) < 60
+    assert all((fault.when.at_s or 0) <= 600 for fault in made)
+    assert {fault.node for fault in made} == {1, 2, 5}
+    assert {fault.kind for fault in made} == {"partition", "kill worker"}
+    assert all((fault.for_s is not None) == (fault.kind == "partition") for fault in made)
+
+
+def test_nothing_of_chaos_counts_as_missed() -> None:
+    assert timeline.missed(begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["no seed", "seed=7"]),
+        ("seed=7", ["no rate", "rate=1/30s"]),
+        ("seed=x rate=1/30s", ["seed is 'x'", "whole number"]),
+        ("seed=7 rate=30s", ["rate is '30s'", "1/30s"]),
+        ("seed=7 rate=1000/s", ["rate is '1000/s'", "20/s at most"]),
+        ("seed=7 seed=8 rate=1/s", ["seed stands twice"]),
+        ("seed=7 rate=1/s kind=oom", ["'kind=oom'", "is kinds= meant?"]),
+        ("seed=7 rate=1/s kinds", ["'kinds'", "seed, rate"]),
+        ("seed=7 rate=1/s kinds=delay-dns", ["kinds is 'delay-dns'", "kill-worker"]),
+        ("seed=7 rate=1/s kinds=explode", ["kinds is 'explode'"]),
+        ("seed=7 rate=1/s for=0", ["for is '0'"]),
+        ("seed=7 rate=1/s nodes=3-1", ["nodes is '3-1'", "0,2"]),
+        ("seed=7 rate=1/s nodes=0-99999999", ["nodes is"]),
+        ("seed=7 rate='1/s", ["not closed"]),
+    ],
+)
+def test_chaos_that_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as refused:
+        chaos.parse(text)
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_nodes_that_the_job_has_not_are_refused() -> None:
+    with pytest.raises(UsageError, match="nodes has 3; the job has nodes 0 to 1"):
+        chaos.parse("seed=1 rate=1/s nodes=0,3").over(range(2))
+
+
+@hypothesis.given(st.text(max_size=200))
+def test_any_text_is_chaos_or_one_sentence(text: str) -> None:
+    for said in (text, f"seed=1 rate=1/s {text}"):
+        assert "\n" not in refusal(lambda said=said: chaos.parse(said))
