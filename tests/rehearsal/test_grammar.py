@@ -148,7 +148,7 @@ def faults(draw: st.DrawFn) -> Fault:
     keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted(form.keys or ("node",)))).map(set))
     keys = (keys & set(form.keys)) - ({"pod"} if "node" in keys else set())
     fields = {VALUES[key][0]: draw(VALUES[key][1]) for key in sorted(keys)}
-    made = Fault(kind=kind, when=draw(whens), **fields)  # type: ignore[arg-type]
+    made = Fault(kind=kind, when=draw(whens), **fields)
     return Fault(**{**{name: getattr(made, name) for name in made.__slots__}, "text": grammar.render(made)})
 
 
