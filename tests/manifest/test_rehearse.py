@@ -207,10 +207,29 @@ def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
     return str(path)
 
 
-def test_a_job_that_needs_kubectl_exec_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
-    ended = launch("local", "-f", mpijob(tmp_path, "v1", "command: ['true']"))
-    assert ended.returncode == 2
-    assert "--render" in ended.stderr
+def test_a_launcher_of_v1_reaches_the_containers_of_its_workers_by_kubectl_exec(tmp_path: Path) -> None:
+    text = (
+        "kubectl exec job-worker-1 -- sh -c 'echo in $HOSTNAME, not $0, with $OWN' launcher; "
+        "kubectl exec job-worker-0 -- sh -c 'exit 41'; echo code $?; "
+        "kubectl exec job-worker-7 -- true; kubectl get pods; cat $(dirname $(command -v kubectl))/../../etc/mpi/d*"
+    )
+    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}], env: [{{name: OWN, value: x}}]")
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 0, ended.stderr
+    said = [line.removeprefix("[job-launcher] ") for line in ended.stdout.splitlines()]
+    assert said[:2] == ["in job-worker-1, not launcher, with", "code 41"]
+    assert said[2:] == ["#!/bin/sh", "echo 127.0.0.3:1", "echo 127.0.0.4:1"]
+    assert 'pods "job-worker-7" not found' in ended.stderr
+    assert "knows only: kubectl exec POD" in ended.stderr
+    assert "init container kubectl-delivery: a stand-in" in ended.stderr
+
+
+def test_what_was_started_by_kubectl_exec_ends_with_its_pod(tmp_path: Path) -> None:
+    text = "kubectl exec job-worker-0 -- sleep 45678 & sleep 0.2; kill $!; kubectl exec job-worker-0 -- kill -9 0"
+    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}]")
+    ended = launch("local", "-f", path)
+    assert "job-worker-0" in ended.stderr
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "45678"]]
 
 
 def test_a_job_of_flux_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:

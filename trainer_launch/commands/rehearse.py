@@ -148,6 +148,7 @@ class Rehearsal:
 
     def _clear(self, pod: str, container: str) -> None:
         """A container ends with its first process: whatever that left behind is killed."""
+        self._stage.ended(self.state.pods[pod], container)
         self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self._stage.processes_of(self.state.pods[pod], container)
@@ -167,6 +168,7 @@ class Rehearsal:
     # -- actions ------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action], said: list[str]) -> None:
+        self._stage.follow(self.state.running)
         for sentence in said:
             _log.warning("%s", sentence)
         for action in actions:

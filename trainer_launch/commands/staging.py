@@ -14,13 +14,14 @@ import psutil
 
 from trainer_launch import programs
 from trainer_launch.command import parse_command
+from trainer_launch.commands.doors import Doors
 from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.host import net
 from trainer_launch.manifest import loopback, mpi_here
 from trainer_launch.manifest.baking import pods as pods_of
 from trainer_launch.manifest.life import own_init
 from trainer_launch.manifest.loopback import FILES, Ground
-from trainer_launch.manifest.values import Container, Pod, Workload
+from trainer_launch.manifest.values import Container, File, Pod, Workload
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.flags import RUN, own_environment
 from trainer_launch.ssh import client, keys
@@ -28,6 +29,7 @@ from trainer_launch.ssh import client, keys
 OURS = "trainer-launch"
 _FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
+_DOORS = "doors"  # folder of the ways into its pods
 _MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -51,7 +53,12 @@ class Stage:
             keys.make(str(scratch / _KEYS), client.find("ssh-keygen", self._base["PATH"]))
             port = net.free_port()
             made = tuple(mpi_here.on_loopback(pod, port, str(scratch / pod.name / "tmp")) for pod in made)
+        self._doors = Doors(scratch / _DOORS) if any(map(mpi_here.reached_by_kubectl, made)) else None
+        if self._doors is not None:
+            kubectl = self._doors.kubectl()
+            made = tuple(mpi_here.by_kubectl(pod, kubectl, str(scratch / pod.name / "tmp")) for pod in made)
         self.pods = made
+        self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         ground = loopback.ground_of(workload, self.pods)
         self._ground = _with_ports(ground, self.pods)
 
@@ -73,7 +80,7 @@ class Stage:
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
         container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
-        here = loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        here = self._localised(pod, container, life)
         env = {
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._settings.items()},
@@ -81,6 +88,9 @@ class Stage:
             **here.env,
             _MARK: str(self.last_words(pod, name)),
         }
+        kubectl = next((path for path in here.files if path.endswith(mpi_here.KUBECTL)), None)
+        if kubectl is not None:
+            env["PATH"] = os.pathsep.join([os.path.dirname(kubectl), env["PATH"]])
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         return Process(
             name=f"{pod.name}/{name}",
@@ -96,17 +106,34 @@ class Stage:
         for mount in container.mounts:
             folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)
             folder.mkdir(parents=True, exist_ok=True)
-        here = loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        here = self._localised(pod, container, life)
         for path, file in here.files.items():
             place = Path(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             if not place.exists():
-                text = (self._scratch / _KEYS / place.name).read_text() if file.key else file.text
-                place.touch(0o600)
-                place.write_text(text, encoding="utf-8", errors="surrogateescape")
-                place.chmod(0o600 if file.key == "private" else file.mode)
+                text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
+                _write(place, file if text is None else replace(file, text=text), self._running)
+        if self._doors is not None:
+            self._doors.open(pod, name, self.process(pod, name, life))
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
+
+    def ended(self, pod: Pod, name: str) -> None:
+        """A container has ended: nobody comes into it any more."""
+        if self._doors is not None:
+            self._doors.close(pod, name)
+
+    def follow(self, running: frozenset[str]) -> None:
+        """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
+        if running == self._running:
+            return
+        self._running = running
+        for pod in self.pods:
+            for container in pod.containers:
+                files = self._localised(pod, container, 1).files if _changes(container) else {}
+                for path, file in files.items():
+                    if file.parts and Path(path).exists():
+                        _write(Path(path), file, running)
 
     def last_words(self, pod: Pod, name: str) -> Path:
         """Where a launcher in this container leaves its termination message."""
@@ -124,6 +151,9 @@ class Stage:
                     found.append(process)
         return found
 
+    def _localised(self, pod: Pod, container: Container, life: int) -> Container:
+        return loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+
     def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
         if volume == FILES:
             return str(self._scratch / pod.name / "files")
@@ -136,10 +166,21 @@ class Stage:
 
 
 def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
-    if any(map(mpi_here.reached_by_kubectl, pods)):
-        raise UsageError("MPIJob v1 needs kubectl exec, which nothing answers here; add --render DIR")
     if any(_FLUX in container.files for pod in pods for container in pod.containers):
         raise UsageError("Flux needs its controller's own scripts, which are not here; add --render DIR")
+
+
+def _changes(container: Container) -> bool:
+    return any(file.parts for file in container.files.values())
+
+
+def _write(place: Path, file: File, running: frozenset[str]) -> None:
+    """Whole or not at all, as a reader may come at any time."""
+    beside = place.with_name(f".{place.name}.new")
+    beside.touch(0o600)
+    beside.write_text(file.while_running(running), encoding="utf-8", errors="surrogateescape")
+    beside.chmod(0o600 if file.key == "private" else file.mode)
+    beside.replace(place)
 
 
 def _argv(container: Container) -> tuple[str, ...]:

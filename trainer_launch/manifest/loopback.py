@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainer_launch.manifest.values import Container, File, Pod, Workload
+from trainer_launch.manifest.values import Container, Pod, Workload
 
 MAX_PODS = 200
 _HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0-9]))?(?![\w-])")
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
 _ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
+_FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
 _KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
 
 Endpoint = tuple[str, int]  # pod, port
@@ -49,7 +50,7 @@ def endpoints(ground: Ground, pods: Iterable[Pod]) -> set[Endpoint]:
             for text in _texts(container):
                 for match in _HOST.finditer(text):
                     owner = _owner(ground, match)
-                    if owner is not None and match[2]:
+                    if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
                         found.add((owner, int(match[2])))
             for name, owner in ground.variables.items():
                 value = container.env.get(name, "")
@@ -77,7 +78,9 @@ def localised(container: Container, ground: Ground, folder_of: Callable[[str], s
         args=tuple(map(text, container.args)),
         workdir=None if container.workdir is None else _paths(container.workdir, places),
         files={
-            _paths(path, places): File(text(file.text), file.mode, file.key)
+            _paths(path, places): replace(
+                file, text=text(file.text), parts=tuple((pod, text(part)) for pod, part in file.parts)
+            )
             for path, file in container.files.items()
         },
     )

@@ -36,6 +36,11 @@ class State:
         over = self.condition is not None or self.asked > 0
         return over and not any(state.running for state in self.states.values())
 
+    @property
+    def running(self) -> frozenset[str]:
+        """The pods that their controller sees as Running."""
+        return frozenset(name for name, one in self.states.items() if one.phase is Phase.RUNNING and one.running)
+
     def due_s(self) -> float | None:
         """When something is to happen without an event."""
         times = [at_s for state in self.states.values() if (at_s := life.next_due_s(state)) is not None]

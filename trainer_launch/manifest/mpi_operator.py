@@ -133,7 +133,7 @@ def _launcher(job: _Job, template: Template) -> Template:
     files = {
         **_keys(job),
         _HOSTFILE: File("".join(f"{host}{slots}\n" for host in job.hosts), 0o444),
-        _DISCOVERY: File(discovery(job.hosts, job.host(f"{job.name}-launcher")), 0o555),
+        _DISCOVERY: _discovery(job),
     }
     return _first(template, env, files)
 
@@ -177,6 +177,14 @@ def _first(template: Template, env: Mapping[str, str], files: Mapping[str, File]
     first, *others = template.containers
     first = replace(first, items=(*first.items, *env_items(env)), files={**first.files, **files})
     return replace(template, containers=(first, *others))
+
+
+def _discovery(job: _Job) -> File:
+    """Rewritten by the operator whenever a worker comes or goes."""
+    pods = sorted(f"{job.name}-worker-{index}" for index in range(job.workers))
+    first = [("", f"echo {job.host(f'{job.name}-launcher')}\n")] if job.launcher_works else []
+    parts = (("", "#!/bin/sh\n"), *first, *((pod, f"echo {job.host(pod)}\n") for pod in pods))
+    return File(discovery(job.hosts, job.host(f"{job.name}-launcher")), 0o555, parts=parts)
 
 
 def discovery(running: Sequence[str], launcher: str) -> str:

@@ -37,7 +37,7 @@ def read(request: Request) -> Workload:
     files = {
         f"{_FOLDER}/kubexec.sh": File(_kubexec(spec.get("mainContainer").text("")), 0o555),
         f"{_FOLDER}/hostfile": File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444),
-        f"{_FOLDER}/discover_hosts.sh": File(discovery(f"{name}-launcher", hosts, slots), 0o555),
+        f"{_FOLDER}/discover_hosts.sh": _discovery(f"{name}-launcher", hosts, slots),
     }
 
     def template(one: v1.Replicas, _: int) -> Template:
@@ -54,7 +54,7 @@ def read(request: Request) -> Workload:
         namespace=space,
         drafts=pods,
         rules=replace(rules, clean=clean),
-        ignored=v1.ignored(specs.values()),
+        ignored=(*v1.ignored(specs.values()), "init container kubectl-delivery: a stand-in for kubectl is there"),
     )
 
 
@@ -96,6 +96,14 @@ def _worker(template: Template, files: Mapping[str, File]) -> Template:
         first = replace(first, command=("sleep",), args=("365d",))
     agent = f"{_FOLDER}/kubexec.sh"
     return replace(template, containers=(replace(first, files={**first.files, agent: files[agent]}), *others))
+
+
+def _discovery(launcher: str, hosts: Sequence[str], slots: int) -> File:
+    """Rewritten by the operator whenever a worker comes or goes."""
+    first = [("", f"\necho {launcher}:{slots}\n")] if launcher in hosts else []
+    workers = sorted(host for host in hosts if host != launcher)
+    parts = (("", "#!/bin/sh"), *first, *((host, f"\necho {host}:{slots}") for host in workers))
+    return File(discovery(launcher, hosts, slots), 0o555, parts=parts)
 
 
 def discovery(launcher: str, running: Sequence[str], slots: int) -> str:

@@ -5,7 +5,7 @@ kubeflow/trainer release-1.9, pkg/controller.v1/pytorch/{envvar,elastic,initcont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainer_launch.manifest import v1
@@ -56,12 +56,15 @@ def read(request: Request) -> Workload:
         drafts=pods,
         rules=v1.rules(found, _success(pods, job)),
         ports={"MASTER_PORT": f"{name}-master-0", "PET_MASTER_PORT": f"{name}-master-0"} if master else {},
-        ignored=(*v1.ignored(specs.values()), *(["elasticPolicy.metrics"] if _scales(spec) else [])),
+        ignored=(*v1.ignored(specs.values()), *_ignored(job, spec)),
     )
 
 
-def _scales(spec: Field) -> bool:
-    return spec.get("elasticPolicy", "metrics").given
+def _ignored(job: _Job, spec: Field) -> Iterator[str]:
+    if spec.get("elasticPolicy", "metrics").given:
+        yield "elasticPolicy.metrics"
+    if {"master", "worker"} <= job.specs.keys():
+        yield "init container init-pytorch: the master's name is an address here"
 
 
 def _success(pods: tuple[Draft, ...], job: _Job) -> Success:

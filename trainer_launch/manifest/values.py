@@ -5,7 +5,7 @@ Frozen values. A `Draft` is a pod before it has an address; `pods` gives them th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -25,6 +25,14 @@ class File:
     text: str = ""
     mode: int = 0o644
     key: str | None = None  # "private" or "public": of the job's own pair of keys
+    # What `text` is made of, where its controller rewrites it: (pod, part), a part is there while that pod runs.
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def while_running(self, pods: Collection[str]) -> str:
+        """The text while just these pods run."""
+        if not self.parts:
+            return self.text
+        return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
 @dataclass(frozen=True, slots=True)
