@@ -12,8 +12,9 @@ import pytest
 
 from tests.conftest import require
 from trainer_launch.findings import Fault, Status
-from trainer_launch.mpicheck import asking, ring
-from trainer_launch.mpicheck.asking import Told
+from trainer_launch.mpi import errand
+from trainer_launch.mpi.errand import Told
+from trainer_launch.mpicheck import ring
 from trainer_launch.rollcall.pairs import Thresholds
 
 pytestmark = pytest.mark.process
@@ -72,7 +73,7 @@ def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
 
 def test_an_mpi4py_without_its_library_is_no_fault_of_the_hosts() -> None:
     def has(host: str, command: str) -> Told:
-        return asking.run(("sh", "-c", f"MPI4PY_MPIABI=nonsense {command}"), os.environ, 60.0)
+        return errand.run(("sh", "-c", f"MPI4PY_MPIABI=nonsense {command}"), os.environ, 60.0)
 
     [found] = findings(["a", "b"], has=has)
     assert found.status is Status.SKIPPED

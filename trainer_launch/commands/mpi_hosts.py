@@ -16,11 +16,11 @@ from trainer_launch.findings import Finding, Status
 from trainer_launch.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.host import net
 from trainer_launch.model import Member
-from trainer_launch.mpi import forward, hydra, openmpi, typed
+from trainer_launch.mpi import errand, forward, hydra, openmpi, typed
 from trainer_launch.mpi.dialect import Dialect
 from trainer_launch.mpi.spec import KUBEXEC
 from trainer_launch.mpi.typed import Typed
-from trainer_launch.mpicheck import asking, looking, ring, tree, verdicts
+from trainer_launch.mpicheck import looking, ring, tree, verdicts
 from trainer_launch.preflight.subject import Subject
 from trainer_launch.rollcall.pairs import Thresholds
 from trainer_launch.settings import Settings
@@ -112,9 +112,9 @@ def _ring(
         yield Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
         return
 
-    def has(host: str, command: str) -> asking.Told:
+    def has(host: str, command: str) -> errand.Told:
         argv = ("/bin/sh", "-c", command) if net.is_here(host) else client.argv(host, command)
-        return asking.run(argv, about.env, _HAS_S)
+        return errand.run(argv, about.env, _HAS_S)
 
     way = _way(about, taken, dialect, client.config, folder)
     yield from ring.findings(seen.let_in, _python(taken.program), way, has, thresholds)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
+
+from trainer_launch.mpi import errand
 
 _WORDS = 200
 
@@ -48,25 +46,10 @@ def word(script: str) -> str:
 
 def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | None:
     """Run to the end; why it failed, in ssh's own words or the shell's; None: it went well. Blocks."""
-    try:
-        started = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as problem:
-        return f"{argv[0]}: {problem.strerror}"
-    try:
-        _, said = started.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.communicate()
-        return f"no end within {limit_s:g} s"
-    if started.returncode == 0:
+    told = errand.run(argv, env, limit_s)
+    if told.code == 0:
         return None
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip()[:_WORDS] if lines else f"exit code {started.returncode}"
+    if told.code is None:
+        return f"no end within {limit_s:g} s"
+    lines = told.err.strip().splitlines()
+    return lines[-1].strip()[:_WORDS] if lines else f"exit code {told.code}"

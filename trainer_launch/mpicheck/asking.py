@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from trainer_launch.mpi.errand import Told, run
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
-_OUTPUT_BYTES = 64 * 1024
 _LINE_BYTES = 400
 _BACKLOG = 512
 _HEAR_S = 2.0  # for one line of who has called
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """How a program ended."""
-
-    code: int | None  # as the shell has it; None: it was given up for its time
-    out: str
-    err: str
-    took_s: float
 
 
 def everywhere(
@@ -38,36 +24,6 @@ def everywhere(
         return {}
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
         return dict(zip(hosts, pool.map(lambda host: run(argv(host), env, limit_s), hosts), strict=True))
-
-
-def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Told:
-    """Run one command; it and all that it has started end at its limit."""
-    began_s = time.monotonic()
-    try:
-        child = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as problem:
-        return Told(127, "", f"{argv[0]}: {problem.strerror}", 0.0)
-    code: int | None
-    try:
-        out, err = child.communicate(timeout=limit_s)
-        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        out, err = child.communicate()
-        code = None
-    return Told(code, _text(out), _text(err), time.monotonic() - began_s)
-
-
-def _text(data: bytes) -> str:
-    return data[:_OUTPUT_BYTES].decode(errors="replace")
 
 
 class Ear:

@@ -17,7 +17,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.host import net
 from trainer_launch.host.interfaces import route_to
 from trainer_launch.model import Job, Member
-from trainer_launch.mpi import sights
+from trainer_launch.mpi import errand, sights
 from trainer_launch.mpi.crew import Crew
 from trainer_launch.mpi.dialect import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.probes import Probes
@@ -163,7 +163,7 @@ def _own(subject: Subject) -> tuple[Dialect | None, verdicts.Own]:
     found = shutil.which(subject.mpirun, path=path) if subject.mpirun else None
     if found is None or subject.mpirun is None:
         return None, verdicts.Own(mpirun=subject.mpirun or "", version=None, daemons=(), daemon=None)
-    said = asking.run((found, "--version"), subject.env, _VERSION_S)
+    said = errand.run((found, "--version"), subject.env, _VERSION_S)
     dialect = recognised(said.out + said.err)
     daemons = _daemons(dialect)
     if "/" in subject.mpirun:  # it starts what lies beside itself

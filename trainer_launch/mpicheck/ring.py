@@ -19,6 +19,7 @@ from typing import Any
 from trainer_launch import localise
 from trainer_launch.findings import Finding, Scope, Status
 from trainer_launch.localise import Pair, Trial
+from trainer_launch.mpi import errand
 from trainer_launch.mpicheck import asking, verdicts
 from trainer_launch.rollcall import pairs
 from trainer_launch.rollcall.pairs import Tested, Thresholds
@@ -49,7 +50,7 @@ class Heard:
 
 
 def findings(
-    hosts: Sequence[str], python: str, mpirun: Way, has: Callable[[str, str], asking.Told], thresholds: Thresholds
+    hosts: Sequence[str], python: str, mpirun: Way, has: Callable[[str, str], errand.Told], thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Test the hosts; `has` runs a shell's command on a host, by ssh."""
     if len(hosts) < 2:
@@ -115,7 +116,7 @@ def _run(hosts: Sequence[str], program: Sequence[str], mpirun: Way, limit_s: flo
     token = os.urandom(12).hex()
     argv, env = mpirun(hosts, (*program, token))
     began_s = time.monotonic()
-    told = asking.run(argv, env, limit_s)
+    told = errand.run(argv, env, limit_s)
     heard = read(token, told.out)
     if heard.is_whole and told.code == 0:
         return heard
@@ -143,7 +144,7 @@ def read(token: str, text: str) -> Heard:
     return Heard(hello=hello, pairs=found, why="" if "pairs" in said else "it did not come to its end")
 
 
-def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], asking.Told]) -> dict[str, str]:
+def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], errand.Told]) -> dict[str, str]:
     """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
     question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
     with ThreadPoolExecutor(max_workers=min(asking.AT_ONCE, len(hosts))) as pool:
@@ -151,7 +152,7 @@ def _lacking(hosts: Sequence[str], python: str, has: Callable[[str, str], asking
         return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
 
 
-def _last(told: asking.Told) -> str:
+def _last(told: errand.Told) -> str:
     lines = [line.strip() for line in told.err.splitlines() if line.strip()]
     return lines[-1][:_SHOWN] if lines else "no answer in time" if told.code is None else f"exit code {told.code}"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.findings import Finding, Scope, Status
+from trainer_launch.mpi import errand
 from trainer_launch.mpicheck import asking, verdicts
 from trainer_launch.ssh.client import Client
 from trainer_launch.ssh.config import AGENT
@@ -29,12 +30,12 @@ def findings(
     if not tried:
         return ()
 
-    def attempt(edge: tuple[int, int]) -> asking.Told:
+    def attempt(edge: tuple[int, int]) -> errand.Told:
         parent, child = (hosts[end] for end in edge)
         # Sessions of `trainer-launch sshd` find an ssh that has the job's key and configuration.
         with_port = f"-p {client.port} -o BatchMode=yes -o ConnectTimeout=5 {child} true"
         command = f"if command -v {AGENT} >/dev/null; then {AGENT} {with_port}; else ssh {with_port}; fi"
-        return asking.run(client.argv(parent, command), env, _TRY_S)
+        return errand.run(client.argv(parent, command), env, _TRY_S)
 
     with ThreadPoolExecutor(max_workers=min(asking.AT_ONCE, len(tried))) as pool:
         told = dict(zip(tried, pool.map(attempt, tried), strict=True))
@@ -59,6 +60,6 @@ def findings(
     )
 
 
-def _why(told: asking.Told) -> str:
+def _why(told: errand.Told) -> str:
     lines = [line.strip() for line in told.err.splitlines() if line.strip()]
     return lines[-1][:_MAX_CHARS] if lines else "no answer in time" if told.code is None else f"code {told.code}"
