@@ -21,7 +21,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.host.secret import read_secret
-from trainer_launch.model import Plan
+from trainer_launch.model import Outcome, Plan
 from trainer_launch.settings import Settings
 from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor.loop import AnyWatch, supervise
@@ -79,10 +79,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
                 with _hosted(plan, secret, observer):
                     ended = supervise(plan, system, _watch(settings, request, plan, system), observer)
                     sweep()
-                ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
-                _log.info("%s", outcome.summary(ended))
-                write_last_words(outcome.last_words(ended), settings.termination_log)
-                observer.finished(ended)
+                ended = conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcome.exit_code(ended)
@@ -126,6 +123,15 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
 
     with serve(plan.hosting, secret, heard=observer.coordinator_said, progress=observer.progress_and_age):
         yield
+
+
+def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
+    """Say how it ended to everybody who reads it; the outcome with its place."""
+    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    _log.info("%s", outcome.summary(ended))
+    write_last_words(outcome.last_words(ended), settings.termination_log)
+    observer.finished(ended)
+    return ended
 
 
 def use_color(settings: Settings) -> bool:

@@ -14,7 +14,7 @@ from trainer_launch.command import parse_command
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.run import private_folder, refuse, use_color, write_last_words
+from trainer_launch.commands.run import conclude, private_folder, refuse, use_color
 from trainer_launch.engines import child_env, sshd
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
@@ -76,10 +76,7 @@ def _main(parsed: Parsed) -> int:
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
                 sweep()
-                ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
-                _log.info("%s", outcome.summary(ended))
-                write_last_words(outcome.last_words(ended), settings.termination_log)
-                observer.finished(ended)
+                ended = conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcome.exit_code(ended)
