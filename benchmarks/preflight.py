@@ -19,8 +19,9 @@ import time
 from multiprocessing.connection import Connection
 
 from trainer_launch.coordinator.protocol import Challenge
+from trainer_launch.manifest.loopback import address_of
 from trainer_launch.model import Endpoint
-from trainer_launch.rehearsal.flags import pods
+from trainer_launch.rehearsal.flags import own_environment
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.rollcall.names import Names
@@ -151,7 +152,7 @@ def rehearse(n_nodes: int, level: str, *more: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
         started = []
-        for number, pod in enumerate(pods(n_nodes, "1", port, os.environ)):
+        for number in range(n_nodes):
             report = os.path.join(folder, f"{number}.json")
             argv = (
                 sys.executable,
@@ -164,7 +165,17 @@ def rehearse(n_nodes: int, level: str, *more: str) -> None:
                 "own-name,gloo-socket-ifname,cpu",
                 *more,
             )
-            env = {**pod.env, "GLOO_SOCKET_IFNAME": "lo"}
+            env = {
+                **own_environment(os.environ),
+                "PET_NNODES": str(n_nodes),
+                "PET_NPROC_PER_NODE": "1",
+                "PET_NODE_RANK": str(number),
+                "PET_MASTER_ADDR": address_of(0),
+                "PET_MASTER_PORT": str(port),
+                "JOB_COMPLETION_INDEX": str(number),
+                "HOSTNAME": f"local-node-0-{number}",
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
             started.append(subprocess.Popen((*argv, "--report", report), env=env, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
         ended_s = time.monotonic()

@@ -7,7 +7,7 @@ import pytest
 from tests.manifest.actors import Job
 from tests.manifest.manifests import pytorch, replica, runtime, trainjob
 from trainer_launch.manifest.judge import GIVE_UP
-from trainer_launch.manifest.machine import LINGER_S
+from trainer_launch.manifest.machine import CAUSE_S, LINGER_S
 
 
 def v1(kind: str, field: str, container: str, specs: dict[str, str], spec: str = "") -> str:
@@ -124,6 +124,27 @@ def test_never_fails_the_job_with_the_pods_code() -> None:
     assert job.state.condition is not None
     assert job.state.condition.exit_code == 7
     assert "j-worker-1" in job.state.condition.message
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_only_lost_its_peer_is_not_the_cause(order: tuple[int, int]) -> None:
+    job = torch(worker="restartPolicy: Never, replicas: 3", spec="runPolicy: {cleanPodPolicy: Running}")
+    job.end(f"j-worker-{order[0]}", 138)
+    assert job.verdict is None, "nobody else is stopped before the cause has had the time to end"
+    assert job.end(f"j-worker-{order[1]}", 33) == ["stop j-master-0/pytorch", "stop j-worker-2/pytorch"]
+    assert job.state.condition is not None
+    assert job.state.condition.exit_code == 33
+
+
+def test_who_lost_its_peer_is_the_cause_when_no_other_comes() -> None:
+    job = torch(worker="restartPolicy: Never, replicas: 3")
+    job.end("j-worker-0", 138)
+    assert job.state.due_s() == job.now_s + CAUSE_S
+    job.wait(CAUSE_S)
+    assert job.verdict == (False, "PyTorchJobFailed")
+    alone = torch(master=None, worker="restartPolicy: Never")
+    alone.end("j-worker-0", 138)
+    assert alone.verdict is not None
 
 
 @pytest.mark.parametrize("code", [128, 130, 137, 138, 139, 143, 255])

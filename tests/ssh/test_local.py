@@ -36,7 +36,7 @@ def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:
     )
     assert ended.returncode == 7, ended.stderr
     assert ended.stdout == "local-launcher-0-0\n"
-    rows = dict(re.findall(r"^(local-\S+) +(\d+) ", ended.stderr, re.MULTILINE))
+    rows = dict(re.findall(r"^(local-\S+) +\w+ +1 +0 +(\d+) ", ended.stderr, re.MULTILINE))
     assert rows == {"local-node-0-0": "143", "local-node-0-1": "143", "local-launcher-0-0": "7"}
     assert os.listdir(tmp_path) == []
 

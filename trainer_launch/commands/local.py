@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from trainer_launch import exits, log, outcome, programs
+from trainer_launch import programs
 from trainer_launch.command import parse_command
 from trainer_launch.commands.options import Parsed
+from trainer_launch.commands.rehearse import Job, rehearse
 from trainer_launch.commands.run import use_color
+from trainer_launch.commands.staging import Setting, image_path
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_nproc
 from trainer_launch.horovodrun_options import is_horovodrun
-from trainer_launch.host import net
-from trainer_launch.model import Outcome, Plan, Process
+from trainer_launch.manifest import workload_of
+from trainer_launch.manifest.scaling import scaled
+from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal.flags import RUN, MpiFiles, RehearsedPod, mpi_hostfile, mpi_pods, pods
+from trainer_launch.rehearsal.flags import mpi_job, torch_job
 from trainer_launch.settings import Settings
-from trainer_launch.signals import StopOrder
-from trainer_launch.ssh import client, keys
-from trainer_launch.supervisor.loop import supervise
-from trainer_launch.supervisor.system import System
 
 HELP = "rehearse a job on this machine: each pod is a launcher of its own"
 USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
@@ -38,6 +32,8 @@ EXAMPLES = """examples:
   trainer-launch local -f job.yaml -f runtime.yaml --render pods/
 """
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
+# Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
+_NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -64,35 +60,18 @@ def main(parsed: Parsed) -> int:
     """The command: start the pods, show their output, print a table, return the first failure's exit code.
 
     Raises:
-        LaunchError: the flags or the command do not fit.
+        LaunchError: the flags, the command or the manifest do not fit.
     """
     if parsed.flags["file"]:
         return _from_manifests(parsed)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
-    settings = parsed.settings
-    programs.check(parse_command(parsed.argv), os.environ.get("PATH"))
-    scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
-    try:
-        rehearsed = _pods(parsed, scratch)
-        plan = Plan(
-            engine="local",
-            processes=tuple(_process(pod, parsed, scratch) for pod in rehearsed),
-            grace_s=settings.grace,
-            stop_order=StopOrder.LEADER,
-            main=rehearsed[-1].name if rehearsed[0].command[0] == "sshd" else None,
-        )
-        started = time.monotonic()
-        system = System(color=False)  # the pods colour their own prefixes
-        log.send_through(system.say)
-        with contextlib.closing(system):
-            ended = supervise(plan, system)
-        sys.stdout.flush()
-        sys.stderr.write(_table(ended, started, scratch))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return outcome.exit_code(ended)
+    settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
+    programs.check(parse_command(parsed.argv), path)
+    is_mpi = _is_mpi(settings.engine, parsed.argv)
+    setting = Setting(launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False)
+    return rehearse(Job(workload=_workload(parsed, is_mpi=is_mpi)), settings, setting)
 
 
 def _from_manifests(parsed: Parsed) -> int:
@@ -100,14 +79,20 @@ def _from_manifests(parsed: Parsed) -> int:
 
     if parsed.argv:
         raise UsageError("with -f the manifest has the command; --command 'PROGRAM ARG ...' runs another one")
-    workload = manifests.load(parsed.flags["file"])
+    documents = manifests.read(parsed.flags["file"])
+    workload = workload_of(documents)
     manifests.tell_ignored(workload)
-    if not parsed.flags["render"]:
-        from trainer_launch.commands.rehearse import rehearse
-
-        return rehearse(workload, parsed)
-    sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
-    return 0
+    if parsed.flags["render"]:
+        sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
+        return 0
+    setting = Setting(
+        launchers=_for_their_pods(parsed.settings),
+        path=image_path(),
+        command=parsed.flags["command_line"],
+        labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
+    )
+    job = Job(workload=workload, grown=lambda more: workload_of(scaled(documents, more)))
+    return rehearse(job, parsed.settings, setting)
 
 
 def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
@@ -115,26 +100,18 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
     return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
-def _pods(parsed: Parsed, scratch: Path) -> Sequence[RehearsedPod]:
-    """The job's pods; those of MPI have files mounted, which are made here."""
+def _workload(parsed: Parsed, *, is_mpi: bool) -> Workload:
     settings, nodes, nproc = parsed.settings, _nodes(parsed.settings), _nproc(parsed.settings)
-    if not _is_mpi(settings.engine, parsed.argv):
-        return pods(nodes, nproc, net.free_port(), os.environ)
+    if not is_mpi:
+        return torch_job(nodes, nproc, parsed.argv, settings.grace)
     if not nproc.isdigit():
         raise UsageError(f"--nproc-per-node is {nproc!r}; a rehearsal of MPI takes one whole number")
-    files = MpiFiles(hostfile=str(scratch / "hostfile"), ssh_dir=str(scratch / "keys"), tmp=str(scratch))
-    rehearsed = mpi_pods(nodes, int(nproc), net.free_port(), files, os.environ)
-    for pod in rehearsed:
-        (scratch / pod.name).mkdir()
-    (scratch / "hostfile").write_text(mpi_hostfile(nodes, int(nproc)), encoding="ascii")
-    keys.make(files.ssh_dir, client.find("ssh-keygen", os.environ.get("PATH")))
-    return rehearsed
+    return mpi_job(nodes, int(nproc), parsed.argv, settings.grace)
 
 
-def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
-    settings = parsed.settings
-    is_mpi = "PET_NODE_RANK" not in pod.env  # mpirun has a --tag-output of its own
-    prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True
+def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
+    """What of our own options the launchers get as variables: each marks its workers' lines itself."""
+    prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
     flags = {
         "PREFIX": str(int(prefix)),
         "COLOR": "always" if prefix and use_color(settings) else "never",
@@ -142,25 +119,27 @@ def _process(pod: RehearsedPod, parsed: Parsed, scratch: Path) -> Process:
         "STOP_ORDER": settings.stop_order,
         "ENGINE": "auto" if settings.engine == "mpi" else settings.engine,
         "RENDEZVOUS": settings.rendezvous,
-        "SHM_SIZE": "keep",  # this machine's, which all pods of the rehearsal share
         "START_METHOD": settings.start_method,
-        "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
-        "TERMINATION_LOG": str(_last_words(scratch, pod.name)),
-        "NODE_LABEL": pod.label,
     }
-    if settings.signals is not None:
-        flags["SIGNALS"] = settings.signals
-    # Of events: all pods add to one file, each line with its node.
-    for name in ("max_restarts", "hang_timeout", "events", "preload"):
-        value = getattr(settings, name)
-        if value is not None:
-            flags[name.upper()] = value
-    return Process(
-        name=pod.name,
-        argv=(sys.executable, "-c", RUN, *pod.command, *(parsed.argv if pod.command[0] == "run" else ())),
-        env={**pod.env, **{f"TRAINER_LAUNCH_{name}": value for name, value in flags.items()}},
-        label="",  # whole lines of one pod at a time; the pod itself knows which worker wrote them
-    )
+    names = ("signals", "max_restarts", "hang_timeout", "events", "preload")
+    return {**_for_all_pods(settings), **flags, **_given(settings, names)}
+
+
+def _for_their_pods(settings: Settings) -> dict[str, str]:
+    """Likewise in a manifest's pods, which may say all this themselves."""
+    names = ("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace")
+    chosen = tuple(name for name in names if name in settings.model_fields_set)
+    return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}
+
+
+def _for_all_pods(settings: Settings) -> dict[str, str]:
+    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+    return {"SHM_SIZE": "keep", "LOG_LEVEL": level}  # /dev/shm is this machine's, which all pods share
+
+
+def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:
+    values = {name: getattr(settings, name) for name in names}
+    return {name.upper(): str(value) for name, value in values.items() if value is not None}
 
 
 def _nodes(settings: Settings) -> int:
@@ -175,28 +154,3 @@ def _nproc(settings: Settings) -> str:
     if parse_nproc(text) is None:
         raise UsageError(f"--nproc-per-node is {text!r}; expected a number, or auto, gpu, cpu")
     return text
-
-
-def _last_words(scratch: Path, pod: str) -> Path:
-    return scratch / f"{pod}.termination-log"
-
-
-def _table(ended: Outcome, started_s: float, scratch: Path) -> str:
-    """Pod, exit code, time, first line of its last words."""
-    rows = [("POD", "EXIT", "SECONDS", "LAST WORDS")]
-    for death in ended.exits:
-        code = death.exit_code
-        words = _first_line(_last_words(scratch, death.process)) or exits.describe(code)
-        rows.append((death.process, str(code), f"{death.at_s - started_s:.1f}", words))
-    rows[1:] = sorted(rows[1:], key=lambda row: (len(row[0]), row[0]))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}\n" for row in rows
-    )
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    except OSError:
-        return ""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch.errors import UsageError
-from trainer_launch.manifest import workload_of
 from trainer_launch.manifest.baking import pods
 from trainer_launch.manifest.documents import MAX_BYTES, read_documents
 from trainer_launch.manifest.fields import Field
@@ -19,8 +18,8 @@ MAX_FILES = 16
 _log = logging.getLogger(__name__)
 
 
-def load(paths: Sequence[str]) -> Workload:
-    """The one job that these files hold, with all that it refers to.
+def read(paths: Sequence[str]) -> tuple[Field, ...]:
+    """What these files hold: a job, with all that it refers to.
 
     Raises:
         UsageError: a file cannot be read, or what is in it does not fit.
@@ -30,7 +29,7 @@ def load(paths: Sequence[str]) -> Workload:
     documents: list[Field] = []
     for path in paths:
         documents += read_documents(_text(path), path)
-    return workload_of(tuple(documents))
+    return tuple(documents)
 
 
 def tell_ignored(workload: Workload) -> None:

@@ -1,4 +1,4 @@
-"""`local -f`: a job of a manifest on this machine, from its first pod to its condition.
+"""A job on this machine, from its first pod to its condition, whether flags or a manifest describe it.
 
 What happens is decided in `manifest.machine`; here it is done: processes, signals, folders.
 """
@@ -12,32 +12,40 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from trainer_launch import exits, log
-from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.run import use_color
-from trainer_launch.commands.staging import Stage
+from trainer_launch.commands.staging import Setting, Stage
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
 from trainer_launch.manifest.values import Workload
 from trainer_launch.model import Exit
+from trainer_launch.rehearsal import table
+from trainer_launch.settings import Settings
 from trainer_launch.signals import STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
-# Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
-_NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
 _log = logging.getLogger(__name__)
 
 
-def rehearse(workload: Workload, parsed: Parsed) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is rehearsed, and how it grows: the same job with that many more nodes, where it can."""
+
+    workload: Workload
+    grown: Callable[[int], Workload] | None = None
+
+
+def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code.
 
     Raises:
@@ -45,12 +53,12 @@ def rehearse(workload: Workload, parsed: Parsed) -> int:
     """
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
-        stage = Stage(workload, scratch, _flags(parsed), parsed.flags["command_line"])
+        stage = Stage(job.workload, scratch, setting)
         stage.check()
-        system = System(color=use_color(parsed.settings))
+        system = System(color=use_color(settings))
         log.send_through(system.say)
         with contextlib.closing(system):
-            rehearsal = Rehearsal(workload, stage, system, parsed)
+            rehearsal = Rehearsal(job, stage, system, settings)
             rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
@@ -59,28 +67,16 @@ def rehearse(workload: Workload, parsed: Parsed) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _flags(parsed: Parsed) -> dict[str, str]:
-    """What of our own options the launchers in the pods get as variables."""
-    settings = parsed.settings
-    flags = {"SHM_SIZE": "keep", "COLOR": "never", "SKIP": _NOT_HERE}  # this machine's, which all pods share
-    for name in ("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace"):
-        if name in settings.model_fields_set and getattr(settings, name) is not None:
-            flags[name.upper()] = str(getattr(settings, name))
-    flags["LOG_LEVEL"] = settings.log_level if "log_level" in settings.model_fields_set else "warning"
-    return flags
-
-
 class Rehearsal:
     """The state of the job, and who carries out what it asks for."""
 
-    def __init__(self, workload: Workload, stage: Stage, system: System, parsed: Parsed) -> None:
-        self._workload, self._stage, self._system = workload, stage, system
-        self._settings = parsed.settings
-        self._labels = "prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix
+    def __init__(self, job: Job, stage: Stage, system: System, settings: Settings) -> None:
+        self._job, self._stage, self._system = job, stage, system
+        self._grace_s = settings.grace
         self._failed: list[machine.Exited] = []  # what could not be started
         self._stop_signal: int | None = None
         self._began_s = system.now()
-        self.state, actions, said = machine.begin(workload, stage.pods, self._began_s)
+        self.state, actions, said = machine.begin(job.workload, stage.pods, self._began_s)
         self._do(actions, said)
 
     def to_the_end(self) -> None:
@@ -101,28 +97,10 @@ class Rehearsal:
 
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
-        rows = [("POD", "PHASE", "STARTS", "RESTARTS", "EXIT", "LAST WORDS")]
-        for name, state in self.state.states.items():
-            pod = self.state.pods[name]
-            code = state.codes.get(pod.draft.main)
-            words = _first_line(self._stage.last_words(pod, pod.draft.main))
-            shown = "-" if code is None else str(code)
-            told = words or ("" if code is None else exits.describe(code))
-            rows.append((name, state.phase.value, str(state.starts), str(state.restart_count), shown, told))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row[:5], widths, strict=True)), row[5]]).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, self._condition()]) + "\n"
-
-    def _condition(self) -> str:
-        title = f"{self._workload.kind} {self._workload.name}"
-        condition = self.state.condition
-        if condition is None:
-            return f"{title}: stopped after {self._seconds:.1f} s"
-        verdict = "Succeeded" if condition.succeeded else "Failed"
-        return f"{title}: {verdict} after {self._seconds:.1f} s ({condition.reason}): {condition.message}"
+        pods = self.state.pods.values()
+        words = {pod.name: _first_line(self._stage.last_words(pod, pod.draft.main)) for pod in pods}
+        title = f"{self._job.workload.kind} {self._job.workload.name}"
+        return table.table(self.state, words) + table.condition(title, self.state, self._seconds)
 
     # -- events -------------------------------------------------------------------------------
 
@@ -141,9 +119,12 @@ class Rehearsal:
             made = _exited(event.at_s, event.exit)
             self._clear(made.pod, made.container)
             return made
-        if isinstance(event, ev.Signalled) and event.number in STOP_SIGNALS:
-            self._stop_signal = self._stop_signal or event.number
-            return machine.StopAsked(event.at_s, self._settings.grace)
+        if isinstance(event, ev.Signalled):
+            if event.number in STOP_SIGNALS:
+                self._stop_signal = self._stop_signal or event.number
+                return machine.StopAsked(event.at_s, self._grace_s)
+            for name in self._system.pids():  # such as USR1: what it is for, each pod's launcher knows
+                self._system.signal_leader(name, event.number)
         return None
 
     def _clear(self, pod: str, container: str) -> None:
@@ -186,12 +167,9 @@ class Rehearsal:
 
     def _start(self, action: Start) -> None:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
-        process = self._stage.process(pod, action.container, life)
-        if not self._labels:
-            process = replace(process, label="")  # whole lines of one container at a time
         try:
             self._stage.prepare(pod, action.container, life)
-            self._system.spawn(process)
+            self._system.spawn(self._stage.process(pod, action.container, life))
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exits.NOT_FOUND

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -33,22 +33,31 @@ _DOORS = "doors"  # folder of the ways into its pods
 _MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the pods have from outside their job."""
+
+    launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
+    path: str  # where programs are looked for that a container does not say itself
+    command: str | None = None  # run in place of what the containers that count would
+    labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
+
+
 class Stage:
     """Where the pods of one rehearsal live."""
 
-    def __init__(self, workload: Workload, scratch: Path, settings: Mapping[str, str], command: str | None) -> None:
+    def __init__(self, workload: Workload, scratch: Path, setting: Setting) -> None:
         if len(workload.drafts) > loopback.MAX_PODS:
             raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
         self._scratch = scratch
-        self._settings = settings  # TRAINER_LAUNCH_* for our own launchers in the pods
-        # A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others.
-        threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(workload.drafts)))
-        machine = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
-        self._base = {**machine, **own_environment(os.environ), "PATH": _path()}
+        self._setting = setting
         made = pods_of(workload, loopback.address_of)
+        machine = {"OMP_NUM_THREADS": str(_threads(made)), "GLOO_SOCKET_IFNAME": "lo"}
+        self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         _refuse_what_cannot_run(made)
-        if command is not None:
-            made = tuple(pod if mpi_here.is_worker(pod) else _with_command(pod, command) for pod in made)
+        if setting.command is not None:
+            words = _words(setting.command)
+            made = tuple(pod if mpi_here.is_worker(pod) else _with_command(pod, words) for pod in made)
         if any(map(mpi_here.uses_ssh, made)):
             keys.make(str(scratch / _KEYS), client.find("ssh-keygen", self._base["PATH"]))
             port = net.free_port()
@@ -83,7 +92,7 @@ class Stage:
         here = self._localised(pod, container, life)
         env = {
             **self._base,
-            **{f"TRAINER_LAUNCH_{key}": value for key, value in self._settings.items()},
+            **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
             **here.env,
             _MARK: str(self.last_words(pod, name)),
@@ -92,6 +101,8 @@ class Stage:
         if kubectl is not None:
             env["PATH"] = os.pathsep.join([os.path.dirname(kubectl), env["PATH"]])
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
+        if not self._setting.labels:
+            label = ""  # whole lines of one container at a time
         return Process(
             name=f"{pod.name}/{name}",
             argv=_argv(here),
@@ -193,13 +204,17 @@ def _argv(container: Container) -> tuple[str, ...]:
     return words
 
 
-def _with_command(pod: Pod, command: str) -> Pod:
+def _words(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as problem:
         raise UsageError(f"--command {command[:60]!r} cannot be split into words: {problem}") from None
     if not words:
         raise UsageError("--command is empty; give the program and its arguments in one text")
+    return words
+
+
+def _with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
     changed = tuple(
         replace(one, command=words, args=()) if one.name == pod.draft.main else one for one in pod.containers
     )
@@ -218,7 +233,14 @@ def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
     return replace(ground, ports=ports)
 
 
-def _path() -> str:
+def _threads(pods: tuple[Pod, ...]) -> int:
+    """A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others."""
+    counts = (pod.main.env.get("PET_NPROC_PER_NODE", "1") for pod in pods)
+    workers = sum(min(int(text), 4096) if text.isascii() and text.isdigit() else 1 for text in counts)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+
+
+def image_path() -> str:
     """The folder of our own Python first, as in an image that this package is installed in."""
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 

@@ -26,6 +26,11 @@ class Condition:
     message: str
     exit_code: int = 0
 
+    @property
+    def is_victims(self) -> bool:
+        """Whether it is told by one that ended because its peers did, or the network."""
+        return not self.succeeded and self.exit_code == exits.INFRASTRUCTURE
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -70,6 +75,7 @@ def decide(view: View) -> list[Decision]:
     decisions = list(_v1(view) if view.rules.family == "v1" else _jobs(view))
     decisions += _crash_loops(view)
     fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
+    fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
     return list(fatal[:1]) or decisions
 
 

@@ -11,6 +11,7 @@ from trainer_launch.manifest.judge import Again, AllAgain, Condition
 from trainer_launch.manifest.life import Action, Phase, PodState
 from trainer_launch.manifest.values import Pod, Rules, Workload
 
+CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame, at most
 LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
 
 
@@ -26,6 +27,7 @@ class State:
     failed: Mapping[str, int] = field(default_factory=dict)
     attempt: int = 0
     condition: Condition | None = None
+    held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
     asked: int = 0  # how often we were asked to stop
     grace_s: float | None = None  # shorter than the pods' own, when asked
@@ -46,8 +48,8 @@ class State:
         times = [at_s for state in self.states.values() if (at_s := life.next_due_s(state)) is not None]
         if self.condition is None and not self.asked:
             times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
-            if self.rules.deadline_s is not None:
-                times.append(self.began_s + self.rules.deadline_s)
+            times += [self.held_until_s] if self.held_until_s is not None else []
+            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
         if self.stop_at_s is not None:
             times.append(self.stop_at_s)
         return min(times, default=None)
@@ -148,7 +150,8 @@ def _settle(state: State, now_s: float) -> Step:
     if state.asked:
         return state, actions, said
     if state.condition is None:
-        for decision in judge.decide(_view(state, now_s)):
+        state, decisions = _held(state, judge.decide(_view(state, now_s)), now_s)
+        for decision in decisions:
             state, more, text = _apply(state, decision, now_s)
             actions, said = actions + more, said + text
     if state.condition is None:
@@ -162,6 +165,19 @@ def _settle(state: State, now_s: float) -> Step:
         left = sorted({action.pod for action in more})
         said += [f"still running after the end, and stopped: {', '.join(left)}"] if left else []
     return state, actions, said
+
+
+def _held(state: State, decisions: list[judge.Decision], now_s: float) -> tuple[State, list[judge.Decision]]:
+    """Who lost its peer may end a moment before that peer, which is the cause: it gets time to end."""
+    end = decisions[0] if decisions else None
+    if (
+        not isinstance(end, Condition)
+        or not end.is_victims
+        or not any(one.is_active for one in state.states.values())
+    ):
+        return state, decisions
+    until_s = now_s + CAUSE_S if state.held_until_s is None else state.held_until_s
+    return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
 def _view(state: State, now_s: float) -> judge.View:

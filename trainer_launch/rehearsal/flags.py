@@ -1,22 +1,21 @@
-"""The pods of a rehearsal: what each would get from Kubeflow Trainer v2, on loopback. Pure.
-
-A loopback address of its own stands for each pod's name, which nothing resolves on a laptop.
-"""
+"""A job from flags: the pods that Kubeflow Trainer v2 would make of it, and when it ends. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from trainer_launch.errors import UsageError
-from trainer_launch.hostfile import render_open_mpi
-from trainer_launch.model import Member
+from trainer_launch.manifest.baking import env_items
+from trainer_launch.manifest.values import Container, Draft, File, Rules, Success, Template, Workload
 
-JOB = "local"
+KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
-_FIRST_ADDRESS = 2  # 127.0.0.1 stays the machine's own
+_PORT = 29500
 MAX_NODES = 200
+_OURS = "trainer-launch"
+_HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
 # What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
 _FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_")
 _FOREIGN_NAMES = frozenset(
@@ -41,109 +40,97 @@ ON_A_LAPTOP = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RehearsedPod:
-    """One pod: its name, its loopback address, and its whole environment."""
+def torch_job(nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float) -> Workload:
+    """A torch job, or one of any program on every node: all have to succeed, the first failure ends it.
 
-    name: str
-    address: str
-    label: str  # what its own lines are marked with
-    env: Mapping[str, str]
-    command: tuple[str, ...] = ("run", "--")  # of trainer-launch; a run's own follows
-
-
-def address_of(node: int) -> str:
-    """The loopback address of a node: 127.0.0.2 for node 0."""
-    return f"127.0.0.{_FIRST_ADDRESS + node}"
-
-
-def pods(nodes: int, nproc_per_node: str, port: int, env: Mapping[str, str]) -> Sequence[RehearsedPod]:
-    """The pods of a torch job; `env` is the shell's, `port` a free one that node 0 may use.
-
-    The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go;
-    node 0's address stands for its name, which nothing resolves on a laptop.
+    The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go.
 
     Raises:
-        UsageError: more pods than loopback addresses.
+        UsageError: more nodes than a laptop has room for.
     """
-    base = _base(nodes, env)
-    return tuple(
-        RehearsedPod(
-            name=f"{JOB}-node-0-{node}",
-            address=address_of(node),
-            label=str(node),
-            env={
-                **base,
-                "PET_NNODES": str(nodes),
-                "PET_NPROC_PER_NODE": nproc_per_node,
-                "PET_NODE_RANK": str(node),
-                "PET_MASTER_ADDR": address_of(0),
-                "PET_MASTER_PORT": str(port),
-                "JOB_COMPLETION_INDEX": str(node),
-                "HOSTNAME": f"{JOB}-node-0-{node}",
-            },
-        )
-        for node in range(nodes)
-    )
+    told = {
+        "PET_NNODES": str(_checked(nodes)),
+        "PET_NPROC_PER_NODE": nproc_per_node,
+        "PET_MASTER_ADDR": _full(_name(NODE, 0)),
+        "PET_MASTER_PORT": str(_PORT),
+    }
+    words = (_OURS, "run", "--", *map(_as_typed, command))
+
+    def draft(node: int) -> Draft:
+        container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
+        return _draft(NODE, node, container, grace_s, label=str(node))
+
+    drafts = tuple(map(draft, range(nodes)))
+    return _job(drafts, tuple(one.hostname for one in drafts), {"PET_MASTER_PORT": drafts[0].hostname})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiFiles:
-    """What the pods of a rehearsed MPI job have mounted."""
-
-    hostfile: str
-    ssh_dir: str
-    tmp: str  # each pod has a folder of its name in it
-
-
-def mpi_pods(
-    nodes: int, nproc_per_node: int, port: int, files: MpiFiles, env: Mapping[str, str]
-) -> Sequence[RehearsedPod]:
-    """The pods of an MPI job, its launcher last: every node runs sshd at `port` of its own address.
+def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
+    """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
 
     The launcher's variables are those of kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go.
 
     Raises:
-        UsageError: more pods than loopback addresses.
+        UsageError: more nodes than a laptop has room for.
     """
-    base = _base(nodes, env)
-    ssh = {"TRAINER_LAUNCH_SSH_DIR": files.ssh_dir, "TRAINER_LAUNCH_SSH_PORT": str(port)}
-
-    def pod(name: str, index: int, **more: str) -> dict[str, str]:
-        own = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": name, "TMPDIR": f"{files.tmp}/{name}"}
-        return {**base, **ssh, **own, **more}
-
-    made = []
-    for node in range(nodes):
-        name, address = f"{JOB}-node-0-{node}", address_of(node)
-        # Open MPI takes pods of one machine for machines that do not share their memory, and its files would meet.
-        apart = {f"OMPI_MCA_btl_{btl}_backing_directory": f"{files.tmp}/{name}" for btl in ("vader", "sm")}
-        command = ("sshd", "--listen-address", address)
-        env_of_pod = pod(name, node, **apart)
-        made.append(RehearsedPod(name=name, address=address, label=str(node), env=env_of_pod, command=command))
-    name = f"{JOB}-launcher-0-0"
+    keys = {f"{_KEYS}/id_rsa": File(mode=0o600, key="private")}
+    keys |= {f"{_KEYS}/{name}": File(key="public") for name in ("id_rsa.pub", "authorized_keys")}
+    served = Container(name=NODE, command=(_OURS, "sshd"), files=keys)
+    workers = tuple(_draft(NODE, node, served, grace_s, label=str(node)) for node in range(_checked(nodes)))
+    hosts = "".join(f"{_full(one.hostname)} slots={nproc_per_node}\n" for one in workers)
     told = {
-        "OMPI_MCA_orte_default_hostfile": files.hostfile,
+        "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
         "OMPI_MCA_orte_set_default_slots": str(nproc_per_node),
         "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
     }
-    launcher = pod(name, 0, **told, **ON_A_LAPTOP)
-    return (*made, RehearsedPod(name=name, address="127.0.0.1", label="launcher", env=launcher))
+    runs = Container(
+        name=NODE,
+        command=(_OURS, "run", "--", *map(_as_typed, command)),
+        items=env_items(told),
+        files={**keys, _HOSTFILE: File(hosts, 0o444)},
+    )
+    launcher = _draft(LAUNCHER, 0, runs, grace_s, label=LAUNCHER)
+    return _job((*workers, launcher), (launcher.hostname,), {})
 
 
-def mpi_hostfile(nodes: int, nproc_per_node: int) -> str:
-    """The host file of a rehearsed MPI job."""
-    return render_open_mpi(Member(address_of(node), nproc_per_node) for node in range(nodes))
+def _job(drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[str, str]) -> Workload:
+    rules = Rules(family="v1", success=Success(groups=(deciders,)), clean="Running")
+    return Workload(kind=KIND, name=JOB, namespace="default", drafts=drafts, rules=rules, ports=ports)
 
 
-def _base(nodes: int, env: Mapping[str, str]) -> dict[str, str]:
-    """What every pod has from the shell."""
+def _draft(role: str, index: int, container: Container, grace_s: float, label: str) -> Draft:
+    container = replace(container, items=(*container.items, *env_items({"TRAINER_LAUNCH_NODE_LABEL": label})))
+    name = _name(role, index)
+    return Draft(
+        template=Template(containers=(container,), grace_s=grace_s),
+        hostname=name,
+        role=role,
+        index=index,
+        main=NODE,
+        restart="Never",
+        names=(_full(name),),
+        completion_index=index,
+    )
+
+
+def _name(role: str, index: int) -> str:
+    return f"{JOB}-{role}-0-{index}"
+
+
+def _full(name: str) -> str:
+    """As it stands in what the controller writes: <pod>.<subdomain>."""
+    return f"{name}.{JOB}"
+
+
+def _as_typed(word: str) -> str:
+    """A word of the user's, in which $(NAME) is the shell's business and no reference of Kubernetes."""
+    return word.replace("$", "$$")
+
+
+def _checked(nodes: int) -> int:
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes is {nodes}; a rehearsal takes 1 to {MAX_NODES}")
-    base = own_environment(env)
-    base.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's own name may resolve to a network that is down
-    return base
+    return nodes
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""What is shown when a rehearsal has ended: a row for each pod, and the job's condition. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer_launch import exits
+from trainer_launch.manifest.machine import State
+
+HEAD = ("POD", "PHASE", "STARTS", "RESTARTS", "EXIT", "LAST WORDS")
+
+
+def table(state: State, words: Mapping[str, str]) -> str:
+    """The rows; `words` is the first line of the last words of each pod that has left some."""
+    rows = [HEAD]
+    for name, one in state.states.items():
+        code = one.codes.get(state.pods[name].draft.main)
+        said = words.get(name) or ("" if code is None else exits.describe(code))
+        exit_code = "-" if code is None else str(code)
+        rows.append((name, one.phase.value, str(one.starts), str(one.restart_count), exit_code, said))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    return "".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() + "\n"
+        for row in rows
+    )
+
+
+def condition(title: str, state: State, seconds: float) -> str:
+    """One line: whether the job has succeeded, when, and why not."""
+    end = state.condition
+    if end is None:
+        return f"{title}: stopped after {seconds:.1f} s\n"
+    verdict = "Succeeded" if end.succeeded else "Failed"
+    return f"{title}: {verdict} after {seconds:.1f} s ({end.reason}): {end.message}\n"
