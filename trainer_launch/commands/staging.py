@@ -153,14 +153,19 @@ class Stage:
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
         """What still runs of a container whose first process has ended, other sessions and orphans too.
 
-        On a cluster nothing would; here its environment tells whose it is.
+        On a cluster nothing would; here its environment tells whose it is. What came in by ssh has no more than the
+        pod's name, and sshd itself writes its title over its environment.
         """
-        found = []
+        mark, folder = str(self.last_words(pod, name)), f"{self._scratch / pod.name}/"
+        found: dict[int, psutil.Process] = {}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == str(self.last_words(pod, name)):
-                    found.append(process)
-        return found
+                env = process.environ()
+                known = env.get(_MARK) or env.get("HOSTNAME")
+                if known in (mark, pod.name) or (known is None and folder in " ".join(process.cmdline())):
+                    below = process.children(recursive=True) if known is None else []
+                    found |= {each.pid: each for each in (process, *below)}
+        return list(found.values())
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
         return loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))

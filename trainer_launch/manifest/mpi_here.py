@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.manifest.values import Container, File, Pod
 from trainer_launch.mpi.typed import is_mpirun
 from trainer_launch.rehearsal.flags import ON_A_LAPTOP
@@ -71,7 +72,7 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd" or words[:2] == (OURS, "sshd"):
         words = _sshd(pod)
-    elif name and is_mpirun(name):
+    elif name and (is_mpirun(name) or is_horovodrun(words)):
         words = (OURS, "run", "--", *words)
     env = {**container.env, **_env(container, port, scratch), **(ON_A_LAPTOP if is_launcher else _apart(scratch))}
     return replace(container, env=env, command=words[:1], args=words[1:])
