@@ -1,0 +1,154 @@
+"""Pods with a network, names, a host name and /dev/shm of their own: made, entered, disturbed, and gone with us.
+
+The namespaces have no name anywhere: we hold them open, the pods' processes are in them, and when all these have
+ended, killed or not, the kernel takes them down. What the commands are is said in `rehearsal.wiring`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer_launch.errors import NodeError
+from trainer_launch.grammar import shown
+from trainer_launch.model import Process
+from trainer_launch.rehearsal import wiring
+from trainer_launch.rehearsal.fault import Fault
+from trainer_launch.rehearsal.wiring import Argv, Outlet
+
+COMMAND_S = 20.0  # for one command of a moment
+_KINDS = ("net", "mnt", "uts", "ipc")
+_OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One pod's namespaces, which we hold open."""
+
+    outlet: Outlet
+    fds: Mapping[str, int]
+    hosts: Path
+    shm_bytes: int
+
+    def enter(self, *kinds: str) -> Argv:
+        """What runs a program in them, all of them by default; the working directory is lost."""
+        options = (f"{_OPTIONS[kind]}=/proc/{os.getpid()}/fd/{self.fds[kind]}" for kind in kinds or _KINDS)
+        return ("nsenter", *options, "--")
+
+
+class OwnNetwork:
+    """The pods' network; we are its router, so we have to be in namespaces of our own already."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._places: dict[str, _Place] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._known = True
+        _run(wiring.router())
+
+    def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int = wiring.SHM_BYTES) -> None:
+        """Give a pod its place; from now on all pods know its names.
+
+        Raises:
+            NodeError: this machine does not do it.
+        """
+        outlet, hosts = Outlet(number), self._scratch / pod / "hosts"
+        hosts.parent.mkdir(parents=True, exist_ok=True)
+        hosts.touch()
+        resolver = hosts.with_name("resolv.conf")
+        resolver.write_text(wiring.RESOLVER, encoding="ascii")
+        inside = ("sh", "-c", wiring.POD, "sh", pod, str(hosts), str(shm_bytes), str(resolver))
+        with _child(("unshare", *wiring.UNSHARE, "--", *inside)) as pid:
+            _run(wiring.cable(outlet, pid))
+            fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
+            self._places[pod] = place = _Place(outlet, fds, hosts, shm_bytes)
+        _run([(*place.enter("net"), *argv) for argv in wiring.plug(outlet)])
+        self._names[pod] = tuple(names)
+        self._tell_names()
+
+    def close(self) -> None:
+        """Let go of all namespaces."""
+        for place in self._places.values():
+            for fd in place.fds.values():
+                os.close(fd)
+        self._places.clear()
+
+    def wrap(self, pod: str, process: Process) -> Process:
+        """The same process, in the pod's place."""
+        into = ("sh", "-c", 'cd "$0" && exec "$@"', process.cwd or os.getcwd())
+        return replace(process, argv=(*self._places[pod].enter(), *into, *process.argv))
+
+    def renew(self, pod: str) -> None:
+        """A new pod takes the place of the old one: its /dev/shm is empty."""
+        place = self._places[pod]
+        _run([(*place.enter("mnt"), "sh", "-c", wiring.NEW_SHM, "sh", str(place.shm_bytes))])
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def begin(self, fault: Fault, pod: str | None) -> None:
+        """Let it come; `pod` is None for a fault of all pods.
+
+        Raises:
+            NodeError: it could not be done.
+        """
+        self._do(fault, pod, is_over=False)
+
+    def end(self, fault: Fault, pod: str | None) -> None:
+        """Let it be over.
+
+        Raises:
+            NodeError: it could not be done.
+        """
+        self._do(fault, pod, is_over=True)
+
+    def _do(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
+        if fault.kind == "delay dns":
+            self._known = is_over
+            self._tell_names()
+            return
+        place = self._places[pod or ""]
+        if fault.kind == "fill shm":
+            script = wiring.EMPTY_SHM if is_over else wiring.FILL_SHM
+            _run([(*place.enter("mnt"), "sh", "-c", script, "sh", str(place.shm_bytes))])
+        elif fault.kind == "partition":
+            _run((wiring.heal if is_over else wiring.partition)(place.outlet))
+        elif fault.kind == "slow link":
+            limit = fault.bytes_per_s or 0.0
+            _run(wiring.fast(place.outlet) if is_over else wiring.slow(place.outlet, limit))
+
+    def _tell_names(self) -> None:
+        """In place: the files are mounted into the pods."""
+        addresses = {pod: place.outlet.address for pod, place in self._places.items()}
+        for pod, place in self._places.items():
+            place.hosts.write_text(wiring.hosts(pod, self._names, addresses, known=self._known), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _child(argv: Argv) -> Iterator[int]:
+    """A process that has said that it is ready; it ends when the block does. Its number."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        said = child.stdout.readline().strip()
+        if said != "ready":
+            child.kill()
+            raise NodeError(f"the pods' own network: a pod's namespaces could not be made: {shown(said)}")
+        yield child.pid
+
+
+def _run(commands: Sequence[Argv]) -> None:
+    for argv in commands:
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise NodeError(f"the pods' own network: {' '.join(argv)[:200]}: {problem}") from None
+        if done.returncode != 0:
+            raise NodeError(f"the pods' own network: {' '.join(argv)[:200]} says {shown(done.stderr.strip())}")
