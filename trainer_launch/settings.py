@@ -20,7 +20,7 @@ PREFIX = "TRAINER_LAUNCH_"
 INTERNAL = frozenset(
     {
         *("RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"),
-        *("WARM", "FORKSERVER", "MPI", "MPI_RUN"),
+        *("WARM", "FORKSERVER", "MPI", "MPI_RUN", "INSIDE"),
     }
 )
 # A Service called trainer-launch makes Kubernetes inject these (Docker's old links).

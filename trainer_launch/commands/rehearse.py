@@ -169,7 +169,7 @@ class Rehearsal:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
         try:
             self._stage.prepare(pod, action.container, life)
-            self._system.spawn(self._stage.process(pod, action.container, life))
+            self._system.spawn(self._stage.placed(pod, self._stage.process(pod, action.container, life)))
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exits.NOT_FOUND

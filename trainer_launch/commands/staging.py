@@ -15,6 +15,7 @@ import psutil
 from trainer_launch import programs
 from trainer_launch.command import parse_command
 from trainer_launch.commands.doors import Doors
+from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.host import net
 from trainer_launch.manifest import loopback, mpi_here
@@ -23,6 +24,7 @@ from trainer_launch.manifest.life import own_init
 from trainer_launch.manifest.loopback import FILES, Ground
 from trainer_launch.manifest.values import Container, File, Pod, Workload
 from trainer_launch.model import Process
+from trainer_launch.rehearsal import wiring
 from trainer_launch.rehearsal.flags import RUN, own_environment
 from trainer_launch.ssh import client, keys
 
@@ -41,6 +43,7 @@ class Setting:
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
     labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
+    own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
 
 
 class Stage:
@@ -51,8 +54,10 @@ class Stage:
             raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
         self._scratch = scratch
         self._setting = setting
-        made = pods_of(workload, loopback.address_of)
-        machine = {"OMP_NUM_THREADS": str(_threads(made)), "GLOO_SOCKET_IFNAME": "lo"}
+        self.network = OwnNetwork(scratch) if setting.own_network else None
+        device, address_of = (wiring.DEVICE, wiring.address_of) if self.network else ("lo", loopback.address_of)
+        made = pods_of(workload, address_of)
+        machine = {"OMP_NUM_THREADS": str(_threads(made)), "GLOO_SOCKET_IFNAME": device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         _refuse_what_cannot_run(made)
         if setting.command is not None:
@@ -68,8 +73,13 @@ class Stage:
             made = tuple(mpi_here.by_kubectl(pod, kubectl, str(scratch / pod.name / "tmp")) for pod in made)
         self.pods = made
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
-        ground = loopback.ground_of(workload, self.pods)
-        self._ground = _with_ports(ground, self.pods)
+        self._lives: dict[str, int] = {}  # by pod with a place of its own
+        if self.network is None:
+            self._ground = _with_ports(loopback.ground_of(workload, self.pods), self.pods)
+        else:
+            self._ground = Ground(pods={}, addresses={})  # names and ports are as the job has them
+            for number, pod in enumerate(self.pods):
+                self.network.add(pod.name, number, pod.draft.names)
 
     def check(self) -> None:
         """Find every program before anything starts.
@@ -94,7 +104,7 @@ class Stage:
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
-            **here.env,
+            **(here.env if self.network is None else wiring.off_loopback(here.env)),
             _MARK: str(self.last_words(pod, name)),
         }
         kubectl = next((path for path in here.files if path.endswith(mpi_here.KUBECTL)), None)
@@ -111,8 +121,15 @@ class Stage:
             label=label,
         )
 
+    def placed(self, pod: Pod, process: Process) -> Process:
+        """The process in the pod's own place, when it has one."""
+        return process if self.network is None else self.network.wrap(pod.name, process)
+
     def prepare(self, pod: Pod, name: str, life: int) -> None:
         """Make the folders of a container, and write its files."""
+        if self.network is not None and self._lives.setdefault(pod.name, life) != life:
+            self._lives[pod.name] = life
+            self.network.renew(pod.name)
         container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
         for mount in container.mounts:
             folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainer_launch.rehearsal.flags import ON_A_LAPTOP
 from trainer_launch.sizes import MIB
 
 DEVICE = "eth0"  # in each pod
@@ -139,6 +140,11 @@ def fast(outlet: Outlet) -> list[Argv]:
 
 def _table(outlet: Outlet) -> str:
     return f"slow{outlet.number}"
+
+
+def off_loopback(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a pod on loopback as they are in a network of its own: who is told to use lo uses its device."""
+    return {name: DEVICE if ON_A_LAPTOP.get(name) == value == "lo" else value for name, value in env.items()}
 
 
 def hosts(own: str, names: Mapping[str, Sequence[str]], addresses: Mapping[str, str], *, known: bool) -> str:
