@@ -20,6 +20,7 @@ from trainer_launch import run_folder
 EVERY_S = 1.0
 MAX_METRICS = 256  # this and the next as in Kubeflow's TrainJob status
 MAX_NAME = 64
+MAX_STEP = 10**12
 _PERCENT = 2.0  # whoever counts from 0 to 100 is told at 2; a little over 1 is an estimate that was short
 _LARGEST = 2**63
 # torch elastic, Open MPI, PMIx, MPICH; the first that is a number counts.
@@ -28,7 +29,11 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def report(
-    *, progress: float | None = None, eta_s: float | None = None, metrics: Mapping[str, float] | None = None
+    *,
+    step: int | None = None,
+    progress: float | None = None,
+    eta_s: float | None = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> None:
     """Say how far this process is; call it as often as you like, on any rank, from any thread.
 
@@ -36,6 +41,7 @@ def report(
     rank 0's. Nothing that happens to the disk or the launcher ever raises here.
 
     Args:
+        step: how many steps are done, a whole number from 0; it counts on after a resume.
         progress: the part that is done, from 0.0 to 1.0 (not percent).
         eta_s: seconds left, as estimated; below 0 counts as 0.
         metrics: numbers by name, at most 256, names of 1 to 64 characters.
@@ -43,6 +49,8 @@ def report(
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
     """
+    if step is not None:
+        step = _whole(step)
     if progress is not None:
         progress = _number(progress, "progress")
         if not 0 <= progress < _PERCENT:
@@ -51,7 +59,7 @@ def report(
     if eta_s is not None:
         eta_s = _number(eta_s, "eta_s")
         eta_s = max(eta_s, 0.0) if math.isfinite(eta_s) else None
-    _reporter.note(progress, eta_s, None if metrics is None else _checked(metrics))
+    _reporter.note(step, progress, eta_s, None if metrics is None else _checked(metrics))
 
 
 def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -68,6 +76,17 @@ def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
             raise ValueError(f"a metric's name is {name[:80]!r}; expected 1 to {MAX_NAME} characters")
         checked[name] = value if type(value) is float else _number(value, name)
     return checked
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        advice = "; of a tensor pass .item()" if hasattr(value, "item") else ""
+        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{advice}")
+    whole = int(value)
+    if not 0 <= whole < MAX_STEP:
+        text = whole if abs(whole) < _LARGEST else "far too large"
+        raise ValueError(f"step is {text}; expected a whole number from 0 to {MAX_STEP - 1}")
+    return whole
 
 
 def _number(value: object, name: str) -> float:
@@ -94,11 +113,14 @@ class _Reporter:
         self._is_writing = False
         self._due_s = 0.0
         self._at_s = 0.0
+        self._step: int | None = None
         self._progress: float | None = None
         self._eta_s: float | None = None
         self._metrics: dict[str, float] = {}
 
-    def note(self, progress: float | None, eta_s: float | None, metrics: dict[str, float] | None) -> None:
+    def note(
+        self, step: int | None, progress: float | None, eta_s: float | None, metrics: dict[str, float] | None
+    ) -> None:
         """Take in what was said; write it when it is time, and at once when all is done."""
         with self._lock:
             if not self._is_set_up:
@@ -107,6 +129,8 @@ class _Reporter:
                 return
             self._at_s = time.monotonic()
             ends = progress == 1.0 and self._progress != 1.0
+            if step is not None:
+                self._step = step
             if progress is not None:
                 self._progress = progress
             if eta_s is not None:
@@ -152,6 +176,7 @@ class _Reporter:
             "pid": os.getpid(),
             "at_s": self._at_s,
             "time_s": time.time() - (time.monotonic() - self._at_s),
+            "step": self._step,
             "progress": self._progress,
             "eta_s": self._eta_s,
             "metrics": self._metrics,

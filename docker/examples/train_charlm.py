@@ -189,7 +189,7 @@ def train(training: Training, text: torch.Tensor, world: World, args: argparse.N
 
         loss, asked = world.mean(local_loss.item(), float(len(signals)))
         stopped = asked > 0  # the same answer on every rank
-        report(progress=training.step / args.steps, metrics={"loss": loss, "step": training.step})
+        report(step=training.step, progress=training.step / args.steps, metrics={"loss": loss})
         training.first_loss = loss if training.first_loss is None else training.first_loss
         is_last = stopped or training.step == args.steps
         if args.checkpoint and world.rank == 0 and (is_last or training.step % args.checkpoint_every == 0):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 TRAIN = """
 import sys, trainer_launch
-trainer_launch.report(progress=0.25, eta_s=90, metrics={'loss': 0.5})
+trainer_launch.report(step=30, progress=0.25, eta_s=90, metrics={'loss': 0.5})
 print("ready", flush=True)
 sys.stdin.readline()
 import signal
@@ -65,9 +65,9 @@ def test_status_tells_what_the_launcher_and_the_script_say(train: str, tmp: dict
         assert (one["pid"], one["node_rank"], one["phase"], one["engine"]) == (run.pid, 1, "running", "plain")
         assert [name for name, _ in one["processes"]] == ["program"]
         (said,) = one["reports"]
-        assert (said["progress"], said["eta_s"], said["metrics"]) == (0.25, 90.0, {"loss": 0.5})
+        assert (said["step"], said["progress"], said["eta_s"], said["metrics"]) == (30, 0.25, 90.0, {"loss": 0.5})
         shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
-        assert "25.0 % done, 1 min 30 s left" in shown
+        assert "step 30, 25.0 % done, 1 min 30 s left" in shown
         assert "loss=0.5" in shown
         run.signal(signal.SIGTERM)
         assert run.end()[0] == 143

@@ -30,7 +30,15 @@ def reported(
     rank: int | None = 4, metrics: dict[str, float] | None = None, progress: float | None = 0.5
 ) -> Progress:
     return Progress(
-        rank=rank, local_rank=0, pid=9, at_s=10.0, time_s=95.0, progress=progress, eta_s=60.0, metrics=metrics or {}
+        rank=rank,
+        local_rank=0,
+        pid=9,
+        at_s=10.0,
+        time_s=95.0,
+        step=40,
+        progress=progress,
+        eta_s=60.0,
+        metrics=metrics or {},
     )
 
 
@@ -54,6 +62,7 @@ def test_what_is_known_has_a_metric() -> None:
         "trainer_launch_restarts_total": 1.0,
     }
     rank = ("rank", "4")
+    assert found["trainer_launch_step"] == {frozenset({rank}): 40.0}
     assert found["trainer_launch_progress_ratio"] == {frozenset({rank}): 0.5}
     assert found["trainer_launch_progress_age_seconds"] == {frozenset({rank}): 2.5}
     assert found["trainer_launch_eta_seconds"] == {frozenset({rank}): 60.0}

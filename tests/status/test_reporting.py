@@ -27,9 +27,9 @@ def run(text: str, folder: Path | None, **env: str) -> subprocess.CompletedProce
 
 
 def test_what_was_held_back_is_written_at_exit(tmp_path: Path) -> None:
-    run("for i in range(100): report(progress=i / 100, eta_s=100 - i, metrics={'loss': i})", tmp_path)
+    run("for i in range(100): report(step=i, progress=i / 100, eta_s=100 - i, metrics={'loss': i})", tmp_path)
     (one,) = progress.read(str(tmp_path))
-    assert (one.progress, one.eta_s, one.metrics) == (0.99, 1.0, {"loss": 99.0})
+    assert (one.step, one.progress, one.eta_s, one.metrics) == (99, 0.99, 1.0, {"loss": 99.0})
     assert (one.rank, one.local_rank) == (None, 0)
     assert os.listdir(tmp_path) == ["progress-0.json"]
 
@@ -50,9 +50,10 @@ os._exit(0)
 
 
 def test_what_is_not_given_stays(tmp_path: Path) -> None:
-    run("report(progress=0.25, metrics={'a': 1, 'b': 2})\nreport(eta_s=7)\nreport(metrics={'b': 3})", tmp_path)
+    first = "report(step=7, progress=0.25, metrics={'a': 1, 'b': 2})"
+    run(f"{first}\nreport(eta_s=7)\nreport(metrics={{'b': 3}})", tmp_path)
     (one,) = progress.read(str(tmp_path))
-    assert (one.progress, one.eta_s, one.metrics) == (0.25, 7.0, {"b": 3.0})
+    assert (one.step, one.progress, one.eta_s, one.metrics) == (7, 0.25, 7.0, {"b": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,10 @@ class Tensor:
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
+        ({"step": 1.0}, TypeError, "step is a float; expected a whole number"),
+        ({"step": True}, TypeError, "step is a bool"),
+        ({"step": -1}, ValueError, "step is -1; expected a whole number from 0"),
+        ({"step": 10**400}, ValueError, "expected a whole number from 0"),
         ({"progress": "half"}, TypeError, "progress is a str; expected a number"),
         ({"progress": 50}, ValueError, "progress is 50; expected a fraction from 0.0 to 1.0"),
         ({"progress": -0.1}, ValueError, "fraction"),
@@ -157,7 +162,10 @@ GOOD = {
 
 
 def test_a_file_is_read_as_it_was_meant() -> None:
-    assert progress.parse(json.dumps(GOOD).encode()) is not None
+    one, other = (progress.parse(json.dumps({**GOOD, **step}).encode()) for step in ({"step": 7}, {}))
+    assert one is not None
+    assert one.step == 7
+    assert other is not None, "a script may bring an older version of this package"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +175,7 @@ def test_a_file_is_read_as_it_was_meant() -> None:
         *(json.dumps({**GOOD, **change}).encode() for change in (
             {"rank": -1}, {"rank": True}, {"pid": "1"}, {"progress": 2}, {"progress": "x"}, {"eta_s": math.nan},
             {"time_s": 1e300}, {"metrics": [1]}, {"metrics": {"a": "b"}}, {"metrics": {"": 1}}, {"metrics": None},
-            {"metrics": {"a": 10**400}},
+            {"metrics": {"a": 10**400}}, {"step": -1}, {"step": 1.5}, {"step": "7"},
         )),
     ],
 )  # fmt: skip

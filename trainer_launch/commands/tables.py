@@ -63,6 +63,8 @@ def _launcher(one: Mapping[str, Any], now_s: float) -> str:
 def _report(report: Mapping[str, Any]) -> str:
     who = report["local_rank"] if report["rank"] is None else report["rank"]
     words = [f"rank {who:<4}"]
+    if report["step"] is not None:
+        words.append(f"step {report['step']},")
     if report["progress"] is not None:
         words.append(f"{_percent(report['progress'])} done,")
     if report["eta_s"] is not None:

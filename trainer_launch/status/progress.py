@@ -26,6 +26,7 @@ class Progress:
     pid: int
     at_s: float  # this machine's monotonic clock
     time_s: float  # since the epoch
+    step: int | None = None  # how many are done
     progress: float | None  # 0.0 to 1.0
     eta_s: float | None
     metrics: Mapping[str, float]
@@ -61,6 +62,7 @@ def parse(text: bytes) -> Progress | None:
             pid=_whole(values["pid"]),
             at_s=_number(values["at_s"], _BIG),
             time_s=_number(values["time_s"], _BIG),
+            step=None if values.get("step") is None else _whole(values["step"]),  # older versions say none
             progress=None if values["progress"] is None else _number(values["progress"], 1.0),
             eta_s=None if values["eta_s"] is None else _number(values["eta_s"], _BIG),
             metrics={_name(name): _any_number(value) for name, value in metrics.items()},

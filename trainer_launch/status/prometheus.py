@@ -50,6 +50,8 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
 
 def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
     each = [(one, {"rank": str(one.local_rank if one.rank is None else one.rank)}) for one in reports]
+    steps = [(labels, float(one.step)) for one, labels in each if one.step is not None]
+    yield _gauge("step", "Steps of the training that are done, as reported.", steps)
     parts = [(labels, one.progress) for one, labels in each if one.progress is not None]
     yield _gauge("progress_ratio", "The part of the training that is done, as reported.", parts)
     ages = [(labels, max(0.0, at_s - one.at_s)) for one, labels in each]

@@ -72,8 +72,13 @@ def of_step(event: ev.Event, before: State, after: State) -> tuple[Event, ...]:
 
 def of_progress(latest: Progress) -> Event:
     """What a training process says of itself."""
-    values = {"rank": latest.rank, "progress": latest.progress, "eta_s": latest.eta_s, "metrics": latest.metrics}
-    return "progress", values
+    return "progress", {
+        "rank": latest.rank,
+        "step": latest.step,
+        "progress": latest.progress,
+        "eta_s": latest.eta_s,
+        "metrics": latest.metrics,
+    }
 
 
 def of_outcome(outcome: Outcome) -> Event:
