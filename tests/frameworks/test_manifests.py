@@ -1,0 +1,45 @@
+"""Every manifest that we publish is one that its controller's API takes, whole."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks import frameworks
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S)]
+
+READER = Path(__file__).with_name("api_classes.py")
+MANIFESTS = sorted(path for path in frameworks.EXAMPLES.parent.rglob("*.yaml"))
+
+
+def wrong_in(*paths: Path) -> list[str]:
+    words = [frameworks.python("kubernetes"), *map(str, (READER, *paths))]
+    told: str = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return told.splitlines()
+
+
+def test_published_manifests_hold_nothing_that_their_api_does_not_know() -> None:
+    assert len(MANIFESTS) > 8
+    assert wrong_in(*MANIFESTS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "mistaken", "told"),
+    [
+        ("trainjob-torch.yaml", "numProcPerNode:", "numProcsPerNode:", "numProcsPerNode is not a field"),
+        ("trainjob-torch.yaml", "replicatedJobs:", "replicatedJob:", "replicatedJob is not a field"),
+        ("trainjob-torch.yaml", "numNodes: 3", "numNodes: three", "refused"),
+        ("pytorch-elastic.yaml", "maxRestarts:", "maximumRestarts:", "maximumRestarts is not a field"),
+        ("pytorch-elastic.yaml", "mountPath:", "path:", "path is not a field"),
+        ("mpijob-horovod-elastic.yaml", "slotsPerWorker:", "slots:", "slots is not a field"),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_seen(tmp_path: Path, name: str, right: str, mistaken: str, told: str) -> None:
+    text = (frameworks.EXAMPLES / name).read_text()
+    assert right in text
+    changed = tmp_path / name
+    changed.write_text(text.replace(right, mistaken))
+    assert any(told in line for line in wrong_in(changed)), wrong_in(changed)
