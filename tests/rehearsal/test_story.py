@@ -45,7 +45,7 @@ def test_workers_that_meet_again_begin_another_attempt_of_the_same_life() -> Non
     tale = Tale("a").start(0.0).meet(1.0).meet(4.0, 2)
     tale.add(6.0, What.CONTAINER_ENDED, "a", container="main", code=0)
     assert doings(tale.chronicle()) == [("running", 0.0, 4.0, 1), ("running", 4.0, 6.0, 2)]
-    assert tell(tale.chronicle()).totals.restarts == 1
+    assert tell(tale.chronicle()).totals.attempts == 2
 
 
 def test_a_pod_that_is_not_made_anew_is_down_until_the_job_ends() -> None:

@@ -24,6 +24,8 @@ else
         lacking cmake cmake
         lacking c++ g++
         lacking make make
+        lacking chromium chromium
+        lacking tmux tmux
     )
 fi
 [ ${#packages[@]} -gt 0 ] || exit 0

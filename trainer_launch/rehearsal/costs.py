@@ -41,7 +41,7 @@ class Totals:
     seconds: float
     faults: int
     missed: int
-    restarts: int  # beginnings of workers, all pods together, without each pod's first
+    attempts: int  # how often the workers began, of the pod where it was most often
     top: int | None  # the highest step
     downtime_s: float | None
     lost: int | None
@@ -98,7 +98,7 @@ def totals(chronicle: Chronicle, lanes: Sequence[Lane], found: Sequence[Cost], r
         seconds=end_of(chronicle),
         faults=sum(not one.is_missed for one in found),
         missed=sum(one.is_missed for one in found),
-        restarts=sum(max(0, lane.attempts - 1) for lane in lanes),
+        attempts=max((lane.attempts for lane in lanes), default=0),
         top=top,
         downtime_s=None if top is None else down_s,
         lost=None if top is None else sum(max(one.lost for one in group) for group in _together(resumed)),

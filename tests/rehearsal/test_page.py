@@ -1,0 +1,168 @@
+"""The page of a rehearsal: what it says, and how a real browser shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from tests.rehearsal import scenes
+from tests.rehearsal.browser import Browser, browser_in
+from tests.rehearsal.test_story import chronicles
+from tests.rehearsal.told import Tale, finished
+from trainer_launch.rehearsal.chronicle import Chronicle
+from trainer_launch.rehearsal.headline import clean, headline, seconds, tick_text, ticks
+from trainer_launch.rehearsal.page import page
+from trainer_launch.rehearsal.promises import judge
+from trainer_launch.rehearsal.story import tell
+from trainer_launch.rehearsal.style import ATTEMPTS
+
+SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
+
+
+def page_of(chronicle: Chronicle) -> str:
+    story = tell(chronicle)
+    return page(story, judge(story))
+
+
+def head_of(chronicle: Chronicle) -> tuple[str, str]:
+    story = tell(chronicle)
+    head = headline(story, judge(story))
+    return head.tone, head.text
+
+
+def test_the_verdict_comes_first() -> None:
+    assert head_of(scenes.small()) == ("good", "Survived 3 faults")
+    assert head_of(scenes.bad()) == ("bad", "Broken promise: no resume")
+    assert head_of(scenes.nasty()) == ("bad", "The job failed")
+    assert head_of(scenes.without_steps()) == ("bad", "1 fault never came")
+    assert head_of(finished(Tale("a").start(0.0), 2.0)) == ("good", "The job succeeded")
+    assert head_of(Tale("a").start(0.0).chronicle(ended_s=2.0, succeeded=None)) == (
+        "plain",
+        "Stopped before its end",
+    )
+    assert page_of(scenes.bad()).index("Broken promise") < page_of(scenes.bad()).index("What each pod did")
+
+
+def test_each_fault_has_a_row_with_downtime_and_lost_steps() -> None:
+    text = page_of(scenes.small())
+    rows = re.findall(r"<tr>(.*?)</tr>", text)
+    cells = [re.findall(r">([^<]*)</td>", row) for row in rows]
+    assert cells[1] == [
+        "1", "11.6 s", "kill worker node=1 at=step:40", "worker-0", "3.9 s", "10",
+        "had reached step 40, resumed from 30; pod away for 1.2 s",
+    ]  # fmt: skip
+    assert cells[-1] == ["demo-worker-0", "2", "3", "0", "reason=Succeeded exit=0 attempt=3 seconds=52.4"]
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_runs() -> None:
+    for name in SCENES:
+        text = page_of(getattr(scenes, name)())
+        assert "<script" not in text
+        assert not re.search(r"<(link|iframe|object|embed|img)|@import|url\(|\bon\w+=\"|(src|href)=\"", text)
+        assert "default-src 'none'" in text
+
+
+def test_what_others_wrote_is_escaped_cleaned_of_secrets_and_cut() -> None:
+    text = page_of(scenes.nasty())
+    assert "hunter2" not in text
+    assert "[redacted]" in text
+    assert "&lt;script&gt;" in text
+    assert not any(mark in text for mark in ("\x1b", "\u202e"))
+    assert "y" * 210 not in text
+    assert clean("a\x00b\x1b[31mred\x1b[0m\n") == "a bred"
+
+
+@settings(max_examples=40)
+@given(chronicles)
+def test_whatever_happened_there_is_a_page(chronicle: Chronicle) -> None:
+    text = page_of(chronicle)
+    assert text.count("<div") == text.count("</div>")
+    assert "nan" not in text
+
+
+def test_a_long_job_makes_no_large_page() -> None:
+    tale = Tale("a", "b").start(0.0)
+    for number in range(400):
+        tale.steps(1.0 + number, range(number * 100, number * 100 + 100), each_s=0.01).fault(
+            1.995 + number, "kill worker"
+        )
+        tale.meet(1.996 + number, number + 1)
+    assert len(page_of(finished(tale, 500.0))) < 1_000_000
+
+
+def test_times_are_round_and_readable() -> None:
+    assert [list(ticks(end_s))[:3] for end_s in (0.5, 9, 53, 700)] == [
+        [0, 0.1, 0.2],
+        [0, 2, 4],
+        [0, 10, 20],
+        [0, 120, 240],
+    ]
+    assert [tick_text(at_s, step) for at_s, step in ((0.5, 0.1), (20, 10), (240, 120), (0, 60))] == [
+        "0.5 s", "20 s", "4 min", "0 s",
+    ]  # fmt: skip
+    assert [seconds(value) for value in (0.0, 0.123, 63.24, 725)] == ["0.0 s", "0.12 s", "63.2 s", "12 min 5 s"]
+
+
+def test_numbers_on_all_colours_can_be_read() -> None:
+    for colour, ink in ATTEMPTS:
+        bright, dark = sorted((light(colour), light(ink)), reverse=True)
+        assert (bright + 0.05) / (dark + 0.05) > 4.5
+
+
+def light(colour: str) -> float:
+    """Relative luminance, as WCAG 2 has it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+# -- in a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Browser:
+    return browser_in(tmp_path)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", SCENES)
+def test_a_browser_shows_all_of_it_without_overlap(browser: Browser, tmp_path: Path, name: str, width: int) -> None:
+    file = tmp_path / f"{name}.html"
+    chronicle: Chronicle = getattr(scenes, name)()
+    file.write_text(page_of(chronicle), encoding="utf-8")
+    seen = browser.measure(file, width, dark=name == "small")
+    assert (seen["width"], seen["dark"]) == (width, name == "small")
+    assert (seen["page"], seen["outside"], seen["cut"]) == (width, [], [])
+    assert set(seen["overlaps"].values()) == {0}, seen["overlaps"]
+    assert len(seen["lanes"]) == len(chronicle.pods)
+    assert len({tuple(lane[:2]) for lane in [*seen["lanes"], *seen["steps"]]}) == 1, "one axis of time for all"
+    assert all(lane[1] > 0.6 * width and lane[2] >= 12 for lane in seen["lanes"])
+    assert seen["smallest"] >= 11
+    assert seen["faintest"] >= 4.5
+    story = tell(chronicle)
+    assert len(seen["marks"]) == story.totals.faults
+    if name != "nasty":  # there one fault is for all pods
+        assert sorted(seen["hits"]) == pytest.approx(sorted(seen["marks"]), abs=1)
+    assert seen["lines"] >= (name != "without_steps")
+
+
+@pytest.mark.process
+def test_what_others_wrote_is_shown_and_never_run(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "nasty.html"
+    file.write_text(page_of(scenes.nasty()), encoding="utf-8")
+    dom, complaints = browser.dom(file)
+    assert "<title>The job failed;" in dom
+    assert "<script" not in dom
+    assert complaints == []
+
+
+@pytest.mark.process
+def test_it_can_be_printed(browser: Browser, tmp_path: Path) -> None:
+    file, printed = tmp_path / "small.html", tmp_path / "small.pdf"
+    file.write_text(page_of(scenes.small()), encoding="utf-8")
+    browser.show(file, f"--print-to-pdf={printed}", "--no-pdf-header-footer")
+    assert printed.read_bytes().startswith(b"%PDF")
