@@ -32,7 +32,8 @@ const contrast = (e) => { const a = light(rgb(getComputedStyle(e).color)), b = l
 const texts = all("h1,h2,header p,.sums b,.sums span,td,th,.name,.note,.said,.axis span,.scale span")
   .concat(all(".legend li,.mend,footer"));
 const found = {
-  width: innerWidth, page: document.documentElement.scrollWidth, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+  width: innerWidth, page: document.documentElement.scrollWidth,
+  dark: matchMedia("(prefers-color-scheme: dark)").matches,
   lanes: all(".lane .track").map((e) => [box(e).left, box(e).width, box(e).height]),
   marks: all(".marks .fault").map((e) => (box(e).left + box(e).right) / 2),
   hits: all(".lane .hit").map((e) => (box(e).left + box(e).right) / 2),
