@@ -38,7 +38,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
     worker = (
         "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
         "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
-        "{nvidia.com/gpu: 8}}, env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}}}"
+        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]}]}}}"
     )
     job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
     ended = launch("local", "-f", job, "--render", str(tmp_path / "pods"))
@@ -49,7 +49,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
         "priorityClassName",
         "volume d (persistentVolumeClaim)",
         "nvidia.com/gpu",
-        "HF_TOKEN",
+        "CPUS",
     ):
         assert lines[0].count(word) == 1, lines[0]
 

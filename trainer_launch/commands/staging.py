@@ -133,7 +133,8 @@ class Stage:
         container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
         for mount in container.mounts:
             folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)
-            folder.mkdir(parents=True, exist_ok=True)
+            is_file = mount.path in container.files  # one key of a ConfigMap or Secret
+            (folder.parent if is_file else folder).mkdir(parents=True, exist_ok=True)
         here = self._localised(pod, container, life)
         for path, file in here.files.items():
             place = Path(path)

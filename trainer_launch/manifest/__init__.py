@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from trainer_launch.errors import UsageError
+from trainer_launch.manifest import configs
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.request import Request
 from trainer_launch.manifest.values import Workload
@@ -35,7 +36,8 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
     """
     jobs = [found for found in documents if _module(found) is not None]
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
-    others = [found for found in documents if _module(found) is None and _kind(found) not in RUNTIMES]
+    known = (*RUNTIMES, *configs.KINDS)
+    others = [found for found in documents if _module(found) is None and _kind(found) not in known]
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
         seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
@@ -43,7 +45,8 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
         raise UsageError(f"the manifests hold {count} ({seen}); expected one of: {kinds}")
     module = import_module(f"trainer_launch.manifest.{_module(jobs[0])}")
     made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes, domain=domain))
-    return _with_ignored(made, others)
+    given = configs.read((found for found in documents if _kind(found) in configs.KINDS), made.namespace)
+    return _with_ignored(configs.filled(made, given), others)
 
 
 def _with_ignored(made: Workload, others: list[Field]) -> Workload:

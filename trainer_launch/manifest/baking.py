@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -65,15 +65,33 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
 
 def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
+    secret: set[str] = set()  # variables that hold one, or one that another holds
     for item in container.items:
-        value = expanded(item.value, env) if item.field is None else fields.get(_plain(item.field), "")
-        env[item.name] = value
+        shown = item.is_literal or item.field is not None
+        is_secret = item.is_secret or (not shown and _names(item.value, secret))
+        if item.field is not None:
+            env[item.name] = fields.get(_plain(item.field), "")
+        else:
+            env[item.name] = item.value if item.is_literal else expanded(item.value, env)
+        (secret.add if is_secret else secret.discard)(item.name)
+    told = {word: expanded(word, env) for word in (*container.command, *container.args)}
+    words = {text for word, text in told.items() if _names(word, secret)}
     return replace(
         container,
         env=MappingProxyType(env),
-        command=tuple(expanded(word, env) for word in container.command),
-        args=tuple(expanded(word, env) for word in container.args),
+        command=tuple(told[word] for word in container.command),
+        args=tuple(told[word] for word in container.args),
+        mounts=tuple(
+            replace(one, part=expanded(one.part, env), expands=False) if one.expands else one
+            for one in container.mounts
+        ),
+        hidden=frozenset({*words, *(env[name] for name in secret)}) - {""},
     )
+
+
+def _names(text: str, names: Collection[str]) -> bool:
+    """Whether $(NAME) of one of these stands in a text."""
+    return any(found[1] in names for found in _REFERENCE.finditer(text))
 
 
 def _plain(path: str) -> str:

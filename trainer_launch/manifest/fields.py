@@ -132,6 +132,9 @@ class _Unknown:
     """Stands for a field whose value is nobody's business."""
 
 
+HIDDEN = _Unknown()
+
+
 def _said(value: object) -> str:
     if isinstance(value, _Unknown):
         return "there"

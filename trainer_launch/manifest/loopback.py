@@ -98,10 +98,15 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
             places[mount.path] = f"{folder}/{mount.part}".rstrip("/")
     root = folder_of(FILES)
     if root is not None:
-        places |= {path: f"{root}{path}" for path in container.files}
+        own = [path for path, file in container.files.items() if not (file.is_mounted and _within(path, places))]
+        places |= {path: f"{root}{path}" for path in own}
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
     return places
+
+
+def _within(path: str, places: Mapping[str, str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def _texts(container: Container) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from trainer_launch.manifest import podrefs
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.values import Container, EnvItem, Mount, Template
 
@@ -28,11 +29,12 @@ _CONTAINER_SILENT = (
     "terminationMessagePolicy", "resizePolicy",
 )  # fmt: skip
 _CONTAINER_IGNORED = (
-    "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext", "volumeDevices", "envFrom",
+    "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext", "volumeDevices",
     "restartPolicyRules",
 )  # fmt: skip
 _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
+    "envFrom",
 )  # fmt: skip
 _OWN_VOLUMES = (
     "emptyDir",
@@ -50,6 +52,7 @@ _ELSEWHERE = (
     "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "cinder", "portworxVolume", "scaleIO", "storageos",
     "vsphereVolume", "photonPersistentDisk", "quobyte", "flocker", "gitRepo",
 )  # fmt: skip
+_MOUNT = ("name", "mountPath", "subPath", "subPathExpr", "readOnly", "recursiveReadOnly", "mountPropagation")
 _FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
 
 
@@ -72,6 +75,7 @@ def read_template(template: Field) -> Template:
         restart=restart.choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=MappingProxyType(volumes),
+        fillings={name.get("name").text(): podrefs.of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
         ignored=tuple(dict.fromkeys(_ignored(spec))),
     )
@@ -87,6 +91,7 @@ def read_container(found: Field) -> Container:
         command=found.get("command").texts(),
         args=found.get("args").texts(),
         items=read_env(found.get("env")),
+        sources=tuple(podrefs.of_env_from(found.get("envFrom"))),
         mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
         workdir=found.get("workingDir").text("") or None,
         ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
@@ -97,7 +102,7 @@ def read_container(found: Field) -> Container:
 
 
 def read_env(found: Field) -> tuple[EnvItem, ...]:
-    """A list of variables; those from Secrets and ConfigMaps are not there on this machine, and left out."""
+    """A list of variables; those that only a cluster can give are left out."""
     return tuple(item for one in found.items() if (item := _env_item(one)) is not None)
 
 
@@ -110,6 +115,9 @@ def _env_item(found: Field) -> EnvItem | None:
     if not source.given:
         return EnvItem(name=name, value=found.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
+    ref = podrefs.of_env(source)
+    if ref is not None:
+        return EnvItem(name=name, ref=ref)
     path = source.get("fieldRef", "fieldPath").text("")
     known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
     return EnvItem(name=name, field=path) if known else None
@@ -131,10 +139,17 @@ def _quantity(found: Field) -> str:
 
 
 def _mount(found: Field) -> Mount:
+    found.only(_MOUNT)
     path = found.get("mountPath").text()
     if not path.startswith("/"):
         raise found.get("mountPath").bad("an absolute path")
-    return Mount(path.rstrip("/") or "/", found.get("name").text(), found.get("subPath").text(""))
+    part, expression = found.get("subPath"), found.get("subPathExpr")
+    if part.given and expression.given:
+        raise expression.bad("subPath or subPathExpr, not both")
+    text = (expression if expression.given else part).text("").strip("/")
+    if ".." in text.split("/"):
+        raise part.bad("a path inside of the volume", found=text)
+    return Mount(path.rstrip("/") or "/", found.get("name").text(), text, expands=expression.given)
 
 
 def _volume(found: Field) -> str:
@@ -174,7 +189,10 @@ def _ignored(spec: Field) -> Iterator[str]:
             yield key
     for volume in spec.get("volumes").items():
         kind = next((key for key in volume.mapping() if key != "name"), "")
-        if kind not in ("", "emptyDir"):
+        left = ", ".join(dict.fromkeys(podrefs.left_empty(volume)))
+        if kind == "projected" and left:
+            yield f"volume {volume.get('name').text()} (projected): without {left}"
+        elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
             yield f"volume {volume.get('name').text()} ({kind}): an empty folder instead"
     for container in (*spec.get("initContainers").items(), *spec.get("containers").items()):
         yield from _ignored_of_container(container)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trainer_launch.manifest.values import Container, Pod, Workload
 from trainer_launch.model import Json
+from trainer_launch.redact import REDACTED
 
 
 def rendered(workload: Workload, pods: tuple[Pod, ...]) -> dict[str, Json]:
@@ -19,14 +20,18 @@ def rendered(workload: Workload, pods: tuple[Pod, ...]) -> dict[str, Json]:
 
 
 def snapshot(pod: Pod, container: Container) -> dict[str, Json]:
-    """What one container sees; content of keys, and of what the platform writes itself, is left out."""
+    """What one container sees; without keys, Secrets, and what the platform writes itself."""
+
+    def shown(text: str) -> str:
+        return REDACTED if text in container.hidden else text
+
     return {
-        "env": dict(container.env),
-        "files": {path: file.text for path, file in container.files.items()},
+        "env": {name: shown(value) for name, value in container.env.items()},
+        "files": {path: REDACTED if file.is_secret else file.text for path, file in container.files.items()},
         "hostname": pod.name,
         "namespace": pod.namespace,
-        "command": list(container.command),
-        "args": list(container.args),
+        "command": [shown(word) for word in container.command],
+        "args": [shown(word) for word in container.args],
         "pod": _about(pod, container),
     }
 

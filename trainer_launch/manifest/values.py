@@ -27,6 +27,8 @@ class File:
     key: str | None = None  # "private" or "public": of the job's own pair of keys
     # What `text` is made of, where its controller rewrites it: (pod, part), a part is there while that pod runs.
     parts: tuple[tuple[str, str], ...] = ()
+    is_mounted: bool = False  # it lies in a volume, where the container has that
+    is_secret: bool = False
 
     def while_running(self, pods: Collection[str]) -> str:
         """The text while just these pods run."""
@@ -42,6 +44,32 @@ class Mount:
     path: str
     volume: str
     part: str = ""  # subPath
+    expands: bool = False  # subPathExpr: $(NAME) in `part` stands for a variable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """A ConfigMap or Secret that a pod refers to, or one key of it."""
+
+    kind: str
+    name: str
+    key: str = ""  # "": all of them
+    optional: bool = False
+    where: str = field(default="", compare=False)  # what messages about it begin with
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether what it means must not be shown."""
+        return self.kind == "Secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What a volume is filled with; `items` are (key, path, mode), none of them: every key by its own name."""
+
+    ref: Ref
+    items: tuple[tuple[str, str, int | None], ...] = ()
+    mode: int = 0o644
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +79,9 @@ class EnvItem:
     name: str
     value: str = ""
     field: str | None = None
+    ref: Ref | None = None
+    is_literal: bool = False  # $(NAME) in it stands for itself
+    is_secret: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +92,9 @@ class Container:
     command: tuple[str, ...] = ()  # in place of the image's ENTRYPOINT
     args: tuple[str, ...] = ()
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
-    env: Mapping[str, str] = field(default_factory=_nothing)  # the same, resolved
+    sources: tuple[tuple[str, Ref], ...] = ()  # envFrom: prefix, and whose keys become variables
+    env: Mapping[str, str] = field(default_factory=_nothing)  # all variables, resolved
+    hidden: frozenset[str] = frozenset()  # values and words that hold a secret
     files: Mapping[str, File] = field(default_factory=_no_files)
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
@@ -81,6 +114,7 @@ class Template:
     restart: str | None = None  # None: as the kind has it
     grace_s: float = 30.0
     volumes: Mapping[str, str] = field(default_factory=_nothing)  # name -> "pod", or "claim:NAME" for all pods
+    fillings: Mapping[str, tuple[Filling, ...]] = field(default_factory=dict)  # by volume
     labels: Mapping[str, str] = field(default_factory=_nothing)
     ignored: tuple[str, ...] = ()
 
