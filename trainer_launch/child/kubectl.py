@@ -25,6 +25,7 @@ class Told(NamedTuple):
 
     env: dict[str, str]
     cwd: str | None
+    enter: list[str]  # comes before the command
 
 
 class RefusedError(Exception):
@@ -40,7 +41,7 @@ def main(folder: str, words: Sequence[str]) -> int:
         return _failed(str(refused), 1)
     try:
         process = subprocess.Popen(
-            command,
+            [*told.enter, *command],
             env=told.env,
             cwd=told.cwd,
             stdin=None if has_input else subprocess.DEVNULL,

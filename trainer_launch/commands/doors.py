@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch.manifest.values import Pod
@@ -24,8 +25,11 @@ class Doors:
         words = (sys.executable, "-I", "-S", str(_STAND_IN), str(self._folder))
         return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
-    def open(self, pod: Pod, name: str, process: Process) -> None:
-        """A container is about to run; its pod is found by its name and by its address."""
+    def open(self, pod: Pod, name: str, process: Process, enter: Sequence[str] = ()) -> None:
+        """A container is about to run; its pod is found by its name and by its address.
+
+        `enter` is put before a command to run it in the pod's own place, when it has one.
+        """
         place = self._folder / pod.name
         if not place.exists():
             place.mkdir(mode=0o700, parents=True)
@@ -33,7 +37,7 @@ class Doors:
             (self._folder / pod.address).symlink_to(place)
         record = place / f"{name}.json"
         record.touch(0o600)  # its variables may be secrets
-        told = {"env": dict(process.env), "cwd": process.cwd}
+        told = {"env": dict(process.env), "cwd": process.cwd, "enter": list(enter)}
         record.write_text(json.dumps(told), encoding="utf-8", errors="surrogateescape")
 
     def close(self, pod: Pod, name: str) -> None:

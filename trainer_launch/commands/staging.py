@@ -94,7 +94,18 @@ class Stage:
                 is_new = process.argv not in seen and process.argv[0] != sys.executable
                 if is_new and process.cwd is None:  # in another folder it may be there
                     seen.add(process.argv)
-                    _check(pod, container, process.argv, process.env.get("PATH"))
+                    self._check(pod, container, process)
+
+    def _check(self, pod: Pod, container: Container, process: Process) -> None:
+        command = parse_command(process.argv)
+        if any(word.startswith(f"{self._scratch}/") for word in (process.argv[0], *command.program[:1])):
+            return  # of a volume, which is filled when the pod begins
+        try:
+            programs.check(command, process.env.get("PATH"))
+        except NotRunnableError as problem:
+            found = problem.exit_code == 126
+            text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
+            raise NotRunnableError(text, found=found) from None
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -143,7 +154,9 @@ class Stage:
                 text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
                 _write(place, file if text is None else replace(file, text=text), self._running)
         if self._doors is not None:
-            self._doors.open(pod, name, self.process(pod, name, life))
+            process = self.process(pod, name, life)
+            enter = self.placed(pod, process).argv[: -len(process.argv)]
+            self._doors.open(pod, name, process, enter)
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
@@ -266,12 +279,3 @@ def _threads(pods: tuple[Pod, ...]) -> int:
 def image_path() -> str:
     """The folder of our own Python first, as in an image that this package is installed in."""
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-
-
-def _check(pod: Pod, container: Container, argv: tuple[str, ...], path: str | None) -> None:
-    try:
-        programs.check(parse_command(argv), path)
-    except NotRunnableError as problem:
-        found = problem.exit_code == 126
-        text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
-        raise NotRunnableError(text, found=found) from None
