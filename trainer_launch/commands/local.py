@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 from trainer_launch import programs
 from trainer_launch.command import parse_command
+from trainer_launch.commands import isolating, troubles
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.rehearse import Job, rehearse
 from trainer_launch.commands.run import use_color
 from trainer_launch.commands.staging import Setting, image_path
+from trainer_launch.commands.troubles import Asked
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_nproc
 from trainer_launch.horovodrun_options import is_horovodrun
@@ -20,6 +22,7 @@ from trainer_launch.manifest import workload_of
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
+from trainer_launch.rehearsal.ability import wants_own_network
 from trainer_launch.rehearsal.flags import mpi_job, torch_job
 from trainer_launch.settings import Settings
 
@@ -30,6 +33,18 @@ EXAMPLES = """examples:
   trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
   trainer-launch local --engine mpi --nodes 2 -- mpirun python train_mpi.py
   trainer-launch local -f job.yaml -f runtime.yaml --render pods/
+  trainer-launch local --nodes 3 --fault 'kill pod at=step:40' -- train.py
+  trainer-launch local -f job.yaml --chaos 'seed=7 rate=1/30s for=5m'
+
+faults (the last node's unless node= or pod= says whose; at step 1 unless at=
+says when: 12s, 1m, step:40, or line:REGEX of what a pod prints):
+  kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
+  kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
+  partition [for=10s]                slow link rate=1MB/s [for=10s]
+  delay dns 20s                      fill shm [for=10s]
+  oom                                add node
+A file has them under faults:, as such texts or with the same words as keys.
+chaos: seed=N rate=N/TIME [kinds=kill-pod,...] [for=TIME] [nodes=0,2|1-3]
 """
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
@@ -54,27 +69,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod, and run nothing"
     )
+    troubles.add_flags(parser)
 
 
 def main(parsed: Parsed) -> int:
     """The command: start the pods, show their output, print a table, return the first failure's exit code.
 
     Raises:
-        LaunchError: the flags, the command or the manifest do not fit.
+        LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
+    asked = troubles.asked(parsed.flags)
+    own_network = isolating.is_inside()
+    if not own_network:
+        machine = isolating.check(asked.examples)
+        if wants_own_network(asked.examples):
+            isolating.enter(machine)  # the same command once more, and from its beginning
     if parsed.flags["file"]:
-        return _from_manifests(parsed)
+        return _from_manifests(parsed, asked, own_network=own_network)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     programs.check(parse_command(parsed.argv), path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
-    setting = Setting(launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False)
-    return rehearse(Job(workload=_workload(parsed, is_mpi=is_mpi)), settings, setting)
+    setting = Setting(
+        launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False, own_network=own_network
+    )
+    return rehearse(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked), settings, setting)
 
 
-def _from_manifests(parsed: Parsed) -> int:
+def _from_manifests(parsed: Parsed, asked: Asked, *, own_network: bool) -> int:
     from trainer_launch.commands import manifests  # only who has a manifest pays for it
 
     if parsed.argv:
@@ -90,8 +114,9 @@ def _from_manifests(parsed: Parsed) -> int:
         path=image_path(),
         command=parsed.flags["command_line"],
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
+        own_network=own_network,
     )
-    job = Job(workload=workload, grown=lambda more: workload_of(scaled(documents, more)))
+    job = Job(workload=workload, asked=asked, grown=lambda more: workload_of(scaled(documents, more)))
     return rehearse(job, parsed.settings, setting)
 
 

@@ -21,12 +21,15 @@ import psutil
 from trainer_launch import exits, log
 from trainer_launch.commands.run import use_color
 from trainer_launch.commands.staging import Setting, Stage
+from trainer_launch.commands.troubles import NOTHING_ASKED, Asked, Moment, Troubles
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
 from trainer_launch.manifest.values import Workload
 from trainer_launch.model import Exit
 from trainer_launch.rehearsal import table
+from trainer_launch.rehearsal.ability import OWN_NETWORK
+from trainer_launch.rehearsal.flags import LAUNCHER
 from trainer_launch.settings import Settings
 from trainer_launch.signals import STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
@@ -42,6 +45,7 @@ class Job:
     """What is rehearsed, and how it grows: the same job with that many more nodes, where it can."""
 
     workload: Workload
+    asked: Asked = NOTHING_ASKED
     grown: Callable[[int], Workload] | None = None
 
 
@@ -76,6 +80,9 @@ class Rehearsal:
         self._failed: list[machine.Exited] = []  # what could not be started
         self._stop_signal: int | None = None
         self._began_s = system.now()
+        nodes = [pod.name for pod in stage.pods if pod.draft.role != LAUNCHER]
+        names = [pod.name for pod in stage.pods]
+        self._troubles = Troubles(job.asked, nodes or names, names, self._began_s)
         self.state, actions, said = machine.begin(job.workload, stage.pods, self._began_s)
         self._do(actions, said)
 
@@ -84,6 +91,8 @@ class Rehearsal:
         while not self.state.is_done:
             for event in self._events():
                 self._take(event)
+            for moment in self._troubles.passed(self._system.now()):
+                self._disturb(moment)
         self._system.signal_all(signal.SIGKILL, again=True)  # what left its container's session
         self._system.drain(DRAIN_S)
         self._seconds = self._system.now() - self._began_s
@@ -109,7 +118,9 @@ class Rehearsal:
         if failed:
             return list(failed)
         due_s = self.state.due_s()
-        made: list[machine.Event] = [one for event in self._system.wait(due_s) if (one := self._event(event))]
+        trouble_s = self._troubles.due_s()
+        until_s = min((one for one in (due_s, trouble_s) if one is not None), default=None)
+        made: list[machine.Event] = [one for event in self._system.wait(until_s) if (one := self._event(event))]
         if due_s is not None and self._system.now() >= due_s:
             made.append(machine.Due(self._system.now()))
         return made
@@ -145,6 +156,18 @@ class Rehearsal:
             _log.info("%s/%s ended with %d", event.pod, event.container, event.code)
         self.state, actions, said = machine.step(self.state, event)
         self._do(actions, said)
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def _disturb(self, moment: Moment) -> None:
+        """A fault begins, or is over."""
+        _log.warning("fault%s: %s", " over" if moment.is_over else "", moment.fault.text)
+        network = self._stage.network
+        try:
+            if network is not None and moment.fault.kind in OWN_NETWORK:
+                (network.end if moment.is_over else network.begin)(moment.fault, moment.pod)
+        except NodeError as problem:
+            _log.error("%s", problem)
 
     # -- actions ------------------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ def off_loopback(env: Mapping[str, str]) -> dict[str, str]:
 def hosts(own: str, names: Mapping[str, Sequence[str]], addresses: Mapping[str, str], *, known: bool) -> str:
     """/etc/hosts of the pod called `own`; unless they are `known`, of all pods' names it has only its own."""
     shown = [pod for pod in names if known or pod == own]
-    return "".join(["127.0.0.1 localhost\n", *(_line(pod, names[pod], addresses[pod], own) for pod in shown)])
+    local = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    return "".join([local, *(_line(pod, names[pod], addresses[pod], own) for pod in shown)])
 
 
 def _line(pod: str, names: Iterable[str], address: str, own: str) -> str:
