@@ -39,7 +39,7 @@ def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
         launch("explain", "--json", "--", "torchrun", "--tee=3", train, "--lr", "1", env=V2).stdout
     )
     (process,) = explained["plan"]["processes"]
-    assert process["argv"][1:3] == ["-c", AGENT]
+    assert process["argv"][1:4] == ["-u", "-c", AGENT]
     assert process["argv"][-3:] == [train, "--lr", "1"]
     assert "--tee=3" in process["argv"]
     assert explained["plan"]["wait_for"] == ["job-node-0-0.job"]

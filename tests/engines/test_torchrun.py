@@ -37,7 +37,7 @@ ELASTIC = Job(
 )
 ETCD = replace(ELASTIC, rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)))
 LOGS = "--log-dir=/scratch/torch"
-AGENT = f"/venv/bin/python -c {shlex.quote(torchrun.AGENT)} "
+AGENT = f"/venv/bin/python -u -c {shlex.quote(torchrun.AGENT)} "
 
 
 def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> str:

@@ -16,11 +16,13 @@ from trainer_launch.child.worker import Program
 
 
 def main() -> None:
+    del sys.path[0]  # our own folder; the agent has none either
     folder = os.environ["TRAINER_LAUNCH_RUN_DIR"]
+    sys.modules["__mark__"] = sys  # only a fork of this process has it
     server = Server(json.loads(sys.stdin.readline()), folder)
     server.start()
     server.wait()
-    print(json.dumps({"reason": server.reason}), flush=True)
+    print(json.dumps({"reason": server.reason, "apart": server.apart}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         program = Program(is_module=request["is_module"], folder=folder)

@@ -42,7 +42,8 @@ class Forks:
             text=True,
         )
         settings = {"script": str(folder / "train.py"), "preload": list(preload), "required": False}
-        self.reason = self._ask(settings)["reason"]
+        said = self._ask(settings)
+        self.reason, self.apart = said["reason"], said["apart"]
 
     def run(self, folder: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
         """Fork `python -u words`."""

@@ -51,12 +51,15 @@ def run(folder: Path, text: str, *options: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
+TRAINED = "print('trained\\n', end='')"  # at once: the other worker writes as well
+
+
 def test_workers_start_the_ordinary_way_when_the_server_cannot_serve(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import no_such_thing")
-    code, out, err = run(tmp_path, "print('trained')", "--preload", "mine")
+    code, out, err = run(tmp_path, TRAINED, "--preload", "mine")
     assert (code, out) == (0, "trained\n" * 2), err
     assert err.count("workers start the ordinary way: importing mine failed") == 1
-    code, _, err = run(tmp_path, "print('trained')", "--preload", "mine", "--start-method", "forkserver")
+    code, _, err = run(tmp_path, TRAINED, "--preload", "mine", "--start-method", "forkserver")
     assert code == 2
     assert "--start-method is forkserver, but importing mine failed" in err
 
@@ -81,7 +84,8 @@ if os.fork() == 0:
     sys.exit(9)
 if first:
     time.sleep(60)
-print(mine.value, "left" if os.path.exists(f"/proc/{open('left').read()}") else "gone", flush=True)
+what = "left" if os.path.exists(f"/proc/{open('left').read()}") else "gone"
+print(f"{mine.value} {what}\\n", end="")  # at once: the other worker writes as well
 """
 
 

@@ -14,23 +14,15 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_launch import run_folder
+from trainer_launch.child import fitness, stem
 from trainer_launch.child.places import SERVER_SETTINGS
 
-# torch's own way of starting a worker, which would otherwise be imported by each of them.
-_NEEDED = (
-    "torch.multiprocessing.spawn",
-    "torch.distributed.elastic.multiprocessing.api",
-    "trainer_launch.child.worker",
-    "trainer_launch.child.program",
-)
-_SETTLING_S = 0.2  # for the kernel to take the last thread off the list after its end
+_OURS = ("trainer_launch.child.worker", "trainer_launch.child.program")
 _OURS_ALONE = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -60,10 +52,10 @@ def _serve(settings: dict[str, Any]) -> State:
     )
     for number in _OURS_ALONE:
         signal.signal(number, signal.SIG_IGN)  # those are for the agent and the workers
-    before = _descriptors()
+    before = stem.descriptors() - set(settings["held"])
     state.reason = _import(settings) or _unfit()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only now: who asks before that wants nothing of this to go on
-    state.descriptors = _descriptors() - before
+    state.descriptors = stem.descriptors() - before
     _tell(settings["status"], state)
     gc.collect()
     gc.freeze()  # workers would otherwise copy what the collector marks
@@ -73,7 +65,7 @@ def _serve(settings: dict[str, Any]) -> State:
 def _import(settings: dict[str, Any]) -> str | None:
     """Import everything; why that failed."""
     with _script_directory(settings["directory"]):
-        for name in ("torch", *_NEEDED, *settings["preload"]):
+        for name in (*stem.NEEDED, *_OURS, *settings["preload"]):
             try:
                 importlib.import_module(name)
             except BaseException as problem:  # noqa: BLE001, PERF203  a module may do anything when imported
@@ -96,46 +88,14 @@ def _script_directory(directory: str) -> Iterator[None]:
 
 
 def _unfit() -> str | None:
-    """What a fork of this process would break."""
-    import torch
-
-    for name in ("cuda", "xpu"):
-        device = getattr(torch, name, None)
-        if device is not None and device.is_initialized():
-            return f"importing has initialised {name.upper()}, which does not survive a fork"
-    names = _threads_after_fork()
-    if names:
-        return f"importing has left threads running, which a fork would not have ({', '.join(names)})"
-    try:
-        multiprocessing.get_context("fork").Lock()  # torch needs such ones for what it forks
-    except OSError as problem:
-        return f"no semaphore can be made in /dev/shm ({problem})"
-    return None
-
-
-def _threads_after_fork() -> list[str]:
-    """Other threads of ours; numpy's linear algebra stops its own whenever a process forks, so fork once."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    end_s = time.monotonic() + _SETTLING_S
-    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
-        time.sleep(0.005)
-    return [_name(int(word)) for word in os.listdir("/proc/self/task") if int(word) != os.getpid()]
-
-
-def _name(thread: int) -> str:
-    for known in threading.enumerate():
-        if known.native_id == thread:
-            return known.name
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
-        return file.read().strip()
-    return str(thread)
-
-
-def _descriptors() -> set[int]:
-    return {int(word) for word in os.listdir("/proc/self/fd")}
+    """What a fork of this process would break, or lack."""
+    reason = fitness.unfit()
+    if reason is None:
+        try:
+            multiprocessing.get_context("fork").Lock()  # torch needs such ones for what it forks
+        except OSError as problem:
+            reason = f"no semaphore can be made in /dev/shm ({problem})"
+    return reason
 
 
 def _tell(path: str, state: State) -> None:

@@ -1,6 +1,7 @@
-"""The fork-server, as the agent sees it: start it before torch is imported, wait for its proof, renew it.
+"""The fork-server, as the agent sees it: start it first of all, wait for its proof, renew it.
 
-It is multiprocessing's own, so that torch's `start_method="forkserver"` finds it. No torch is imported here.
+It is multiprocessing's own, so that torch's `start_method="forkserver"` finds it. The first one is forked from the
+agent, which has just imported torch for both (`stem.py`); later ones are interpreters of their own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+from trainer_launch.child import stem
 from trainer_launch.child.places import SERVER_SETTINGS
 
 _PACE_S = 0.002
@@ -39,6 +41,7 @@ class Server:
         }
         self._folder = folder
         self.is_required = bool(settings["required"])  # no other way to start workers is wanted
+        self.apart: str | None = None  # why the first one has imported torch for itself
         self._said: dict[str, Any] | None = None  # what it has told of itself
 
     @property
@@ -47,14 +50,23 @@ class Server:
         return str(self._said["reason"]) if self._said and self._said["reason"] else None
 
     def start(self) -> None:
-        """Start one, unless it runs.
+        """Import torch, and start the first one. Nothing else may have been done in this process.
 
         Raises:
+            ImportError: torch cannot be imported.
             ServerError: none can be started.
         """
         self.environment = dict(os.environ)
+        with contextlib.suppress(OSError):  # without it there is no server, which is told below
+            resource_tracker.ensure_running()  # multiprocessing needs one; it starts while we import
+        grown = stem.grow(self._settings["directory"])
+        self.apart = grown.reason
+        self._start(contextlib.nullcontext() if self.apart else stem.forking(grown), grown.held)
+
+    def _start(self, way: contextlib.AbstractContextManager[None], held: Iterable[int] = ()) -> None:
+        settings = json.dumps({**self._settings, "held": sorted(held)})
         forkserver.set_forkserver_preload(["trainer_launch.child.preload"])
-        with _surroundings(self._folder, {SERVER_SETTINGS: json.dumps(self._settings), "PYTHONUNBUFFERED": "1"}):
+        with _surroundings(self._folder, {SERVER_SETTINGS: settings, "PYTHONUNBUFFERED": "1"}), way:
             try:
                 forkserver.ensure_running()
             except OSError as problem:
@@ -89,7 +101,8 @@ class Server:
         self._said = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._settings["status"])
-        self.start()
+        self.environment = dict(os.environ)
+        self._start(contextlib.nullcontext())
         self.wait()
         return why
 

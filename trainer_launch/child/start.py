@@ -1,4 +1,4 @@
-"""How the agent begins: first the fork-server, then torch, so that both import it at the same time."""
+"""How the agent begins: with the import of torch, and with the fork-server that it is for as well."""
 
 from __future__ import annotations
 

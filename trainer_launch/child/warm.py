@@ -94,6 +94,8 @@ def choose(
         return Ordinary(config, command, arguments)
     reason = no_server or _obstacle(server, command)
     if reason is None:
+        if server.apart:
+            _log.info("the workers' fork-server has imported torch for itself: %s", server.apart)
         assert isinstance(command, str)
         return Forked(config, command, arguments, server)
     server.close()

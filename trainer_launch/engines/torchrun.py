@@ -25,7 +25,8 @@ def plan(request: Request, reason: str) -> Plan:
     options, program = _options(request), _program(request)
     words = (*torchrun_options.render(options), *_unknown(request), *program)
     fork_server, why = warm.settings(request, options, program[0])
-    start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-c", AGENT)
+    # Not buffered: workers are, by torch's own doing, and their fork-server may be forked from the agent.
+    start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-u", "-c", AGENT)
     failure_file = f"{request.scratch}/{run_folder.FAILURE}"
     env = child_env.agent(request)
     if not request.replace_launcher:
