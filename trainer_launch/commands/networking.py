@@ -32,7 +32,7 @@ class _Place:
     outlet: Outlet
     fds: Mapping[str, int]
     hosts: Path
-    shm_bytes: int
+    shm: str  # its size
 
     def enter(self, *kinds: str) -> Argv:
         """What runs a program in them, all of them by default; the working directory is lost."""
@@ -50,8 +50,8 @@ class OwnNetwork:
         self._known = True
         _run(wiring.router())
 
-    def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int = wiring.SHM_BYTES) -> None:
-        """Give a pod its place; from now on all pods know its names.
+    def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
+        """Give a pod its place, `shm_bytes` as `Pod` has it; from now on all pods know its names.
 
         Raises:
             NodeError: this machine does not do it.
@@ -59,13 +59,14 @@ class OwnNetwork:
         outlet, hosts = Outlet(number), self._scratch / pod / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.touch()
+        shm = wiring.size_of_shm(shm_bytes)
         resolver = hosts.with_name("resolv.conf")
         resolver.write_text(wiring.RESOLVER, encoding="ascii")
-        inside = ("sh", "-c", wiring.POD, "sh", pod, str(hosts), str(shm_bytes), str(resolver))
+        inside = ("sh", "-c", wiring.POD, "sh", pod, str(hosts), shm, str(resolver))
         with _child(("unshare", *wiring.UNSHARE, "--", *inside)) as pid:
             _run(wiring.cable(outlet, pid))
             fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
-            self._places[pod] = place = _Place(outlet, fds, hosts, shm_bytes)
+            self._places[pod] = place = _Place(outlet, fds, hosts, shm)
         _run([(*place.enter("net"), *argv) for argv in wiring.plug(outlet)])
         self._names[pod] = tuple(names)
         self._tell_names()
@@ -85,7 +86,7 @@ class OwnNetwork:
     def renew(self, pod: str) -> None:
         """A new pod takes the place of the old one: its /dev/shm is empty."""
         place = self._places[pod]
-        _run([(*place.enter("mnt"), "sh", "-c", wiring.NEW_SHM, "sh", str(place.shm_bytes))])
+        _run([(*place.enter("mnt"), "sh", "-c", wiring.NEW_SHM, "sh", place.shm)])
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class OwnNetwork:
         place = self._places[pod or ""]
         if fault.kind == "fill shm":
             script = wiring.EMPTY_SHM if is_over else wiring.FILL_SHM
-            _run([(*place.enter("mnt"), "sh", "-c", script, "sh", str(place.shm_bytes))])
+            _run([(*place.enter("mnt"), "sh", "-c", script, "sh", place.shm)])
         elif fault.kind == "partition":
             _run((wiring.heal if is_over else wiring.partition)(place.outlet))
         elif fault.kind == "slow link":

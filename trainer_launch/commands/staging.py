@@ -79,7 +79,7 @@ class Stage:
         else:
             self._ground = Ground(pods={}, addresses={})  # names and ports are as the job has them
             for number, pod in enumerate(self.pods):
-                self.network.add(pod.name, number, pod.draft.names)
+                self.network.add(pod.name, number, pod.draft.names, pod.shm_bytes)
 
     def check(self) -> None:
         """Find every program before anything starts.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from trainer_launch.errors import UsageError
 from trainer_launch.manifest import podrefs
 from trainer_launch.manifest.fields import Field
+from trainer_launch.manifest.quantity import whole
 from trainer_launch.manifest.values import Container, EnvItem, Mount, Template
 
 RESTARTS = ("Always", "OnFailure", "Never")
@@ -75,6 +77,7 @@ def read_template(template: Field) -> Template:
         restart=restart.choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=MappingProxyType(volumes),
+        memory=dict(_in_memory(spec.get("volumes"))),
         fillings={name.get("name").text(): podrefs.of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
         ignored=tuple(dict.fromkeys(_ignored(spec))),
@@ -162,6 +165,24 @@ def _volume(found: Field) -> str:
         claim = found.get("persistentVolumeClaim", "claimName").text("") if known[0] == _ELSEWHERE[0] else ""
         return f"claim:{claim or found.get('name').text()}"
     return f"claim:{found.get('name').text()}" if known and known[0] == "hostPath" else "pod"
+
+
+def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
+    for volume in volumes.items():
+        folder = volume.get("emptyDir")
+        if folder.get("medium").text("") == "Memory":
+            yield volume.get("name").text(), _size(folder.get("sizeLimit"))
+
+
+def _size(found: Field) -> int:
+    """In bytes; 0 when there is no limit."""
+    try:
+        size = whole(_quantity(found)) if found.given else 0
+    except UsageError:
+        size = -1
+    if size < 0:
+        raise found.bad("a size such as 512Mi or 8Gi")
+    return size
 
 
 def _labels(found: Field) -> Mapping[str, str]:

@@ -115,6 +115,7 @@ class Template:
     grace_s: float = 30.0
     volumes: Mapping[str, str] = field(default_factory=_nothing)  # name -> "pod", or "claim:NAME" for all pods
     fillings: Mapping[str, tuple[Filling, ...]] = field(default_factory=dict)  # by volume
+    memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=_nothing)
     ignored: tuple[str, ...] = ()
 
@@ -159,6 +160,14 @@ class Pod:
     def main(self) -> Container:
         """The container that counts."""
         return next(one for one in self.containers if one.name == self.draft.main)
+
+    @property
+    def shm_bytes(self) -> int | None:
+        """The size of the volume that it mounts at /dev/shm, 0 for one without a limit; None: it mounts none."""
+        mounted = [mount.volume for mount in self.main.mounts if mount.path == "/dev/shm"]
+        return next(
+            (self.draft.template.memory[name] for name in mounted if name in self.draft.template.memory), None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,11 @@ def _table(outlet: Outlet) -> str:
     return f"slow{outlet.number}"
 
 
+def size_of_shm(size_bytes: int | None) -> str:
+    """As `mount` takes it: of what the pod mounts there itself; 0 is without a limit, None is nothing."""
+    return str(SHM_BYTES if size_bytes is None else size_bytes) if size_bytes != 0 else "50%"
+
+
 def off_loopback(env: Mapping[str, str]) -> dict[str, str]:
     """Variables of a pod on loopback as they are in a network of its own: who is told to use lo uses its device."""
     return {name: DEVICE if ON_A_LAPTOP.get(name) == value == "lo" else value for name, value in env.items()}
