@@ -40,8 +40,8 @@ def headline(story: Story, verdict: Verdict) -> Headline:
         {True: "succeeded after", False: "failed after"}.get(bool(chronicle.succeeded), state) if ends else state
     )
     about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.seconds)}"
-    if ends and ends[-1].text:
-        about += f": {clean(ends[-1].text)}"
+    if ends and (why := clean(ends[-1].text).removeprefix("Succeeded").removeprefix("Failed").strip(" :")):
+        about += f": {why}"
     tone, text = _verdict(story, verdict, has_ended=bool(ends))
     return Headline(tone=tone, text=text, about=about, sums=_sums(story))
 

@@ -26,7 +26,7 @@ def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
         if one.what is What.STEP:
             steps[key[0]] = one
         elif one.what is What.CONDITION:
-            has_succeeded = one.code == exits.SUCCEEDED
+            has_succeeded = one.code == exits.SUCCEEDED or one.text.startswith("Succeeded")
         elif one.what is What.STOP_ASKED:
             if one.text == BY_FAULT:
                 asked.setdefault(key, one)

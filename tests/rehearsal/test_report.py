@@ -1,0 +1,100 @@
+"""--report: what is refused before the job starts, what is written, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.rehearsal import scenes
+from trainer_launch.commands import picturing
+from trainer_launch.errors import UsageError
+from trainer_launch.rehearsal.chronicle import Chronicle
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG, as its first chunk says."""
+    data = picture.read_bytes()
+    assert data.startswith(PNG)
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+@pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
+def test_other_endings_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"ends with neither .html nor .png; name a page or a picture"):
+        picturing.check([name])
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory; name a writable folder"):
+        picturing.check([str(tmp_path / "no" / "out.html")])
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(UsageError, match="is a folder; name a file in it"):
+        picturing.check([str(tmp_path / "folder.html")])
+    picturing.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.PNG")])
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"], "looking leaves nothing behind"
+
+
+def test_a_page_replaces_the_old_one_whole_and_others_may_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "out.html"
+    place.write_text("old")
+    assert picturing.conclude(scenes.small(), 0, [str(place)], 100) == 0
+    assert "Survived 3 faults" in place.read_text(encoding="utf-8")
+    assert os.stat(place).st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_promise_is_said_at_the_end_and_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert picturing.conclude(scenes.bad(), 0, [], 100) == 1
+    assert "no resume, demo-0, demo-1 at 17.1 s" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert picturing.conclude(scenes.small(), 0, [str(tmp_path / "gone" / "out.html")], 100) == 0
+    assert "out.html was not written: No such file or directory" in caplog.text
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    require(importlib.util.find_spec("matplotlib") is not None, "needs matplotlib")
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("name", SCENES)
+def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "out.png"
+    chronicle: Chronicle = getattr(scenes, name)()
+    picturing.conclude(chronicle, 0, [str(place)], 100)
+    width, height = size_of(place)
+    assert 1300 <= width <= 1600, "nothing sticks out"
+    assert 500 <= height <= 1200 + 60 * (len(chronicle.pods) + chronicle.happenings.__len__() // 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.png"]
+
+
+@pytest.mark.process
+def test_without_matplotlib_one_sentence_says_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    picturing.conclude(scenes.small(), 0, [str(tmp_path / "out.png")], 100)
+    assert (
+        "out.png was not written: a picture needs matplotlib: pip install 'trainer-launch[report]', or name an "
+        ".html file, which needs nothing"
+    ) in caplog.text
+    assert not (tmp_path / "out.png").exists()

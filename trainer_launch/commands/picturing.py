@@ -1,0 +1,105 @@
+"""`local --report`: the story of a rehearsal as a page or a picture, and the verdict on its promises."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_launch import log
+from trainer_launch.errors import UsageError
+from trainer_launch.rehearsal.chronicle import Chronicle
+from trainer_launch.rehearsal.promises import judge
+from trainer_launch.rehearsal.story import Story, tell
+from trainer_launch.rehearsal.verdict import Verdict
+
+ENDINGS = (".html", ".png")
+_DRAW = (
+    "import sys; '' in sys.path and sys.path.remove(''); "
+    "from trainer_launch.child.timeline import main; sys.exit(main())"
+)
+_LIMIT_S = 120.0  # the first time, matplotlib looks at all fonts
+_NO_MATPLOTLIB = 3  # exit code of the child
+_MENDED = "pip install 'trainer-launch[report]', or name an .html file, which needs nothing"
+_MODE = 0o644
+
+
+def check(paths: Sequence[str]) -> None:
+    """Find out before the job starts whether its story can be written.
+
+    Raises:
+        UsageError: another ending, or a folder that is not there or not ours.
+    """
+    for path in paths:
+        if Path(path).suffix.lower() not in ENDINGS:
+            raise UsageError(f"--report {path!r} ends with neither .html nor .png; name a page or a picture")
+        if os.path.isdir(path):
+            raise UsageError(f"--report {path!r} is a folder; name a file in it")
+        try:
+            with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.realpath(path)), prefix=".report-"):
+                pass
+        except OSError as problem:
+            raise UsageError(
+                f"--report {path!r} cannot be written: {problem.strerror}; name a writable folder"
+            ) from None
+
+
+def conclude(chronicle: Chronicle, code: int, paths: Sequence[str], max_lost_steps: int) -> int:
+    """Say which promises were broken, write the reports; return the rehearsal's exit code."""
+    story = tell(chronicle)
+    verdict = judge(story, max_lost_steps)
+    sys.stderr.write(verdict.text())
+    for path in paths:
+        _write(path, story, verdict)
+    return verdict.exit_code(code)
+
+
+def _write(path: str, story: Story, verdict: Verdict) -> None:
+    """One report; no rehearsal ends otherwise for want of it."""
+    is_page = Path(path).suffix.lower() == ".html"
+    problem = _page(path, story, verdict) if is_page else _picture(path, story, verdict)
+    if problem:
+        log.warn(f"--report: {path} was not written: {problem}")
+    else:
+        log.warn(f"report: {path}")
+
+
+def _page(path: str, story: Story, verdict: Verdict) -> str:
+    from trainer_launch.rehearsal.page import page
+
+    path = os.path.realpath(path)
+    try:
+        descriptor, beside = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path))
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(page(story, verdict))
+        os.chmod(beside, _MODE)
+        os.replace(beside, path)  # a reader sees all of it or the old one
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        return problem.strerror or str(problem)
+    return ""
+
+
+def _picture(path: str, story: Story, verdict: Verdict) -> str:
+    """Drawn by a child that may take its time and its memory; why not, if not."""
+    from trainer_launch.rehearsal.drawing import drawing
+
+    argv = (sys.executable, "-c", _DRAW, path)
+    told = json.dumps(drawing(story, verdict))
+    try:
+        drawn = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return str(problem)
+    if drawn.returncode == _NO_MATPLOTLIB:
+        return f"a picture needs matplotlib: {_MENDED}"
+    last = (drawn.stdout.strip() or drawn.stderr.strip()).splitlines()[-1:] or ["no word"]
+    return last[0][:200] if drawn.returncode else ""
