@@ -42,9 +42,15 @@ def launch(
 class Started:
     """A launcher that runs: its lines are read as they come; `close` ends it and everything below it."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        launcher: Sequence[str] = LAUNCHER,
+    ) -> None:
         self.process = subprocess.Popen(
-            [*LAUNCHER, *words],
+            [*launcher, *words],
             env=clean_env(env),
             cwd=cwd,
             stdout=subprocess.PIPE,

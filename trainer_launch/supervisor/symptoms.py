@@ -199,6 +199,7 @@ SYMPTOMS = (
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
+        _START + r"tensorflow\.\S*\.UnavailableError\b",
         what="because another node or its network is gone",
         hint=_PEERS,
         code=exits.INFRASTRUCTURE,

@@ -1,0 +1,70 @@
+"""Examples of docker/examples under `trainer-launch local -f`, with the Python of their framework."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.cli.launching import Started
+from tests.frameworks import frameworks
+
+RUN_S = 280  # for a job that takes some 30 s by itself
+
+
+class Rehearsal(Started):
+    """A job that runs: `main` finds a pod's first process, `ended` waits for the job's condition."""
+
+    def __init__(self, framework: str, manifest: str | Path, *words: str) -> None:
+        super().__init__(
+            ("local", "-f", str(manifest), *words),
+            frameworks.env(),
+            frameworks.EXAMPLES,
+            launcher=frameworks.launcher(framework),
+        )
+
+    def __enter__(self) -> Rehearsal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def main(self, pod: str) -> psutil.Process:
+        """The first process of a pod's container."""
+        children = psutil.Process(self.pid).children()
+        return next(child for child in children if child.environ().get("HOSTNAME") == pod)
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and all output."""
+        return self.end(timeout_s=RUN_S)
+
+
+def lives(output: str, pod: str) -> tuple[int, int]:
+    """How often a pod was started, and how often its container was restarted in place."""
+    found = re.search(rf"^{pod} +\w+ +(\d+) +(\d+) ", output, re.MULTILINE)
+    assert found, output
+    return int(found[1]), int(found[2])
+
+
+def losses(output: str) -> list[float]:
+    """The loss of each step that was told."""
+    return [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", output)]
+
+
+def changed(manifest: str, folder: Path, change: Callable[[str], str]) -> Path:
+    """A copy of an example's manifest with something else in it."""
+    text = (frameworks.EXAMPLES / manifest).read_text()
+    assert change(text) != text
+    path = folder / manifest
+    path.write_text(change(text))
+    return path
+
+
+def explained(snapshot: Path) -> subprocess.CompletedProcess[str]:
+    """What `explain` says of a rendered pod."""
+    argv = [sys.executable, "-m", "trainer_launch", "explain", "--json", "--pod", str(snapshot), "--", "train.py"]
+    return subprocess.run(argv, env=frameworks.env(), capture_output=True, text=True)

@@ -1,0 +1,132 @@
+"""TFJobs train with real TensorFlow, and get over lost pods as far as TensorFlow can."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch
+from tests.frameworks import frameworks
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
+from trainer_launch import exits
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.process,
+    pytest.mark.timeout(frameworks.MAKING_S + RUN_S),
+]
+WORKERS = ("tfjob-simple-worker-0", "tfjob-simple-worker-1")
+ROLES = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
+
+
+def tensorflow(manifest: str | Path) -> Rehearsal:
+    return Rehearsal("tensorflow", manifest)
+
+
+def test_two_mirrored_workers_learn_as_one_and_the_first_ones_success_is_the_jobs() -> None:
+    with tensorflow("tfjob-simple.yaml") as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert "TFJob tfjob-simple: Succeeded" in output
+    told = losses(output)
+    assert told[0] > 5 > 3 > told[-1], "a model that knows nothing has 5.55"
+    assert {f"worker {n} of 2" for n in (0, 1)} <= set(re.findall(r"worker \d of 2", output))
+    assert [lives(output, pod) for pod in WORKERS] == [(1, 0), (1, 0)]
+
+
+def test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in_place() -> None:
+    with tensorflow("tfjob-simple.yaml") as job:
+        job.read_until(r"step 100/")
+        job.main(WORKERS[1]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
+    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (1, 1)]
+    assert output.count("step 1/") == 1
+
+
+def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_path: Path) -> None:
+    """TensorFlow itself ends with 1, which the policy takes for the end of the job; the launcher has read why."""
+
+    def change(text: str) -> str:
+        return text.replace("OnFailure", "ExitCode").replace("run, --]", "run, --prefix, --]")
+
+    manifest = changed("tfjob-simple.yaml", tmp_path, change)
+    with tensorflow(manifest) as job:
+        job.read_until(r"step 100/")
+        job.main(WORKERS[1]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert f"{WORKERS[0]} failed (exit code 138): it is deleted and made anew" in output
+    assert [lives(output, pod) for pod in WORKERS] == [(2, 0), (2, 0)]
+    assert "resumed at step" in output
+
+
+def test_sigterm_to_one_mirrored_worker_stops_all_after_the_same_step_and_they_go_on_there() -> None:
+    with tensorflow("tfjob-simple.yaml") as job:
+        job.read_until(r"step 100/")
+        job.main(WORKERS[1]).send_signal(signal.SIGTERM)
+        code, output = job.ended()
+    assert code == 0, output
+    stopped = re.findall(r"stopped at step (\d+): asked by SIGTERM", output)
+    assert len(stopped) == 2
+    assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
+    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (1, 1)]
+
+
+def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_at() -> None:
+    with tensorflow("tfjob-ps.yaml") as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert "TFJob tfjob-ps: Succeeded" in output
+    told = losses(output)
+    assert told[0] > 5 > 3 > told[-1]
+    looked_at = [float(loss) for loss in re.findall(r"evaluated step \d+: held-out loss ([\d.]+)", output)]
+    assert looked_at[0] > looked_at[-1]
+    assert [lives(output, f"tfjob-ps-{role}") for role in ROLES] == [(1, 0)] * len(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("lost", "restarted"),
+    [
+        ("worker-1", {"worker-1"}),  # others do its work
+        ("ps-0", {"ps-0", "chief-0"}),  # what it held is in the checkpoint
+        ("chief-0", {"chief-0"}),
+        ("evaluator-0", {"evaluator-0"}),
+    ],
+)
+def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, restarted: set[str]) -> None:
+    with tensorflow("tfjob-ps.yaml") as job:
+        job.read_until(r"step 100/")
+        job.main(f"tfjob-ps-{lost}").send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert {role for role in ROLES if lives(output, f"tfjob-ps-{role}") == (1, 1)} == restarted
+    assert ("resumed at step" in output) == ("chief-0" in restarted)
+
+
+def test_rendered_pods_tell_each_role_its_place(tmp_path: Path) -> None:
+    rendered = launch("local", "-f", str(frameworks.EXAMPLES / "tfjob-ps.yaml"), "--render", str(tmp_path))
+    assert rendered.returncode == 0, rendered.stderr
+    told = {path.name.split(".")[0]: explained(path) for path in sorted(tmp_path.glob("*.json"))}
+    jobs = {name: json.loads(one.stdout)["job"] for name, one in told.items()}
+    assert {name: job["role"] for name, job in jobs.items()} == {
+        f"tfjob-ps-{role}": role.rpartition("-")[0] for role in ROLES
+    }
+
+
+def test_a_dynamic_tfjob_is_refused_by_the_script_in_one_sentence(tmp_path: Path) -> None:
+    def change(text: str) -> str:
+        return text.replace(
+            "spec:\n  tfReplicaSpecs", "spec:\n  enableDynamicWorker: true\n  tfReplicaSpecs"
+        ).replace("OnFailure", "Never")
+
+    with tensorflow(changed("tfjob-simple.yaml", tmp_path, change)) as job:
+        code, output = job.ended()
+    assert code == exits.INFRASTRUCTURE, "a dynamic TFJob never fails by its workers: it would wait for ever"
+    assert output.count("train_tf: TF_CONFIG is sparse (enableDynamicWorker)") == 2
+    assert "nothing of it runs any more" in output
