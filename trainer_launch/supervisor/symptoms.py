@@ -200,6 +200,7 @@ SYMPTOMS = (
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
         _START + r"tensorflow\.\S*\.UnavailableError\b",
+        _START + r"xgboost\.core\.XGBoostError: [^\n]*/collective/result\.cc",
         what="because another node or its network is gone",
         hint=_PEERS,
         code=exits.INFRASTRUCTURE,

@@ -1,0 +1,101 @@
+"""XGBoost itself: the jobs of docker/examples train on real data, lose a pod, and go on from their checkpoint."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import Started
+from tests.frameworks import frameworks
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
+V1 = ("digits-master-0", "digits-worker-0", "digits-worker-1")
+
+
+def assert_trained(output: str) -> None:
+    told = losses(output)
+    assert told[0] > 0.5 > 0.05 > told[-1]
+    share = re.search(r"done: ([\d.]+)% of the held-out digits", output)
+    assert share, output
+    assert float(share.group(1)) > 90
+
+
+def test_an_xgboostjob_gets_over_the_loss_of_a_worker() -> None:
+    with Rehearsal("xgboost", "xgboostjob-digits.yaml") as job:
+        job.read_until(r"step 20/")
+        job.main(V1[2]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert {f"rank {rank} of 3: 479 rows" for rank in range(3)} <= set(
+        re.findall(r"rank \d of 3: \d+ rows", output)
+    )
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 20
+    assert [lives(output, pod) for pod in V1] == [(1, 1)] * 3, "XGBoost's group cannot go on without one of it"
+    assert_trained(output)
+
+
+def test_under_exit_code_a_pod_that_lost_its_master_is_retryable_too(tmp_path: Path) -> None:
+    """XGBoost itself ends with 1, which the policy takes for the end of the job."""
+    manifest = changed("xgboostjob-digits.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
+    with Rehearsal("xgboost", manifest) as job:
+        job.read_until(r"step 20/")
+        job.main(V1[0]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert f"{V1[1]} failed (exit code 138): it is deleted and made anew" in output
+    assert [lives(output, pod) for pod in V1] == [(2, 0)] * 3
+    assert "resumed at step" in output
+    assert_trained(output)
+
+
+def test_a_trainjob_gets_over_the_loss_of_the_pod_that_has_the_tracker() -> None:
+    nodes = ("digits-node-0-0", "digits-node-0-1")
+    with Rehearsal("xgboost", "trainjob-xgboost.yaml") as job:
+        job.read_until(r"step 20/")
+        job.main(nodes[0]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 20
+    assert [lives(output, pod) for pod in nodes] == [(1, 1)] * 2
+    assert_trained(output)
+
+
+def test_sigterm_to_one_pod_stops_all_after_the_same_round_and_they_go_on_there() -> None:
+    with Rehearsal("xgboost", "xgboostjob-digits.yaml") as job:
+        job.read_until(r"step 20/")
+        job.main(V1[1]).send_signal(signal.SIGTERM)
+        code, output = job.ended()
+    assert code == 0, output
+    resumed = int(re.findall(r"resumed at step (\d+)", output)[0])
+    assert f"step {resumed}/" in output.partition("resumed")[0], "pod 0 saved the round that all left after"
+    assert [lives(output, pod) for pod in V1] == [(1, 1)] * 3
+    assert_trained(output)
+
+
+def test_alone_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    script, model = str(frameworks.EXAMPLES / "train_xgboost.py"), str(tmp_path / "model.ubj")
+    words = ("run", "--", "python", script, "--rounds", "40", "--log-every", "1", "--checkpoint", model)
+    path = Path(frameworks.python("xgboost")).parent
+    env = frameworks.env({"OMP_NUM_THREADS": "1", "PATH": f"{path}:/usr/bin:/bin"})
+    launcher = frameworks.launcher("xgboost")
+    first = Started(words, env, None, launcher=launcher)
+    try:
+        first.read_until(r"step 5/")
+        first.signal(signal.SIGTERM)
+        code, output = first.end(RUN_S)
+    finally:
+        first.close()
+    assert code == 143, output
+    last = int(re.findall(r"step (\d+)/", output)[-1])
+    second = Started(words, env, None, launcher=launcher)
+    try:
+        code, output = second.end(RUN_S)
+    finally:
+        second.close()
+    assert code == 0, output
+    assert f"resumed at step {last} from" in output
+    assert re.findall(r"step (\d+)/", output)[-1] == "40"
