@@ -60,6 +60,7 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
         "status.podIPs": address,
         COMPLETION_INDEX: index,
         **{f"metadata.labels['{name}']": value for name, value in labels.items()},
+        **{f"metadata.annotations['{name}']": value for name, value in draft.template.annotations.items()},
     }
 
 

@@ -65,6 +65,7 @@ class PodState:
     back_s: float = 0.0  # from its end to its next life, when it was deleted
     starts: int = 0  # lives, this one counted
     deleted: int = 0  # how many of them somebody has ended by deleting the pod
+    disrupted: bool = False  # this one, too
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None
@@ -154,7 +155,11 @@ def deleted(
     if not state.stopping:
         stop_as = Phase.GONE if back_s is None else Phase.PENDING
         state = replace(
-            state, deleted=state.deleted + 1, back_s=back_s or 0.0, not_before_s=now_s + (back_s or 0.0)
+            state,
+            deleted=state.deleted + 1,
+            disrupted=True,
+            back_s=back_s or 0.0,
+            not_before_s=now_s + (back_s or 0.0),
         )
         state, asked = stopped(pod, state, now_s, grace_s, stop_as)
     else:

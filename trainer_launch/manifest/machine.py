@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainer_launch import exits
-from trainer_launch.manifest import judge, life
-from trainer_launch.manifest.judge import Again, AllAgain, Condition
+from trainer_launch.manifest import decisions, judge, life, starting
+from trainer_launch.manifest.decisions import Again, AllAgain, Condition, Decision
 from trainer_launch.manifest.life import Action, Phase, PodState
 from trainer_launch.manifest.values import Pod, Rules, Workload
 
@@ -26,6 +25,8 @@ class State:
     began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)
     attempt: int = 0
+    counted: int = 0  # of these, those that the limit is for
+    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
@@ -50,6 +51,10 @@ class State:
             times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
             times += [self.held_until_s] if self.held_until_s is not None else []
             times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
+            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
+            times += [
+                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
+            ]
         if self.stop_at_s is not None:
             times.append(self.stop_at_s)
         return min(times, default=None)
@@ -157,8 +162,8 @@ def _settle(state: State, now_s: float) -> Step:
     if state.condition is None:
         state, more = _start_ready(state, now_s)
         actions += more
-        if _is_stuck(state, now_s):
-            state = replace(state, condition=_without_the_lost(state))
+        if starting.is_stuck(state.states, now_s):
+            state = replace(state, condition=starting.without_the_lost(state.states))
     elif state.stop_at_s is not None and now_s >= state.stop_at_s:
         state, more = _stop_all(replace(state, stop_at_s=None), now_s)
         actions += more
@@ -167,7 +172,7 @@ def _settle(state: State, now_s: float) -> Step:
     return state, actions, said
 
 
-def _held(state: State, decisions: list[judge.Decision], now_s: float) -> tuple[State, list[judge.Decision]]:
+def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State, list[Decision]]:
     """Who lost its peer may end a moment before that peer, which is the cause: it gets time to end."""
     end = decisions[0] if decisions else None
     if (
@@ -180,39 +185,55 @@ def _held(state: State, decisions: list[judge.Decision], now_s: float) -> tuple[
     return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
-def _view(state: State, now_s: float) -> judge.View:
-    return judge.View(
+def _view(state: State, now_s: float) -> decisions.View:
+    return decisions.View(
         kind=state.kind,
         pods=state.pods,
         rules=state.rules,
         states=state.states,
         failed=state.failed,
-        attempt=state.attempt,
+        counted=state.counted,
+        ages_s={child: now_s - at_s for child, at_s in state.begun.items()},
         age_s=now_s - state.began_s,
     )
 
 
-def _apply(state: State, decision: judge.Decision, now_s: float) -> Step:
+def _apply(state: State, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
         if state.rules.clean == "None":
             return replace(state, stop_at_s=now_s + LINGER_S), [], []
         return (*_stop_all(state, now_s), [])
     if isinstance(decision, AllAgain):
-        state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING)
-        state = replace(state, attempt=state.attempt + 1, failed={})
-        pending = {name: _pending(one, now_s) for name, one in state.states.items()}
-        text = f"{decision.because.message}: all pods start again ({state.attempt} of {state.rules.max_restarts})"
-        return replace(state, states=pending), actions, [text]
+        return _again(state, decision, now_s)
     assert isinstance(decision, Again)
     before = state.states[decision.pod]
-    code = judge.code_of(state.pods[decision.pod], before)
+    code = decisions.code_of(state.pods[decision.pod], before)
     anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
     state = _with(state, decision.pod, anew)
-    if decision.counts:
-        child = state.pods[decision.pod].draft.child
-        state = replace(state, failed={**state.failed, child: state.failed.get(child, 0) + 1})
+    counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}
+    state = replace(state, failed={**state.failed, **counts})
     return state, [], [f"{decision.pod} failed (exit code {code}): it is deleted and made anew"]
+
+
+def _again(state: State, decision: AllAgain, now_s: float) -> Step:
+    """All pods of the JobSet, or of one Job of it, end and have another life."""
+    child = decision.child
+    chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
+    state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
+    fresh = {name: _pending(state.states[name], now_s) for name in chosen}
+    counted = state.counted + decision.counts
+    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
+    state = replace(
+        state,
+        attempt=state.attempt + 1,
+        counted=counted,
+        states={**state.states, **fresh},
+        failed={name: n for name, n in state.failed.items() if child and name.partition("[")[0] != child},
+        begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
+    )
+    who = "all pods" if child is None else f"all pods of Job {child}"
+    return state, actions, [f"{decision.because.message}: {who} start again ({limit})"]
 
 
 def _pending(state: PodState, now_s: float) -> PodState:
@@ -229,41 +250,30 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
         one = state.states[name]
-        if one.phase is Phase.PENDING and not one.running and now_s >= one.not_before_s and _may_start(state, pod):
+        if (
+            one.phase is Phase.PENDING
+            and not one.running
+            and now_s >= one.not_before_s
+            and starting.may_start(pod, state.pods, state.states, state.rules)
+        ):
             born, more = life.born(pod, one)
-            state, actions = _with(state, name, born), actions + more
+            begun = {pod.draft.child: now_s, **state.begun}
+            state, actions = replace(_with(state, name, born), begun=begun), actions + more
     return state, actions
 
 
-def _is_stuck(state: State, now_s: float) -> bool:
-    """Whether nothing runs or will by itself, and the job has not ended: a pod that it needs never comes back."""
-    return not any(
-        one.running or one.due_s or (one.phase is Phase.PENDING and one.not_before_s > now_s)
-        for one in state.states.values()
-    )
-
-
-def _without_the_lost(state: State) -> Condition:
-    lost = [name for name, one in state.states.items() if one.phase is not Phase.SUCCEEDED]
-    text = f"nothing of it runs any more, and it cannot complete without {', '.join(lost)}"
-    return Condition(False, "PodLost", text, exits.INFRASTRUCTURE)
-
-
-def _may_start(state: State, pod: Pod) -> bool:
-    for condition in pod.draft.after:
-        child, _, status = condition.partition("=")
-        phases = [state.states[name].phase for name, other in state.pods.items() if other.draft.child == child]
-        wanted = (Phase.SUCCEEDED,) if status == "Complete" else (Phase.RUNNING, Phase.SUCCEEDED)
-        if not all(phase in wanted for phase in phases):
-            return False
-    return True
-
-
 def _stop_all(
-    state: State, now_s: float, *, kill: bool = False, stop_as: Phase = Phase.GONE
+    state: State,
+    now_s: float,
+    *,
+    kill: bool = False,
+    stop_as: Phase = Phase.GONE,
+    among: Collection[str] | None = None,
 ) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
+        if among is not None and name not in among:
+            continue
         grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
         one = state.states[name]
         if kill:

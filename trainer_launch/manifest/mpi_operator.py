@@ -82,7 +82,11 @@ def read(request: Request) -> Workload:
         namespace=job.space,
         drafts=(front, *drafts),
         rules=_rules(found, job),
-        ignored=tuple(dict.fromkeys(phrase for one in templates.values() for phrase in one.ignored)),
+        ignored=tuple(
+            dict.fromkeys(
+                (*v1.of_run_policy(found), *(phrase for one in templates.values() for phrase in one.ignored))
+            )
+        ),
     )
 
 

@@ -15,13 +15,13 @@ RESTARTS = ("Always", "OnFailure", "Never")
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
-    "subdomain", "setHostnameAsFQDN", "readinessGates", "os", "hostAliases", "shareProcessNamespace",
+    "subdomain", "setHostnameAsFQDN", "readinessGates", "os", "shareProcessNamespace",
 )  # fmt: skip
 _POD_IGNORED = (
     "nodeSelector", "nodeName", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName",
     "schedulingGates", "priorityClassName", "priority", "preemptionPolicy", "runtimeClassName", "overhead",
     "resourceClaims", "resources", "serviceAccountName", "serviceAccount", "securityContext", "hostNetwork",
-    "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers",
+    "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers", "hostAliases",
 )  # fmt: skip
 _POD_READ = (
     "containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "volumes", "hostname",
@@ -80,6 +80,7 @@ def read_template(template: Field) -> Template:
         memory=dict(_in_memory(spec.get("volumes"))),
         fillings={name.get("name").text(): podrefs.of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
+        annotations=_labels(template.get("metadata", "annotations")),
         ignored=tuple(dict.fromkeys(_ignored(spec))),
     )
 
@@ -221,7 +222,9 @@ def _ignored(spec: Field) -> Iterator[str]:
 
 def _ignored_of_container(container: Field) -> Iterator[str]:
     for key in container.mapping():
-        if key in _CONTAINER_IGNORED:
+        if key == "lifecycle":
+            yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())
+        elif key in _CONTAINER_IGNORED:
             yield key
     resources = container.get("resources")
     named = dict.fromkeys((*resources.get("requests").mapping(), *resources.get("limits").mapping()))

@@ -66,6 +66,7 @@ class TrainJob:
     jobs: tuple[ReplicatedJob, ...]
     domain: str
     runtime: str  # the runtime's name
+    has_pod_group: bool = False  # gang scheduling is asked for
     job: Field
 
     @property
@@ -107,6 +108,7 @@ def read_trainjob(request: Request) -> TrainJob:
         jobs=jobs,
         domain=request.dotted_domain,
         runtime=spec.get("runtimeRef", "name").text(),
+        has_pod_group=runtime.get("spec", "podGroupPolicy").given,
         job=found,
     )
     return replace(made, jobs=tuple(_wished(job, made) for job in jobs))

@@ -5,13 +5,12 @@ The policies are in `trainer_policies`; here are pods, names and the JobSet's ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from trainer_launch.manifest import trainer_mpi, trainer_policies
-from trainer_launch.manifest.fields import Field
+from trainer_launch.manifest import jobset, trainer_mpi, trainer_policies
 from trainer_launch.manifest.request import Request
 from trainer_launch.manifest.runtime import NODE, ReplicatedJob, TrainJob, read_trainjob
-from trainer_launch.manifest.values import ChildRules, Draft, ExitRule, Rules, Success, Workload
+from trainer_launch.manifest.values import Draft, Rules, Workload
 
 _POLICIES = {
     "torch": trainer_policies.torch,
@@ -21,8 +20,6 @@ _POLICIES = {
     "mpi": trainer_mpi.mpi,
 }
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
-_BACKOFF = 6  # a Job's own default
-_ACTIONS = ("FailJob", "Ignore", "Count", "FailIndex")
 
 
 def read(request: Request) -> Workload:
@@ -39,8 +36,20 @@ def read(request: Request) -> Workload:
         drafts=drafts,
         rules=_rules(job, drafts),
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), first),
-        ignored=tuple(dict.fromkeys(phrase for one in job.jobs for phrase in _ignored(job, one))),
+        ignored=tuple(
+            dict.fromkeys((*_ignored_of_job(job), *(text for one in job.jobs for text in _ignored(job, one))))
+        ),
     )
+
+
+def _ignored_of_job(job: TrainJob) -> Iterator[str]:
+    """What the TrainJob and its runtime wish for beside their pods."""
+    for key in ("suspend", "managedBy", "ttlSecondsAfterFinished"):
+        if job.job.get("spec", key).given:
+            yield "suspend: it runs all the same" if key == "suspend" and job.job.get("spec", key).flag() else key
+    if job.has_pod_group:
+        yield "podGroupPolicy"
+    yield from jobset.ignored(job.jobset, [one.field for one in job.jobs])
 
 
 def _ignored(job: TrainJob, one: ReplicatedJob) -> list[str]:
@@ -92,6 +101,12 @@ def _labels(job: TrainJob, one: ReplicatedJob, number: int, index: int) -> Mappi
 def _after(job: TrainJob, one: ReplicatedJob) -> tuple[str, ...]:
     names = {each.name: each for each in job.jobs}
     waits = []
+    if (
+        job.jobset.get("startupPolicy", "startupPolicyOrder").choice(("AnyOrder", "InOrder"), "AnyOrder")
+        == "InOrder"
+    ):
+        earlier = job.jobs[: [each.name for each in job.jobs].index(one.name)][-1:]
+        waits += [f"{job.name}-{each.name}-{number}=Ready" for each in earlier for number in range(each.replicas)]
     for dependency in one.field.get("dependsOn").items():
         name = dependency.get("name").choice(tuple(names))
         status = dependency.get("status").choice(("Ready", "Complete"), "Complete")
@@ -99,44 +114,12 @@ def _after(job: TrainJob, one: ReplicatedJob) -> tuple[str, ...]:
     return tuple(waits)
 
 
-# -- rules ------------------------------------------------------------------------------------
-
-
 def _rules(job: TrainJob, drafts: tuple[Draft, ...]) -> Rules:
-    policy = job.jobset.get("successPolicy")
-    targets = policy.get("targetReplicatedJobs").texts() or tuple(one.name for one in job.jobs)
-    children = dict.fromkeys(draft.child for draft in drafts if draft.role in targets)
-    groups = tuple(tuple(d.hostname for d in drafts if d.child == child) for child in children)
-    deadline = job.job.get("spec", "activeDeadlineSeconds")
-    return Rules(
-        family="jobset",
-        success=Success(groups=groups, any_of=policy.get("operator").choice(("All", "Any"), "All") == "Any"),
-        clean="Running",  # a finished JobSet deletes the Jobs that still run
-        deadline_s=float(deadline.number(least=1)) if deadline.given else None,
-        children={
-            f"{job.name}-{one.name}-{number}": _child(one) for one in job.jobs for number in range(one.replicas)
-        },
-        max_restarts=job.jobset.get("failurePolicy", "maxRestarts").number(0),
-    )
-
-
-def _child(one: ReplicatedJob) -> ChildRules:
-    spec = one.field.get("template", "spec")
-    rules = spec.get("podFailurePolicy", "rules").items()
-    read_rules = tuple(made for rule in rules if (made := _exit_rule(rule)) is not None)
-    if read_rules and (one.template.restart or "OnFailure") != "Never":
-        raise spec.get("podFailurePolicy").bad("restartPolicy: Never in the pod, as Kubernetes wants it")
-    return ChildRules(backoff_limit=spec.get("backoffLimit").number(_BACKOFF), exit_rules=read_rules)
-
-
-def _exit_rule(rule: Field) -> ExitRule | None:
-    """A rule about exit codes; those about the conditions of pods find none on this machine."""
-    codes = rule.get("onExitCodes")
-    if not codes.given:
-        return None
-    return ExitRule(
-        action=rule.get("action").choice(_ACTIONS),
-        container=codes.get("containerName").text("") or None,
-        among=codes.get("operator").choice(("In", "NotIn")) == "In",
-        codes=tuple(value.number(most=255) for value in codes.get("values").items()),
-    )
+    children = {
+        f"{job.name}-{one.name}-{number}": jobset.read_job(
+            one.field.get("template", "spec"), one.name, one.template.restart or "OnFailure"
+        )
+        for one in job.jobs
+        for number in range(one.replicas)
+    }
+    return jobset.read(job.jobset, drafts, children, job.job.get("spec", "activeDeadlineSeconds"))

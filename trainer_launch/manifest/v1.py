@@ -5,7 +5,7 @@ kubeflow/trainer release-1.9: pkg/controller.v1/common, pkg/core, pkg/apis/kubef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer_launch.manifest.baking import appended
@@ -16,10 +16,8 @@ from trainer_launch.manifest.values import Container, Draft, EnvItem, Rules, Suc
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN = ("None", "Running", "All")
 MAX_REPLICAS = 4096
-_RUN_POLICY = (
-    "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy",
-    "suspend", "managedBy",
-)  # fmt: skip
+_RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
+_RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,7 @@ def _labels(job: str, role: str, index: int) -> Mapping[str, str]:
 def rules(found: Field, success: Success, policy: Field | None = None) -> Rules:
     """The run policy."""
     run = found.get("spec", "runPolicy") if policy is None else policy
-    run.only(_RUN_POLICY)
+    run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
     return Rules(
@@ -144,9 +142,18 @@ def rules(found: Field, success: Success, policy: Field | None = None) -> Rules:
     )
 
 
-def ignored(templates: Iterable[Replicas]) -> tuple[str, ...]:
+def ignored(found: Field, templates: Iterable[Replicas]) -> tuple[str, ...]:
     """What this machine leaves out, each once."""
-    return tuple(dict.fromkeys(phrase for one in templates for phrase in one.template.ignored))
+    of_pods = (phrase for one in templates for phrase in one.template.ignored)
+    return tuple(dict.fromkeys((*of_run_policy(found), *of_pods)))
+
+
+def of_run_policy(found: Field) -> Iterator[str]:
+    """What of the run policy means nothing here."""
+    run = found.get("spec", "runPolicy")
+    for key in _RUN_POLICY_IGNORED:
+        if run.get(key).given:
+            yield "suspend: it runs all the same" if key == "suspend" and run.get(key).flag() else key
 
 
 def everyone(pods: Sequence[Draft], role: str) -> tuple[str, ...]:

@@ -43,5 +43,5 @@ def read(request: Request) -> Workload:
         drafts=pods,
         rules=v1.rules(found, Success(groups=(v1.everyone(pods, "worker"),))),
         ports={"COORDINATOR_PORT": f"{name}-worker-0"},
-        ignored=v1.ignored(specs.values()),
+        ignored=v1.ignored(found, specs.values()),
     )

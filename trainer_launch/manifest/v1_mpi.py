@@ -54,7 +54,10 @@ def read(request: Request) -> Workload:
         namespace=space,
         drafts=pods,
         rules=replace(rules, clean=clean),
-        ignored=(*v1.ignored(specs.values()), "init container kubectl-delivery: a stand-in for kubectl is there"),
+        ignored=(
+            *v1.ignored(found, specs.values()),
+            "init container kubectl-delivery: a stand-in for kubectl is there",
+        ),
     )
 
 

@@ -51,7 +51,7 @@ def read(request: Request) -> Workload:
         drafts=pods,
         rules=v1.rules(found, Success(groups=(v1.everyone(pods, first.role),))),
         ignored=(
-            *v1.ignored(specs.values()),
+            *v1.ignored(found, specs.values()),
             *(["elasticPolicy (as in the operator)"] if spec.get("elasticPolicy").given else []),
         ),
     )

@@ -56,7 +56,7 @@ def read(request: Request) -> Workload:
         drafts=pods,
         rules=v1.rules(found, _success(pods, job)),
         ports={"MASTER_PORT": f"{name}-master-0", "PET_MASTER_PORT": f"{name}-master-0"} if master else {},
-        ignored=(*v1.ignored(specs.values()), *_ignored(job, spec)),
+        ignored=(*v1.ignored(found, specs.values()), *_ignored(job, spec)),
     )
 
 

@@ -62,7 +62,7 @@ def read(request: Request) -> Workload:
         namespace=space,
         drafts=pods,
         rules=rules,
-        ignored=v1.ignored(specs.values()),
+        ignored=v1.ignored(found, specs.values()),
     )
 
 

@@ -45,5 +45,5 @@ def read(request: Request) -> Workload:
         drafts=pods,
         rules=v1.rules(found, Success(groups=((master,),))),
         ports={"MASTER_PORT": master},
-        ignored=v1.ignored(specs.values()),
+        ignored=v1.ignored(found, specs.values()),
     )

@@ -117,6 +117,7 @@ class Template:
     fillings: Mapping[str, tuple[Filling, ...]] = field(default_factory=dict)  # by volume
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=_nothing)
+    annotations: Mapping[str, str] = field(default_factory=_nothing)
     ignored: tuple[str, ...] = ()
 
     def container(self, name: str) -> Container | None:
@@ -180,12 +181,24 @@ class Success:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRule:
-    """A rule of a Job's podFailurePolicy that goes by exit codes."""
+    """A rule of a Job's podFailurePolicy: by exit codes, or where there are `conditions` by those of the pod."""
 
-    action: str  # FailJob, Ignore, Count
+    action: str  # FailJob, Ignore, Count, FailIndex
     container: str | None
     among: bool  # In, else NotIn
     codes: tuple[int, ...]
+    conditions: tuple[str, ...] = ()
+    number: int = 0  # its place in the policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRule:
+    """A rule of a JobSet's failurePolicy; of each of the three an empty one fits all."""
+
+    action: str  # FailJobSet, RestartJobSet, RestartJob, …AndIgnoreMaxRestarts
+    reasons: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()  # replicatedJobs
+    patterns: tuple[str, ...] = ()  # of the Job's message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +207,10 @@ class ChildRules:
 
     backoff_limit: int = 6
     exit_rules: tuple[ExitRule, ...] = ()
+    per_index: int | None = None  # backoffLimitPerIndex
+    max_failed_indexes: int | None = None
+    deadline_s: float | None = None  # its own activeDeadlineSeconds
+    replicated: str = ""  # the replicatedJob that it is of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +225,8 @@ class Rules:
     may_fail: tuple[str, ...] = ()  # pods whose failure fails nothing
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
+    set_rules: tuple[SetRule, ...] = ()
+    is_blocking: bool = False  # it starts again only when all of it has ended; else Job by Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
