@@ -48,10 +48,10 @@ class Lane:
 def lanes(chronicle: Chronicle) -> tuple[Lane, ...]:
     """One lane for each pod, those that came later (`add node`) last; empty segments are left out."""
     end_s = end_of(chronicle)
-    walks = {pod: _Walk() for pod in chronicle.pods}
+    walks = {pod: Walk() for pod in chronicle.pods}
     for happening in chronicle.happenings:
         if happening.pod is not None:
-            walks.setdefault(happening.pod, _Walk(since_s=happening.at_s)).take(happening)
+            walks.setdefault(happening.pod, Walk(since_s=happening.at_s)).take(happening)
         elif happening.what is What.CONDITION:
             for walk in walks.values():
                 walk.end(happening.at_s)
@@ -79,8 +79,8 @@ def away_s(lane: Lane, after_s: float, end_s: float) -> float:
 
 
 @dataclass
-class _Walk:
-    """A pod followed through what happens to it."""
+class Walk:
+    """One pod followed through what happens to it: what it does now, and in `done` what it did before."""
 
     since_s: float = 0.0
     doing: Doing = Doing.WAITING
