@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from trainer_launch import programs
 from trainer_launch.command import parse_command
-from trainer_launch.commands import isolating, troubles
+from trainer_launch.commands import troubles
+from trainer_launch.commands.containers import image_path
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.rehearse import Job, rehearse
 from trainer_launch.commands.run import use_color
-from trainer_launch.commands.staging import Setting, image_path
-from trainer_launch.commands.troubles import Asked
+from trainer_launch.commands.staging import Setting
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_nproc
 from trainer_launch.horovodrun_options import is_horovodrun
@@ -22,7 +22,7 @@ from trainer_launch.manifest import workload_of
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal.ability import wants_own_network
+from trainer_launch.rehearsal.asked import Asked
 from trainer_launch.rehearsal.flags import mpi_job, torch_job
 from trainer_launch.settings import Settings
 
@@ -79,11 +79,7 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     asked = troubles.asked(parsed.flags)
-    own_network = isolating.is_inside()
-    if not own_network:
-        machine = isolating.check(asked.examples)
-        if wants_own_network(asked.examples):
-            isolating.enter(machine)  # the same command once more, and from its beginning
+    own_network = troubles.isolate(asked)
     if parsed.flags["file"]:
         return _from_manifests(parsed, asked, own_network=own_network)
     for flag in ("render", "command_line"):
@@ -95,7 +91,8 @@ def main(parsed: Parsed) -> int:
     setting = Setting(
         launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False, own_network=own_network
     )
-    return rehearse(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked), settings, setting)
+    job = troubles.fitted(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked))
+    return rehearse(job, settings, setting)
 
 
 def _from_manifests(parsed: Parsed, asked: Asked, *, own_network: bool) -> int:
@@ -116,8 +113,8 @@ def _from_manifests(parsed: Parsed, asked: Asked, *, own_network: bool) -> int:
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
     )
-    job = Job(workload=workload, asked=asked, grown=lambda more: workload_of(scaled(documents, more)))
-    return rehearse(job, parsed.settings, setting)
+    job = Job(workload=workload, grown=lambda more: workload_of(scaled(documents, more)), asked=asked)
+    return rehearse(troubles.fitted(job), parsed.settings, setting)
 
 
 def _is_mpi(engine: str, argv: Sequence[str]) -> bool:

@@ -12,24 +12,27 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from trainer_launch import exits, log
+from trainer_launch.commands.faulting import Faults
+from trainer_launch.commands.inside import Inside
 from trainer_launch.commands.run import use_color
+from trainer_launch.commands.senses import Senses
 from trainer_launch.commands.staging import Setting, Stage
-from trainer_launch.commands.troubles import NOTHING_ASKED, Asked, Moment, Troubles
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
 from trainer_launch.manifest.values import Workload
 from trainer_launch.model import Exit
-from trainer_launch.rehearsal import table
-from trainer_launch.rehearsal.ability import OWN_NETWORK
-from trainer_launch.rehearsal.flags import LAUNCHER
+from trainer_launch.rehearsal import noting, table
+from trainer_launch.rehearsal.asked import NOTHING, Asked
+from trainer_launch.rehearsal.chronicle import Chronicle, Happening, What
+from trainer_launch.rehearsal.recorder import Observer, Recorder
 from trainer_launch.settings import Settings
 from trainer_launch.signals import STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
@@ -45,8 +48,9 @@ class Job:
     """What is rehearsed, and how it grows: the same job with that many more nodes, where it can."""
 
     workload: Workload
-    asked: Asked = NOTHING_ASKED
     grown: Callable[[int], Workload] | None = None
+    asked: Asked = NOTHING  # what is to go wrong
+    observers: tuple[Observer, ...] = ()  # who wants to know what happens while it does
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
@@ -59,10 +63,11 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     try:
         stage = Stage(job.workload, scratch, setting)
         stage.check()
-        system = System(color=use_color(settings))
+        senses = Senses() if job.asked.anything or job.observers else None
+        system = System(color=use_color(settings), listener=senses.hear if senses else None)
         log.send_through(system.say)
         with contextlib.closing(system):
-            rehearsal = Rehearsal(job, stage, system, settings)
+            rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
             rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
@@ -74,42 +79,98 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
 class Rehearsal:
     """The state of the job, and who carries out what it asks for."""
 
-    def __init__(self, job: Job, stage: Stage, system: System, settings: Settings) -> None:
-        self._job, self._stage, self._system = job, stage, system
-        self._grace_s = settings.grace
+    def __init__(self, job: Job, stage: Stage, system: System, senses: Senses | None, grace_s: float) -> None:
+        self._job, self.stage, self._system, self._senses, self._grace_s = job, stage, system, senses, grace_s
         self._failed: list[machine.Exited] = []  # what could not be started
         self._stop_signal: int | None = None
+        self._grown = 0
+        self.inside = Inside(stage)
+        self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
+        self._recorder.observers += job.observers
+        if senses is not None:
+            senses.wake = system.poke
         self._began_s = system.now()
-        nodes = [pod.name for pod in stage.pods if pod.draft.role != LAUNCHER]
-        names = [pod.name for pod in stage.pods]
-        self._troubles = Troubles(job.asked, nodes or names, names, self._began_s)
         self.state, actions, said = machine.begin(job.workload, stage.pods, self._began_s)
+        self._tell_all(noting.happened(None, self.state, None, actions))
+        self._faults = Faults(job.asked, self)
         self._do(actions, said)
 
     def to_the_end(self) -> None:
         """Wait, step, apply, until nothing of the job runs."""
         while not self.state.is_done:
             for event in self._events():
-                self._take(event)
-            for moment in self._troubles.passed(self._system.now()):
-                self._disturb(moment)
+                self.take(event)
+            self._sense()
+            if self.state.condition is None and not self.state.asked:
+                self._faults.pass_time()
         self._system.signal_all(signal.SIGKILL, again=True)  # what left its container's session
         self._system.drain(DRAIN_S)
+        self._faults.finish()
         self._seconds = self._system.now() - self._began_s
+        condition = self.state.condition
+        self._recorder.finish(self._seconds, succeeded=None if condition is None else condition.succeeded)
 
     def exit_code(self) -> int:
         """0 for success, else the code of the pod that failed, or of the signal that asked to stop."""
         condition = self.state.condition
         if condition is None:
             return exits.of_signal(self._stop_signal or signal.SIGTERM)
-        return exits.SUCCEEDED if condition.succeeded else condition.exit_code or exits.FAILED
+        if not condition.succeeded:
+            return condition.exit_code or exits.FAILED
+        return exits.FAILED if self._faults.missed else exits.SUCCEEDED
+
+    def chronicle(self) -> Chronicle:
+        """All that has happened so far."""
+        lines = {pod.name: self._system.last_lines(f"{pod.name}/{pod.draft.main}") for pod in self.stage.pods}
+        return self._recorder.chronicle({name: said[-1] for name, said in lines.items() if said}, self._words())
 
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
-        pods = self.state.pods.values()
-        words = {pod.name: _first_line(self._stage.last_words(pod, pod.draft.main)) for pod in pods}
         title = f"{self._job.workload.kind} {self._job.workload.name}"
-        return table.table(self.state, words) + table.condition(title, self.state, self._seconds)
+        shown = table.table(self.state, self._words()) + table.condition(title, self.state, self._seconds)
+        return shown + table.missed(self._faults.missed)
+
+    def _words(self) -> dict[str, str]:
+        pods = self.state.pods.values()
+        return {pod.name: _first_line(self.stage.last_words(pod, pod.draft.main)) for pod in pods}
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Seconds since the rehearsal began."""
+        return self._system.now() - self._began_s
+
+    def tell(self, happening: Happening) -> None:
+        """Take it into the chronicle."""
+        self._recorder.add(happening)
+
+    def leader(self, pod: str) -> int | None:
+        """The first process of the container that counts, while it runs."""
+        return self._system.pids().get(f"{pod}/{self.state.pods[pod].draft.main}")
+
+    def grow(self) -> None:
+        """One more pod, as the controller makes it."""
+        assert self._job.grown is not None, "asked for before anything was started"
+        workload = self._job.grown(self._grown + 1)
+        self._grown += 1
+        for pod in self.stage.grow(workload):
+            self.take(machine.PodAdded(self._system.now(), pod, workload.rules))
+
+    def _sense(self) -> None:
+        if self._senses is None:
+            return
+        for one in self._senses.news(self.inside, self.stage, self.state.pods):
+            at_s, pod, container = max(0.0, one.at_s - self._began_s), one.pod, one.container
+            if one.generation is not None:
+                attempt, what = one.generation, What.GENERATION
+                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
+            elif one.step is not None:
+                step, what = one.step, What.STEP
+                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, step=step, text=one.line))
+                self._faults.reached(one.step)
+            else:
+                self._faults.said(one.line)
+        self._senses.patterns = self._faults.patterns
 
     # -- events -------------------------------------------------------------------------------
 
@@ -117,13 +178,17 @@ class Rehearsal:
         failed, self._failed = self._failed, []
         if failed:
             return list(failed)
-        due_s = self.state.due_s()
-        trouble_s = self._troubles.due_s()
-        until_s = min((one for one in (due_s, trouble_s) if one is not None), default=None)
-        made: list[machine.Event] = [one for event in self._system.wait(until_s) if (one := self._event(event))]
+        due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
+        made: list[machine.Event] = [one for event in self._system.wait(due_s) if (one := self._event(event))]
         if due_s is not None and self._system.now() >= due_s:
             made.append(machine.Due(self._system.now()))
         return made
+
+    def _times(self) -> Iterator[float | None]:
+        yield self.state.due_s()
+        yield self._senses.due_s if self._senses is not None else None
+        if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
+            yield self._began_s + due_s
 
     def _event(self, event: ev.Event) -> machine.Event | None:
         if isinstance(event, ev.Exited):
@@ -140,10 +205,10 @@ class Rehearsal:
 
     def _clear(self, pod: str, container: str) -> None:
         """A container ends with its first process: whatever that left behind is killed."""
-        self._stage.ended(self.state.pods[pod], container)
+        self.stage.ended(self.state.pods[pod], container)
         self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
         for _ in range(_SWEEPS):
-            left = self._stage.processes_of(self.state.pods[pod], container)
+            left = self.stage.processes_of(self.state.pods[pod], container)
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -151,28 +216,23 @@ class Rehearsal:
                 return
             psutil.wait_procs(left, timeout=_SWEEP_S)
 
-    def _take(self, event: machine.Event) -> None:
+    def take(self, event: machine.Event) -> None:
+        """Let the machine decide what comes of it, and do that."""
         if isinstance(event, machine.Exited):
             _log.info("%s/%s ended with %d", event.pod, event.container, event.code)
-        self.state, actions, said = machine.step(self.state, event)
+        before = self.state
+        self.state, actions, said = machine.step(before, event)
+        self._tell_all(noting.happened(before, self.state, event, actions))
         self._do(actions, said)
 
-    # -- faults -------------------------------------------------------------------------------
-
-    def _disturb(self, moment: Moment) -> None:
-        """A fault begins, or is over."""
-        _log.warning("fault%s: %s", " over" if moment.is_over else "", moment.fault.text)
-        network = self._stage.network
-        try:
-            if network is not None and moment.fault.kind in OWN_NETWORK:
-                (network.end if moment.is_over else network.begin)(moment.fault, moment.pod)
-        except NodeError as problem:
-            _log.error("%s", problem)
+    def _tell_all(self, happenings: Iterable[Happening]) -> None:
+        for happening in happenings:
+            self.tell(happening)
 
     # -- actions ------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action], said: list[str]) -> None:
-        self._stage.follow(self.state.running)
+        self.stage.follow(self.state.running)
         for sentence in said:
             _log.warning("%s", sentence)
         for action in actions:
@@ -191,8 +251,8 @@ class Rehearsal:
     def _start(self, action: Start) -> None:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
         try:
-            self._stage.prepare(pod, action.container, life)
-            self._system.spawn(self._stage.placed(pod, self._stage.process(pod, action.container, life)))
+            self.stage.prepare(pod, action.container, life)
+            self._system.spawn(self.stage.placed(pod, self.stage.process(pod, action.container, life)))
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exits.NOT_FOUND

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch import programs
-from trainer_launch.command import parse_command
+from trainer_launch import run_folder
+from trainer_launch.commands import containers
 from trainer_launch.commands.doors import Doors
 from trainer_launch.commands.networking import OwnNetwork
-from trainer_launch.errors import NotRunnableError, UsageError
+from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.manifest import loopback, mpi_here
 from trainer_launch.manifest.baking import pods as pods_of
@@ -25,14 +24,13 @@ from trainer_launch.manifest.loopback import FILES, Ground
 from trainer_launch.manifest.values import Container, File, Pod, Workload
 from trainer_launch.model import Process
 from trainer_launch.rehearsal import wiring
-from trainer_launch.rehearsal.flags import RUN, own_environment
+from trainer_launch.rehearsal.flags import own_environment
 from trainer_launch.ssh import client, keys
 
-OURS = "trainer-launch"
 _FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
 _DOORS = "doors"  # folder of the ways into its pods
-_MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
+MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,36 +48,62 @@ class Stage:
     """Where the pods of one rehearsal live."""
 
     def __init__(self, workload: Workload, scratch: Path, setting: Setting) -> None:
-        if len(workload.drafts) > loopback.MAX_PODS:
-            raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
         self._scratch = scratch
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
-        device, address_of = (wiring.DEVICE, wiring.address_of) if self.network else ("lo", loopback.address_of)
-        made = pods_of(workload, address_of)
-        machine = {"OMP_NUM_THREADS": str(_threads(made)), "GLOO_SOCKET_IFNAME": device}
-        self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
-        _refuse_what_cannot_run(made)
-        if setting.command is not None:
-            words = _words(setting.command)
-            made = tuple(pod if mpi_here.is_worker(pod) else _with_command(pod, words) for pod in made)
-        if any(map(mpi_here.uses_ssh, made)):
-            keys.make(str(scratch / _KEYS), client.find("ssh-keygen", self._base["PATH"]))
-            port = net.free_port()
-            made = tuple(mpi_here.on_loopback(pod, port, str(scratch / pod.name / "tmp")) for pod in made)
-        self._doors = Doors(scratch / _DOORS) if any(map(mpi_here.reached_by_kubectl, made)) else None
-        if self._doors is not None:
-            kubectl = self._doors.kubectl()
-            made = tuple(mpi_here.by_kubectl(pod, kubectl, str(scratch / pod.name / "tmp")) for pod in made)
-        self.pods = made
+        self._ssh_port: int | None = None
+        self._doors: Doors | None = None
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
+        self._ground = Ground(pods={}, addresses={})  # with networks of their own, names and ports are the job's
+        self.pods: tuple[Pod, ...] = ()
+        self._take_in(workload)
+        device = "lo" if self.network is None else wiring.DEVICE
+        machine = {"OMP_NUM_THREADS": str(containers.threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
+        self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
+
+    def grow(self, workload: Workload) -> tuple[Pod, ...]:
+        """Take in the same job with more pods; those that are new."""
+        known = {pod.name for pod in self.pods}
+        self._take_in(workload)
+        return tuple(pod for pod in self.pods if pod.name not in known)
+
+    def _take_in(self, workload: Workload) -> None:
+        """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
+        if len(workload.drafts) > loopback.MAX_PODS:
+            raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
+        address_of = loopback.address_of if self.network is None else wiring.address_of
+        numbers = {pod.name: number for number, pod in enumerate(self.pods)}
+        for draft in workload.drafts:
+            numbers.setdefault(draft.hostname, len(numbers))
+        addresses = [address_of(numbers[draft.hostname]) for draft in workload.drafts]
+        made = self._equipped(pods_of(workload, addresses.__getitem__))
+        fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
+        self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
         if self.network is None:
-            self._ground = _with_ports(loopback.ground_of(workload, self.pods), self.pods)
+            ground = replace(loopback.ground_of(workload, self.pods), ports=self._ground.ports)
+            self._ground = _with_ports(ground, self.pods)
         else:
-            self._ground = Ground(pods={}, addresses={})  # names and ports are as the job has them
-            for number, pod in enumerate(self.pods):
-                self.network.add(pod.name, number, pod.draft.names, pod.shm_bytes)
+            for pod in fresh:
+                self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
+
+    def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
+        _refuse_what_cannot_run(made)
+        if self._setting.command is not None:
+            words = containers.words_of(self._setting.command)
+            made = tuple(pod if mpi_here.is_worker(pod) else containers.with_command(pod, words) for pod in made)
+        if any(map(mpi_here.uses_ssh, made)):
+            if self._ssh_port is None:
+                keys.make(str(self._scratch / _KEYS), client.find("ssh-keygen", self._setting.path))
+                self._ssh_port = net.free_port()
+            port = self._ssh_port
+            made = tuple(mpi_here.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
+        if any(map(mpi_here.reached_by_kubectl, made)):
+            self._doors = self._doors or Doors(self._scratch / _DOORS)
+            kubectl = self._doors.kubectl()
+            made = tuple(mpi_here.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
+        return made
 
     def check(self) -> None:
         """Find every program before anything starts.
@@ -94,18 +118,7 @@ class Stage:
                 is_new = process.argv not in seen and process.argv[0] != sys.executable
                 if is_new and process.cwd is None:  # in another folder it may be there
                     seen.add(process.argv)
-                    self._check(pod, container, process)
-
-    def _check(self, pod: Pod, container: Container, process: Process) -> None:
-        command = parse_command(process.argv)
-        if any(word.startswith(f"{self._scratch}/") for word in (process.argv[0], *command.program[:1])):
-            return  # of a volume, which is filled when the pod begins
-        try:
-            programs.check(command, process.env.get("PATH"))
-        except NotRunnableError as problem:
-            found = problem.exit_code == 126
-            text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
-            raise NotRunnableError(text, found=found) from None
+                    containers.check(pod, container, process, str(self._scratch))
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -116,7 +129,8 @@ class Stage:
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
             **(here.env if self.network is None else wiring.off_loopback(here.env)),
-            _MARK: str(self.last_words(pod, name)),
+            MARK: str(self.last_words(pod, name)),
+            run_folder.VARIABLE: self.run_folder(pod),
         }
         kubectl = next((path for path in here.files if path.endswith(mpi_here.KUBECTL)), None)
         if kubectl is not None:
@@ -126,7 +140,7 @@ class Stage:
             label = ""  # whole lines of one container at a time
         return Process(
             name=f"{pod.name}/{name}",
-            argv=_argv(here),
+            argv=containers.argv_of(here),
             env=env,
             cwd=here.workdir if here.workdir and Path(here.workdir).is_dir() else None,
             label=label,
@@ -158,6 +172,7 @@ class Stage:
             enter = self.placed(pod, process).argv[: -len(process.argv)]
             self._doors.open(pod, name, process, enter)
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
+        Path(self.run_folder(pod)).mkdir(exist_ok=True)
         self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def ended(self, pod: Pod, name: str) -> None:
@@ -181,6 +196,10 @@ class Stage:
         """Where a launcher in this container leaves its termination message."""
         return self._scratch / pod.name / f"{name}.termination-log"
 
+    def run_folder(self, pod: Pod) -> str:
+        """Where `report()` leaves what a program without a launcher says; a launcher has a folder of its own."""
+        return str(self._scratch / pod.name / "run")
+
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
         """What still runs of a container whose first process has ended, other sessions and orphans too.
 
@@ -192,11 +211,15 @@ class Stage:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
-                known = env.get(_MARK) or env.get("HOSTNAME")
+                known = env.get(MARK) or env.get("HOSTNAME")
                 if known in (mark, pod.name) or (known is None and folder in " ".join(process.cmdline())):
                     below = process.children(recursive=True) if known is None else []
                     found |= {each.pid: each for each in (process, *below)}
         return list(found.values())
+
+    def temporary_folders(self) -> tuple[str, ...]:
+        """Where pods put what is temporary, if not where we do."""
+        return tuple(str(self._scratch / pod.name / "tmp") for pod in self.pods)
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
         return loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
@@ -230,52 +253,14 @@ def _write(place: Path, file: File, running: frozenset[str]) -> None:
     beside.replace(place)
 
 
-def _argv(container: Container) -> tuple[str, ...]:
-    """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
-    words = (*container.command, *container.args)
-    if not container.command:
-        words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
-    if Path(words[0]).name == OURS:
-        return (sys.executable, "-c", RUN, *words[1:])
-    return words
-
-
-def _words(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as problem:
-        raise UsageError(f"--command {command[:60]!r} cannot be split into words: {problem}") from None
-    if not words:
-        raise UsageError("--command is empty; give the program and its arguments in one text")
-    return words
-
-
-def _with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
-    changed = tuple(
-        replace(one, command=words, args=()) if one.name == pod.draft.main else one for one in pod.containers
-    )
-    return replace(pod, containers=changed)
-
-
 def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
-    taken: set[int] = set()
-    ports = {}
-    for endpoint in sorted(loopback.endpoints(ground, pods)):
+    """A free port for each that the job names, and that has none yet."""
+    ports = dict(ground.ports)
+    taken = set(ports.values())
+    for endpoint in sorted(loopback.endpoints(ground, pods) - ports.keys()):
         port = net.free_port()
         while port in taken:
             port = net.free_port()
         taken.add(port)
         ports[endpoint] = port
     return replace(ground, ports=ports)
-
-
-def _threads(pods: tuple[Pod, ...]) -> int:
-    """A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others."""
-    counts = (pod.main.env.get("PET_NPROC_PER_NODE", "1") for pod in pods)
-    workers = sum(min(int(text), 4096) if text.isascii() and text.isdigit() else 1 for text in counts)
-    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
-
-
-def image_path() -> str:
-    """The folder of our own Python first, as in an image that this package is installed in."""
-    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trainer_launch import exits
 from trainer_launch.manifest.machine import State
+from trainer_launch.rehearsal.fault import Fault
 
 HEAD = ("POD", "PHASE", "STARTS", "RESTARTS", "EXIT", "LAST WORDS")
 
@@ -32,3 +33,8 @@ def condition(title: str, state: State, seconds: float) -> str:
         return f"{title}: stopped after {seconds:.1f} s\n"
     verdict = "Succeeded" if end.succeeded else "Failed"
     return f"{title}: {verdict} after {seconds:.1f} s ({end.reason}): {end.message}\n"
+
+
+def missed(faults: Iterable[tuple[Fault, str]]) -> str:
+    """One line for each fault that was asked for and was not carried out, with the reason."""
+    return "".join(f"fault missed: {fault.text}: {why}\n" for fault, why in faults)

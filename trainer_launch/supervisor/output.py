@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from trainer_launch.log import PATIENCE_S
 from trainer_launch.supervisor.lines import Source, Stream
@@ -28,11 +29,15 @@ _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this 
 _STDOUT, _STDERR = 1, 2
 
 
-class Output:
-    """Pumps pipes into our stdout and stderr, line by line."""
+Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 
-    def __init__(self, *, color: bool = False) -> None:
+
+class Output:
+    """Pumps pipes into our stdout and stderr, line by line; a listener hears all of it, in the pump's thread."""
+
+    def __init__(self, *, color: bool = False, listener: Listener | None = None) -> None:
         self._color = color
+        self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
         self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
@@ -51,6 +56,8 @@ class Output:
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         sink = self._sinks[stream]
         pipe = _Pipe(read_end, Source(self._prefix(label), sink.stream), sink)
+        if self._listener is not None:
+            pipe.listener = partial(self._listener, process, stream)
         self._pipes[process, rank, stream] = pipe
         self._arrivals.append(pipe)
         if self._thread is None:
@@ -152,6 +159,7 @@ class _Pipe:
 
     def __init__(self, fd: int, source: Source, sink: _Sink) -> None:
         self.fd, self.source, self.sink = fd, source, sink
+        self.listener: Callable[[bytes], None] | None = None
         self.heard_at_s = 0.0
         self.bytes = 0
 
@@ -164,6 +172,8 @@ class _Pipe:
         self.heard_at_s = now_s
         self.bytes += len(data)
         self.sink.put(lambda: self.source.feed(data))
+        if self.listener is not None:
+            self.listener(data)
         return bool(data)
 
     def finish(self) -> None:

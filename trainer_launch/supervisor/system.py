@@ -7,7 +7,6 @@ a descriptor that wakes the loop; no code of ours runs in a handler. One at a ti
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -18,20 +17,18 @@ import time
 from collections.abc import Callable
 
 from trainer_launch import exits
-from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.model import Exit, Process
 from trainer_launch.signals import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import inheritance, tree
+from trainer_launch.supervisor import inheritance, tree, unstarted
 from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve
-from trainer_launch.supervisor.output import Output
+from trainer_launch.supervisor.output import Listener, Output
 
 log = logging.getLogger(__name__)
 
 RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON: [path for stdout, path for stderr] by local rank
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
 _SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
 
 
@@ -39,7 +36,12 @@ class System:
     """Processes below us, our signals, our clock."""
 
     def __init__(
-        self, *, color: bool = False, resolver: Resolve = resolve, clean: Callable[[], None] = lambda: None
+        self,
+        *,
+        color: bool = False,
+        resolver: Resolve = resolve,
+        clean: Callable[[], None] = lambda: None,
+        listener: Listener | None = None,
     ) -> None:
         inheritance.fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -49,7 +51,7 @@ class System:
         self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inheritance.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color)
+        self._output = Output(color=color, listener=listener)
         self._resolver = resolver
         self.clean = clean  # removes what the dead have left in shared memory
         self._gate: Gate | None = None
@@ -72,16 +74,14 @@ class System:
             if process.rank_labels:
                 env[RANK_OUTPUT] = json.dumps(self._rank_paths(process))
         except OSError as error:
-            raise _exhausted(process, error) from error
+            raise unstarted.exhausted(process, error) from error
         stdout, stderr = ours or (None, None)
         try:
             popen = subprocess.Popen(
                 process.argv, env=env, cwd=process.cwd, stdout=stdout, stderr=stderr, start_new_session=True
             )
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-                raise _exhausted(process, error) from error
-            raise _not_runnable(process, error) from error
+            raise unstarted.why(process, error) from error
         finally:
             for fd in ours:
                 os.close(fd)
@@ -157,6 +157,11 @@ class System:
                 os.kill(pid, signal.SIGCONT)  # suspended: it could not hear us
 
     # -- waiting ------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """End a `wait`; from any thread."""
+        with contextlib.suppress(OSError):  # full, or closed: it wakes up anyway
+            os.write(self._wake_write, bytes([signal.SIGCHLD]))
 
     def open_gate(self, names: tuple[str, ...]) -> None:
         """Begin to resolve names; the answers come as events."""
@@ -280,20 +285,3 @@ class System:
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)
-
-
-def _exhausted(process: Process, error: OSError) -> NodeError:
-    return NodeError(
-        f"cannot start {process.name}: {error.strerror}; raise the container's limit (ulimit -n, pids, memory) "
-        f"or start fewer processes"
-    )
-
-
-def _not_runnable(process: Process, error: OSError | ValueError) -> NotRunnableError:
-    number = error.errno if isinstance(error, OSError) else None
-    place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
-    found = number not in (errno.ENOENT, errno.ENOTDIR) or os.path.exists(place)
-    why = os.strerror(number) if number else str(error)
-    if found and number == errno.ENOENT:
-        why = "the interpreter that its first line names is not there"
-    return NotRunnableError(f"cannot run {place!r} for {process.name}: {why}", found=found)

@@ -1,0 +1,77 @@
+"""What is heard in the output of pods: steps and lines, whatever the blocks that it comes in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_launch.rehearsal.listening import MAX_TEXT, Ear, Heard
+
+
+def steps(*blocks: bytes, ear: Ear | None = None) -> list[int]:
+    ear = ear or Ear()
+    return [one.step for block in blocks for one in ear.hear(block) if one.step is not None]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (b"step 40 loss 1.2\n", 40),
+        (b"Step=7\n", 7),
+        (b"[0:1] STEP: 12/60\n", 12),
+        (b"\x1b[36m[0:1]\x1b[0m step 3\n", 3),
+        (b"epoch 2, step:  9\r", 9),
+    ],
+)
+def test_these_lines_tell_a_step(line: bytes, step: int) -> None:
+    (heard,) = Ear().hear(line)
+    assert heard == Heard(line.decode().strip("\r\n"), step)
+
+
+@pytest.mark.parametrize(
+    "line", [b"steps 40\n", b"misstep 4\n", b"step by step\n", b"step -1\n", b"step " + b"9" * 13]
+)
+def test_these_do_not(line: bytes) -> None:
+    assert Ear().hear(line + b"\n") == []
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
+def test_a_number_is_never_cut_where_a_block_ends(sizes: list[int]) -> None:
+    text, ear, found = b"".join(b"step %d of it\n" % number for number in range(95, 106)), Ear(), []
+    for size in [*sizes, len(text)]:
+        found += steps(text[:size], ear=ear)
+        text = text[size:]
+    assert found[-1] == 105
+    assert set(found) <= set(range(95, 106))
+    assert found == sorted(found)
+
+
+def test_of_a_block_the_first_step_the_last_and_where_it_goes_back_are_told() -> None:
+    block = b"".join(b"step %d\n" % number for number in (5, 6, 7, 8, 3, 4, 5))
+    assert steps(block) == [5, 3, 5]
+
+
+def test_of_several_workers_one_is_listened_to_until_it_falls_silent() -> None:
+    both = [line % number for number in range(1, 4) for line in (b"[0:1] step %d\n", b"[0:0] step %d\n")]
+    ear = Ear()
+    assert steps(*both, ear=ear) == [1, 2, 3]
+    assert steps(*(b"[0:0] step %d\n" % number for number in range(4, 40)), ear=ear)[-1] == 39
+
+
+def test_lines_are_told_that_somebody_waits_for() -> None:
+    patterns = (re.compile("loss nan"), re.compile("^epoch"))
+    heard = Ear().hear(b"epoch 1\nall is well\nthe loss nan\n", patterns)
+    assert [one.line for one in heard] == ["epoch 1", "the loss nan"]
+    assert Ear().hear(b"epoch", patterns) == [], "the line has not ended"
+
+
+def test_a_line_without_end_takes_no_memory_and_one_that_is_long_is_cut() -> None:
+    ear = Ear()
+    for _ in range(100):
+        assert ear.hear(b"x" * 10_000) == []
+    assert len(ear.rest) <= 65536
+    (heard,) = Ear().hear(b"step 1 " + b"y" * 10_000 + b"\n")
+    assert len(heard.line) == MAX_TEXT
