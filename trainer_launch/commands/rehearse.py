@@ -51,6 +51,12 @@ class Job:
     grown: Callable[[int], Workload] | None = None
     asked: Asked = NOTHING  # what is to go wrong
     observers: tuple[Observer, ...] = ()  # who wants to know what happens while it does
+    conclude: Callable[[Chronicle, int], int] | None = None  # told all of it and the exit code, gives the exit code
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody asks for steps and generations."""
+        return self.asked.anything or bool(self.observers) or self.conclude is not None
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
@@ -63,7 +69,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     try:
         stage = Stage(job.workload, scratch, setting)
         stage.check()
-        senses = Senses() if job.asked.anything or job.observers else None
+        senses = Senses() if job.is_watched else None
         system = System(color=use_color(settings), listener=senses.hear if senses else None)
         log.send_through(system.say)
         with contextlib.closing(system):
@@ -71,7 +77,8 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
             rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
-        return rehearsal.exit_code()
+        code = rehearsal.exit_code()
+        return code if job.conclude is None else job.conclude(rehearsal.chronicle(), code)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
