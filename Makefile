@@ -16,6 +16,8 @@ BIN := .venv/bin
 
 # Another environment may be active: it is neither used nor changed.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+# Tests start thousands of launchers from this tree, each of which would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHON TORCH PIP_ARGS
 
 help: ## show this list
