@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer_launch.commands import live, picturing
-from trainer_launch.commands.live import LastLine, Live
+from trainer_launch.commands.live import Live
 from trainer_launch.errors import UsageError
+from trainer_launch.manifest.values import Pod
 from trainer_launch.rehearsal.board import Board
 from trainer_launch.rehearsal.chronicle import Chronicle, Happening
 from trainer_launch.rehearsal.promises import MAX_LOST_STEPS
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `local` about what is shown of it."""
+    parser.add_argument(
+        "--report",
+        dest="story",
+        action="append",
+        metavar="FILE.html|.png",
+        help="write what happened there: a page for browsers, or a picture (needs matplotlib); may be repeated",
+    )
+    parser.add_argument(
+        "--max-lost-steps",
+        metavar="N",
+        help=f"how many steps a fault may cost the job (default {MAX_LOST_STEPS}); more of them are exit code 1",
+    )
 
 
 class Audience:
@@ -37,10 +55,14 @@ class Audience:
         """Whether anybody is interested in steps and generations, which cost a little to find out."""
         return bool(self._reports) or self._has_table
 
-    def begin(self, title: str, pods: Iterable[str], faults: Iterable[str], last_line: LastLine) -> None:
-        """The rehearsal begins."""
+    def begin(
+        self, title: str, pods: Sequence[Pod], faults: Sequence[str], last_line: Callable[[Pod], str]
+    ) -> None:
+        """The rehearsal begins; what a pod wrote last is asked for in another thread."""
         if self._has_table:
-            self._live = Live(Board.of(title, pods, faults), last_line)
+            known = {pod.name: pod for pod in pods}
+            board = Board.of(title, known, faults)
+            self._live = Live(board, lambda name: last_line(known[name]) if name in known else "")
             self._live.begin()
 
     def observe(self, happening: Happening) -> None:
@@ -48,7 +70,7 @@ class Audience:
         if self._live is not None:
             self._live.observe(happening)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing more happens: the terminal is as it was."""
         if self._live is not None:
             self._live.close()
@@ -57,6 +79,9 @@ class Audience:
     def conclude(self, chronicle: Chronicle, code: int) -> int:
         """Say which promises were broken, write the reports; return the rehearsal's exit code."""
         return picturing.conclude(chronicle, code, self._reports, self._max_lost_steps)
+
+
+NOBODY = Audience((), MAX_LOST_STEPS, has_table=False)
 
 
 def _steps(text: str | None) -> int:

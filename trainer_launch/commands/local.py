@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from trainer_launch import programs
 from trainer_launch.command import parse_command
-from trainer_launch.commands import troubles
+from trainer_launch.commands import audience, troubles
+from trainer_launch.commands.audience import Audience
 from trainer_launch.commands.containers import image_path
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.rehearse import Job, rehearse
@@ -70,6 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod, and run nothing"
     )
     troubles.add_flags(parser)
+    audience.add_flags(parser)
 
 
 def main(parsed: Parsed) -> int:
@@ -78,10 +80,11 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
+    followers = Audience.of(parsed.flags, parsed.settings.color)
     asked = troubles.asked(parsed.flags)
     own_network = troubles.isolate(asked)
     if parsed.flags["file"]:
-        return _from_manifests(parsed, asked, own_network=own_network)
+        return _from_manifests(parsed, asked, followers, own_network=own_network)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
@@ -91,11 +94,11 @@ def main(parsed: Parsed) -> int:
     setting = Setting(
         launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False, own_network=own_network
     )
-    job = troubles.fitted(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked))
+    job = troubles.fitted(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked, audience=followers))
     return rehearse(job, settings, setting)
 
 
-def _from_manifests(parsed: Parsed, asked: Asked, *, own_network: bool) -> int:
+def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_network: bool) -> int:
     from trainer_launch.commands import manifests  # only who has a manifest pays for it
 
     if parsed.argv:
@@ -113,7 +116,12 @@ def _from_manifests(parsed: Parsed, asked: Asked, *, own_network: bool) -> int:
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
     )
-    job = Job(workload=workload, grown=lambda more: workload_of(scaled(documents, more)), asked=asked)
+    job = Job(
+        workload=workload,
+        grown=lambda more: workload_of(scaled(documents, more)),
+        asked=asked,
+        audience=followers,
+    )
     return rehearse(troubles.fitted(job), parsed.settings, setting)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from trainer_launch import exits, log
+from trainer_launch.commands.audience import NOBODY, Audience
 from trainer_launch.commands.faulting import Faults
 from trainer_launch.commands.inside import Inside
 from trainer_launch.commands.run import use_color
@@ -27,12 +28,12 @@ from trainer_launch.commands.staging import Setting, Stage
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
-from trainer_launch.manifest.values import Workload
+from trainer_launch.manifest.values import Pod, Workload
 from trainer_launch.model import Exit
 from trainer_launch.rehearsal import noting, table
 from trainer_launch.rehearsal.asked import NOTHING, Asked
 from trainer_launch.rehearsal.chronicle import Chronicle, Happening, What
-from trainer_launch.rehearsal.recorder import Observer, Recorder
+from trainer_launch.rehearsal.recorder import Recorder
 from trainer_launch.settings import Settings
 from trainer_launch.signals import STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
@@ -50,13 +51,12 @@ class Job:
     workload: Workload
     grown: Callable[[int], Workload] | None = None
     asked: Asked = NOTHING  # what is to go wrong
-    observers: tuple[Observer, ...] = ()  # who wants to know what happens while it does
-    conclude: Callable[[Chronicle, int], int] | None = None  # told all of it and the exit code, gives the exit code
+    audience: Audience = NOBODY  # who follows it
 
     @property
     def is_watched(self) -> bool:
         """Whether somebody asks for steps and generations."""
-        return self.asked.anything or bool(self.observers) or self.conclude is not None
+        return self.asked.anything or self.audience.wants_to_know
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
@@ -72,13 +72,12 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
         senses = Senses() if job.is_watched else None
         system = System(color=use_color(settings), listener=senses.hear if senses else None)
         log.send_through(system.say)
-        with contextlib.closing(system):
+        with contextlib.closing(system), contextlib.closing(job.audience):
             rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
             rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
-        code = rehearsal.exit_code()
-        return code if job.conclude is None else job.conclude(rehearsal.chronicle(), code)
+        return job.audience.conclude(rehearsal.chronicle(), rehearsal.exit_code())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -93,7 +92,8 @@ class Rehearsal:
         self._grown = 0
         self.inside = Inside(stage)
         self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
-        self._recorder.observers += job.observers
+        self._recorder.observers.append(job.audience.observe)
+        job.audience.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
         if senses is not None:
             senses.wake = system.poke
         self._began_s = system.now()
@@ -128,14 +128,21 @@ class Rehearsal:
 
     def chronicle(self) -> Chronicle:
         """All that has happened so far."""
-        lines = {pod.name: self._system.last_lines(f"{pod.name}/{pod.draft.main}") for pod in self.stage.pods}
-        return self._recorder.chronicle({name: said[-1] for name, said in lines.items() if said}, self._words())
+        lines = {pod.name: self._last_line(pod) for pod in self.stage.pods}
+        return self._recorder.chronicle({name: line for name, line in lines.items() if line}, self._words())
 
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
-        title = f"{self._job.workload.kind} {self._job.workload.name}"
-        shown = table.table(self.state, self._words()) + table.condition(title, self.state, self._seconds)
+        shown = table.table(self.state, self._words()) + table.condition(self._title, self.state, self._seconds)
         return shown + table.missed(self._faults.missed)
+
+    @property
+    def _title(self) -> str:
+        return f"{self._job.workload.kind} {self._job.workload.name}"
+
+    def _last_line(self, pod: Pod) -> str:
+        """What the container that counts wrote last; from any thread."""
+        return "".join(self._system.last_lines(f"{pod.name}/{pod.draft.main}")[-1:])
 
     def _words(self) -> dict[str, str]:
         pods = self.state.pods.values()

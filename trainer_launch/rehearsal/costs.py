@@ -71,12 +71,14 @@ def costs(
         is_its = [(one.text, one.pod) == (fault.text, fault.pod) and one.at_s >= fault.at_s for one in overs]
         over_s = next((one.at_s for one, its in zip(overs, is_its, strict=True) if its), None)
         lane = None if fault.pod is None else lane_of(fault.pod, lanes)
+        later = (one.at_s for one in chronicle.happenings if one.what is What.FAULT and one.at_s > fault.at_s)
+        span = (fault.at_s, next(later, float("inf")))
         found.append(
             replace(
                 _cost(chronicle, fault, over_s, [one for one in resumed if one.fault is fault], stretches),
                 number=number,
                 over_s=over_s,
-                away_s=None if lane is None else away_s(lane, fault.at_s, _end_of_job_s(chronicle)),
+                away_s=None if lane is None else away_s(lane, span, _end_of_job_s(chronicle)),
             )
         )
     return tuple(found)

@@ -41,7 +41,7 @@ def headline(story: Story, verdict: Verdict) -> Headline:
     )
     about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.seconds)}"
     if ends and (why := clean(ends[-1].text).removeprefix("Succeeded").removeprefix("Failed").strip(" :")):
-        about += f": {why}"
+        about += f" {why}" if why.startswith("(") else f": {why}"
     tone, text = _verdict(story, verdict, has_ended=bool(ends))
     return Headline(tone=tone, text=text, about=about, sums=_sums(story))
 

@@ -64,17 +64,17 @@ def end_of(chronicle: Chronicle) -> float:
     return last_s if chronicle.ended_s is None else max(last_s, chronicle.ended_s)
 
 
-def away_s(lane: Lane, after_s: float, end_s: float) -> float:
-    """For how long a pod's next absence was, from a time on: not running, until it ran again or the end came."""
+def away_s(lane: Lane, span: tuple[float, float], end_s: float) -> float:
+    """For how long a pod was away, not running, from a first moment within the span until it ran again."""
     gone_s = None
     for segment in lane.segments:
-        if segment.end_s <= after_s:
+        if segment.end_s <= span[0] or (gone_s is None and segment.begin_s >= span[1]):
             continue
         if segment.doing in (Doing.RUNNING, Doing.STOPPING):
             if gone_s is not None:
                 return segment.begin_s - gone_s
         elif gone_s is None:
-            gone_s = max(segment.begin_s, after_s)
+            gone_s = max(segment.begin_s, span[0])
     return 0.0 if gone_s is None else max(0.0, end_s - gone_s)
 
 
