@@ -35,6 +35,7 @@ def train(name: str, threads: str, steps: int = 20) -> float:
     torch.set_num_threads(int(threads))
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    print(f"rank {rank} of {size}, pid {os.getpid()}", flush=True)
     torch.manual_seed(1)
     training = Training(model := CharModel(width=32), torch.optim.AdamW(model.parameters(), lr=5e-3))
     checkpoint = Path(os.environ.get("CHECKPOINTS", tempfile.gettempdir()), f"{name}.pt")

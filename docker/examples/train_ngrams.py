@@ -87,6 +87,7 @@ def main() -> None:
         model.learn(share[model.read].read_text(encoding="latin-1"))
         if model.read % args.save_every == 0 or model.read == len(share):
             model.save(args.model)
+            print(f"step {model.read}/{len(share)}", flush=True)
     if signals:
         model.save(args.model)
         print(f"stopped at module {model.read}: asked by SIGTERM, saved", flush=True)

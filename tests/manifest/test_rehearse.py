@@ -234,9 +234,26 @@ def test_what_was_started_by_kubectl_exec_ends_with_its_pod(tmp_path: Path) -> N
 
 def test_a_job_of_flux_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
-    ended = launch("local", "-f", str(tmp_path / "job.yaml"))
+    words = ("local", "-f", str(tmp_path / "job.yaml"))
+    ended = launch(*words)
     assert ended.returncode == 2
-    assert "Flux" in ended.stderr
+    for part in ("Flux", "flux run", "--render", "--command"):
+        assert part in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_job_of_flux_goes_as_far_as_a_launcher_does(tmp_path: Path) -> None:
+    """Its pods can be looked at, and another program can be tried out in them."""
+    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
+    words = ("local", "-f", str(tmp_path / "job.yaml"))
+    assert launch(*words, "--render", str(tmp_path / "pods")).returncode == 0
+    told = launch("explain", "--json", "--pod", str(tmp_path / "pods" / "job-node-0-1.json"))
+    explained = json.loads(told.stdout)
+    assert explained["contract"] == "trainer-v2-flux"
+    assert explained["job"]["nodes"] == 2
+    ended = launch(*words, "--command", "sh -c 'echo $HOSTNAME has $JOB_COMPLETION_INDEX'")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"[job-node-0-{n}] job-node-0-{n} has {n}" for n in (0, 1)]
 
 
 @pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])

@@ -89,8 +89,9 @@ class Stage:
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
-        _refuse_what_cannot_run(made)
-        if self._setting.command is not None:
+        if self._setting.command is None:
+            _refuse_what_cannot_run(made)
+        else:
             words = containers.words_of(self._setting.command)
             made = tuple(pod if mpi_here.is_worker(pod) else containers.with_command(pod, words) for pod in made)
         if any(map(mpi_here.uses_ssh, made)):
@@ -237,7 +238,10 @@ class Stage:
 
 def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
     if any(_FLUX in container.files for pod in pods for container in pod.containers):
-        raise UsageError("Flux needs its controller's own scripts, which are not here; add --render DIR")
+        raise UsageError(
+            "a job of Flux is started by `flux run`, and neither flux nor its controller's scripts are here; "
+            "--render DIR writes its pods for explain --pod, --command 'PROGRAM ARG' runs that in each node instead"
+        )
 
 
 def _changes(container: Container) -> bool:

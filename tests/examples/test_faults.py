@@ -1,0 +1,105 @@
+"""The documents of docker/examples, each with a fault that its framework survives: from its last checkpoint on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import Started, clean_env, start
+from tests.conftest import require
+from tests.examples.test_manifests import ENV, EXAMPLES, pod_of
+
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
+HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
+
+
+def lose(rehearsal: Started, pod: str) -> str:
+    """The pod's first process is killed; the rehearsal's output when it has succeeded all the same."""
+    pod_of(rehearsal, pod).send_signal(signal.SIGKILL)
+    code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    assert re.search(rf"^{pod} +(Succeeded|Gone) +1 +1 ", output, re.MULTILINE), output
+    return output
+
+
+def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -> None:
+    pytest.importorskip("mpi4py")
+    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    with start("local", "-f", "trainjob-mpi.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+        rehearsal.read_until(r"step 20/")
+        output = lose(rehearsal, "bigrams-node-0-0")
+    assert re.search(r"resumed at step (20|40)", output)
+    assert re.search(r"^bigrams-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), "the launcher stays"
+
+
+def test_the_checked_torch_job_loses_a_pod_and_resumes() -> None:
+    with start("local", "-f", "trainjob-preflight.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+        rehearsal.read_until(r"step 10/20")
+        output = lose(rehearsal, "checked-node-0-1")
+    assert re.search(r"resumed at step (10|15|20)", output)
+    assert output.count("(exit code 0)") == 2, "init containers run once in the life of a pod"
+
+
+def test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was() -> None:
+    with start("local", "-f", "trainjob-plainml.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+        rehearsal.read_until(r"^\[ngrams-node-0-7\] step 5/")
+        output = lose(rehearsal, "ngrams-node-0-7")
+    assert re.search(r"^\[ngrams-node-0-7\] resumed at module (5|10|1\d) of", output, re.MULTILINE)
+    assert len(re.findall(r"resumed at", output)) == 1
+    assert len(re.findall(r"done: node \d", output)) == 10
+
+
+def test_flytes_elastic_on_several_nodes_loses_one_and_resumes() -> None:
+    with start("local", "-f", "flyte-elastic.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+        rehearsal.read_until(r"step 10/20")
+        pod_of(rehearsal, "flyte-elastic-worker-1").send_signal(signal.SIGKILL)
+        code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    assert re.search(r"resumed at step (10|15|20)", output)
+    assert re.search(r"several nodes: loss [\d.]+", output)
+
+
+@contextmanager
+def program(name: str, checkpoints: Path) -> Iterator[subprocess.Popen[str]]:
+    env = clean_env({**HERE, "CHECKPOINTS": str(checkpoints)})
+    started = subprocess.Popen(
+        [sys.executable, name], cwd=EXAMPLES, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watch = threading.Timer(240, started.kill)
+    watch.start()
+    try:
+        yield started
+    finally:
+        watch.cancel()
+        started.kill()
+        started.communicate()
+
+
+@pytest.mark.parametrize("name", ["create_job.py", "flyte_elastic.py"])
+def test_a_function_as_a_job_loses_a_worker_and_resumes(name: str, tmp_path: Path) -> None:
+    with program(name, tmp_path) as job:
+        assert job.stdout is not None
+        lines: list[str] = []
+        worker = None
+        for line in job.stdout:
+            lines.append(line)
+            found = re.search(r"rank 1 of 2, pid (\d+)", line)
+            worker = worker or (int(found[1]) if found else None)
+            if "step 10/20" in line and not any("resumed" in one for one in lines):
+                assert worker is not None
+                os.kill(worker, signal.SIGKILL)
+        assert job.wait() == 0, "".join(lines)
+    output = "".join(lines)
+    assert re.search(r"resumed at step (10|15)", output), output
+    assert "step 20/20" in output
