@@ -1,7 +1,8 @@
 """What the last lines of a program tell: the error that ended it, and which cause such an error has. Pure.
 
 Only the last error counts, with the few lines that belong to it: a warning that was logged before it, or by a
-library's threads after it, is no cause. Texts are those of Python, torch 2.4 to 2.13, NCCL, gloo, CUDA and ROCm.
+library's threads after it, is no cause. Texts are those of Python, torch 2.4 to 2.13, NCCL, gloo, CUDA, ROCm,
+TensorFlow 2.20 and JAX 0.10.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from trainer_launch import exits
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 # How Python names what was not caught, perhaps with torch's prefix, and how C++ does.
 _UNCAUGHT = re.compile(r"(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])")
-_TERMINATED = re.compile(r"terminate called after throwing|terminate called without")
+# C++ itself, and the fatal lines of JAX's and TensorFlow's logging, which abort.
+_TERMINATED = re.compile(
+    r"terminate called after throwing|terminate called without|"
+    r"F\d{4} [\d:.]+ +\d+ \S+:\d+\] |[\d-]+ [\d:.]+: F \S+:\d+\] "
+)
 # What threads of libraries log: torch's C++ lines, NCCL's, Python's warnings.
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 _NAME = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*)(?=:|$)")
@@ -200,6 +205,7 @@ SYMPTOMS = (
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
         _START + r"tensorflow\.\S*\.UnavailableError\b",
+        r"because the JAX distributed service detected fatal errors",
         _START + r"xgboost\.core\.XGBoostError: [^\n]*/collective/result\.cc",
         what="because another node or its network is gone",
         hint=_PEERS,

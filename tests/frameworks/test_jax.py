@@ -1,0 +1,96 @@
+"""JAXJobs and TrainJobs of JAX train with real JAX, and get over lost pods as far as JAX can."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch
+from tests.frameworks import frameworks
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
+from trainer_launch import exits
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.process,
+    pytest.mark.timeout(frameworks.MAKING_S + RUN_S),
+]
+JOBS = {
+    "jaxjob-simple.yaml": ("JAXJob jaxjob-simple", ("jaxjob-simple-worker-0", "jaxjob-simple-worker-1")),
+    "trainjob-jax.yaml": ("TrainJob jax-bytes", ("jax-bytes-node-0-0", "jax-bytes-node-0-1")),
+}
+
+
+def jax(manifest: str | Path) -> Rehearsal:
+    return Rehearsal("jax", manifest)
+
+
+@pytest.mark.parametrize("manifest", JOBS)
+def test_two_processes_learn_as_one(manifest: str) -> None:
+    title, pods = JOBS[manifest]
+    with jax(manifest) as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert f"{title}: Succeeded" in output
+    told = losses(output)
+    assert told[0] > 5 > 3 > told[-1], "a model that knows nothing has 5.55"
+    assert set(re.findall(r"process \d of \d", output)) == {"process 0 of 2", "process 1 of 2"}
+    assert [lives(output, pod) for pod in pods] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "lost"), [("jaxjob-simple.yaml", 0), ("jaxjob-simple.yaml", 1), ("trainjob-jax.yaml", 1)]
+)
+def test_a_process_that_is_killed_ends_the_other_and_both_go_on_from_the_checkpoint(
+    manifest: str, lost: int
+) -> None:
+    _, pods = JOBS[manifest]
+    with jax(manifest) as job:
+        job.read_until(r"step 100/")
+        job.main(pods[lost]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
+    assert [lives(output, pod) for pod in pods] == [(1, 1), (1, 1)]
+    assert output.count("step 1/") == 1
+
+
+def test_under_exit_code_the_survivor_of_a_killed_process_is_retryable_too(tmp_path: Path) -> None:
+    def change(text: str) -> str:
+        return text.replace("OnFailure", "ExitCode").replace("run, --]", "run, --prefix, --]")
+
+    _, pods = JOBS["jaxjob-simple.yaml"]
+    with jax(changed("jaxjob-simple.yaml", tmp_path, change)) as job:
+        job.read_until(r"step 100/")
+        job.main(pods[0]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert f"{pods[1]} failed (exit code {exits.INFRASTRUCTURE}): it is deleted and made anew" in output
+    assert [lives(output, pod) for pod in pods] == [(2, 0), (2, 0)]
+    assert "resumed at step" in output
+
+
+@pytest.mark.parametrize("manifest", JOBS)
+def test_sigterm_to_one_process_stops_both_after_the_same_step_and_they_go_on_there(manifest: str) -> None:
+    _, pods = JOBS[manifest]
+    with jax(manifest) as job:
+        job.read_until(r"step 100/")
+        job.main(pods[1]).send_signal(signal.SIGTERM)
+        code, output = job.ended()
+    assert code == 0, output
+    stopped = re.findall(r"stopped at step (\d+): asked by SIGTERM", output)
+    assert len(stopped) == 2
+    assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
+    assert [lives(output, pod) for pod in pods] == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("manifest", JOBS)
+def test_rendered_pods_tell_each_process_its_place(manifest: str, tmp_path: Path) -> None:
+    rendered = launch("local", "-f", str(frameworks.EXAMPLES / manifest), "--render", str(tmp_path))
+    assert rendered.returncode == 0, rendered.stderr
+    jobs = [json.loads(explained(path).stdout)["job"] for path in sorted(tmp_path.glob("*.json"))]
+    assert [(job["nodes"], job["node_rank"]) for job in jobs] == [(2, 0), (2, 1)]
