@@ -10,7 +10,7 @@ import pytest
 from trainer_launch.model import Exit
 from trainer_launch.supervisor.clues import AgentFailure, Evidence
 from trainer_launch.supervisor.failure import classify
-from trainer_launch.supervisor.symptoms import SYMPTOMS, error_name, final_error, headline
+from trainer_launch.supervisor.symptoms import SYMPTOMS, error_name, essence, final_error, headline, recognise
 
 # Each: `=== exits N` or `=== signal N`, `-> REASON EXIT-CODE`, and the last lines of the program.
 _HEAD = re.compile(r"^=== (exits|signal) (\d+) -> (\w+) (\d+)\n", re.MULTILINE)
@@ -81,3 +81,20 @@ def test_what_cpp_says_is_told_together_with_its_end():
 )
 def test_the_name_of_an_error(text, name):
     assert error_name(text) == name
+
+
+def test_of_an_error_that_was_raised_in_another_process_only_what_was_raised_there_is_kept():
+    frames = "\n".join(
+        f'  File "/torch/{number}.py", line {number}, in call\n    return it()' for number in range(20)
+    )
+    raised = "unable to allocate shared memory(shm) for file </torch_51_4_0>: No space left on device (28)"
+    message = (
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+        f"Original Traceback (most recent call last):\n{frames}\nRuntimeError: {raised}\n"
+    )
+    kept = essence(message)
+    assert kept == f"RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: {raised}"
+    found = recognise(kept[:1000])
+    assert found is not None
+    assert found[0].reason == "SharedMemoryFull"
+    assert essence("ValueError: 3") == "ValueError: 3"

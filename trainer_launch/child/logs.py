@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+from trainer_launch.supervisor.symptoms import essence
+
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
@@ -82,7 +84,7 @@ def message_in(data: dict[str, Any]) -> str | None:
     message = data.get("message")
     if isinstance(message, dict):
         message = message.get("message")
-    return None if message in (None, _NO_MESSAGE) else str(message)[:1000]
+    return None if message in (None, _NO_MESSAGE) else essence(str(message))[:1000]
 
 
 def traceback_in(data: dict[str, Any]) -> list[str]:

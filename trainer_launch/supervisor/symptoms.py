@@ -66,6 +66,14 @@ def error_name(text: str) -> str | None:
     return match.group(1).rpartition(".")[2] if match and _UNCAUGHT.match(text) else None
 
 
+def essence(message: str) -> str:
+    """An exception's message with, for the traceback of another process that torch puts into it, its last error."""
+    told, mark, rest = message.partition("Original Traceback (most recent call last):")
+    if not mark:
+        return message
+    return "\n".join([told.strip(), *final_error(line for line in rest.splitlines() if line.strip())])
+
+
 def recognise(text: str) -> tuple[Symptom, str] | None:
     """The first symptom that fits an error's text, and the line that shows it."""
     for symptom in SYMPTOMS:
