@@ -200,6 +200,17 @@ def test_jobs_may_start_in_order() -> None:
     assert len(job.began) == 3, "a pod that runs is ready here"
 
 
+def test_a_claim_of_the_jobset_is_one_volume_of_all_its_pods() -> None:
+    claims = "volumeClaimPolicies: [{templates: [{metadata: {name: cache}, spec: {}}, {metadata: {name: other}}]}]"
+    container = "{name: node, image: i, volumeMounts: [{name: cache, mountPath: /cache}]}"
+    label = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}"
+    node = f"{{name: node, template: {{{label}, spec: {{template: {{spec: {{containers: [{container}]}}}}}}}}}}"
+    made = job_of(trainjob("{numNodes: 2}"), runtime(jobs=f"{node}, {rjob('side')}", more=claims))
+    volumes = {draft.hostname: dict(draft.template.volumes) for draft in made.drafts}
+    assert volumes["job-node-0-0"] == volumes["job-node-0-1"] == {"cache": "claim:cache-job"}
+    assert volumes["job-side-0-0"] == {}
+
+
 # -- what does not fit, and what is left out --------------------------------------------------
 
 

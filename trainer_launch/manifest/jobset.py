@@ -124,6 +124,9 @@ def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
     if spec.get("failurePolicy", "restartStrategy").value == "InPlaceRestart":
         yield "restartStrategy InPlaceRestart: pods are made anew"
     for job in jobs:
+        batch = job.get("template", "spec")
+        if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").value:
+            yield "completions of a Job: it has as many pods as its parallelism says"
         for key in _JOB_IGNORED:
             if job.get("template", "spec", key).given:
                 yield _said(job.get("template", "spec"), key, "of a Job")

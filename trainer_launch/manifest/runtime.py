@@ -94,7 +94,11 @@ def read_trainjob(request: Request) -> TrainJob:
     jobset = runtime.get("spec", "template", "spec")
     jobset.only(_JOBSET)
     nodes = _nodes(policies, spec.get("trainer"))
-    jobs = tuple(_replicated(_patched(job, spec), policies, nodes) for job in jobset.get("replicatedJobs").items())
+    claims = _claims(jobset, job_name(found))
+    jobs = tuple(
+        _replicated(_claiming(_patched(job, spec), claims), policies, nodes)
+        for job in jobset.get("replicatedJobs").items()
+    )
     if not jobs:
         raise jobset.get("replicatedJobs").bad("at least one replicatedJob")
     made = TrainJob(
@@ -151,6 +155,28 @@ def _patched(job: Field, spec: Field) -> Field:
             if name in [target.get("name").text() for target in over.get("targetJobs").items()]:
                 value = _override(value, over)
     return Field(value, job.path, job.where)
+
+
+def _claims(jobset: Field, job: str) -> dict[str, str]:
+    """The claims that JobSet makes for all pods of this job: name of the volume -> name of the claim."""
+    templates = (
+        one for policy in jobset.get("volumeClaimPolicies").items() for one in policy.get("templates").items()
+    )
+    names = (one.get("metadata", "name").text() for one in templates)
+    return {name: f"{name}-{job}" for name in names}
+
+
+def _claiming(job: Field, claims: Mapping[str, str]) -> Field:
+    """A replicatedJob with a volume for each of these claims that one of its containers mounts."""
+    spec = job.get("template", "spec", "template", "spec")
+    containers = (*spec.get("initContainers").items(), *spec.get("containers").items())
+    mounts = (mount for container in containers for mount in container.get("volumeMounts").items())
+    names = dict.fromkeys(name for mount in mounts if (name := mount.get("name").text()) in claims)
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claims[name]}} for name in names]
+    if not volumes:
+        return job
+    patch = {"template": {"spec": {"template": {"spec": {"volumes": volumes}}}}}
+    return Field(merged(job.value, patch), job.path, job.where)
 
 
 def _override(job: dict[str, Any], over: Field) -> dict[str, Any]:
