@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
+
 # Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
