@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.test_story import chronicles
 from tests.rehearsal.told import Tale
+from tests.rehearsal.users.commanded import command
 from trainer_launch.rehearsal.board import Board, height
 from trainer_launch.rehearsal.chronicle import Chronicle, What
 from trainer_launch.rehearsal.lanes import Doing
@@ -177,3 +178,23 @@ def test_where_output_is_no_terminal_there_is_no_table() -> None:
     os.close(write_end)
     os.close(read_end)
     assert done.stdout == b"no table\n"
+
+
+@pytest.mark.process
+def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    argv = command(
+        tmp_path, "survives", "--fault", "kill pod at=step:20", "--fault", "kill worker at=step:90000", last=99999
+    )
+    terminal.start(argv, ENV)
+    row = re.compile(r"demo-master-0 +running +2 +2 +\d+ +step \d+ loss 0\.\d+")
+    lines = terminal.until(lambda lines: row.fullmatch(lines[-1]) is not None)
+    assert re.match(
+        r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault came · next: kill worker at=step:90000", lines[-3]
+    )
+    terminal.type("C-c")
+    lines = terminal.until(lambda lines: any("ended with 130" in line for line in lines))
+    text = "\n".join(lines)
+    assert "PyTorchJob demo: stopped after" in text
+    assert "next: kill" not in text

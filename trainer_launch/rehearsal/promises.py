@@ -38,7 +38,7 @@ def _of_steps(story: Story, max_lost_steps: int) -> Iterator[Broken]:
         found.setdefault((None if one.fault is None else id(one.fault), promise), []).append(one)
     for (_, promise), group in found.items():
         worst = max(group, key=lambda one: one.lost)
-        pods = tuple(dict.fromkeys(one.pod for one in group))
+        pods = tuple(lane.pod for lane in story.lanes if any(one.pod == lane.pod for one in group))
         told = _resume_told if promise is Promise.RESUME else _lost_told
         evidence = told(worst, max_lost_steps)
         yield Broken(promise=promise, pods=pods, at_s=group[0].at_s, evidence=evidence, fault=worst.fault)
