@@ -94,12 +94,12 @@ class Rehearsal:
         self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
         self._recorder.observers.append(job.audience.observe)
         job.audience.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
-        if senses is not None:
-            senses.wake = system.poke
         self._began_s = system.now()
         self.state, actions, said = machine.begin(job.workload, stage.pods, self._began_s)
         self._tell_all(noting.happened(None, self.state, None, actions))
         self._faults = Faults(job.asked, self)
+        if senses is not None:  # a pod's first line may be the one
+            senses.wake, senses.patterns = system.poke, self._faults.patterns
         self._do(actions, said)
 
     def to_the_end(self) -> None:

@@ -1,0 +1,235 @@
+"""Faults that need no root, carried out on real pods: what becomes of the job, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import launch, start
+from tests.conftest import require
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+# Counts its steps in a file that outlives it, as a training script that saves each step.
+COUNTS = (
+    "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); echo life from $n; while [ $n -lt 40 ]; do n=$((n+1)); "
+    "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; echo step $n; sleep 0.05; done"
+)
+VOLUMES = "volumes: [{name: c, persistentVolumeClaim: {claimName: x}}]"
+MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}]"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All that a rehearsal starts has this variable."""
+    monkeypatch.setenv("LEFT_BY", str(tmp_path))
+    yield
+    left = [one.info["cmdline"] for one in psutil.process_iter(["cmdline", "pid"]) if _bears(one, str(tmp_path))]
+    assert left == []
+
+
+def _bears(process: psutil.Process, mark: str) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        return process.environ().get("LEFT_BY") == mark
+    except psutil.Error:
+        return False
+
+
+def job(folder: Path, script: str, replicas: str = "replicas: 2", spec: str = "") -> str:
+    """A PyTorchJob whose workers run a shell script."""
+    container = f"{{name: pytorch, image: i, command: [sh, -c, {json.dumps(script)}], {MOUNTS}}}"
+    pod = f"{{containers: [{container}], {VOLUMES}, terminationGracePeriodSeconds: 20}}"
+    path = folder / "job.yaml"
+    workers = f"{{{replicas}, template: {{spec: {pod}}}}}"
+    path.write_text(
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\n"
+        f"spec: {{{spec + ', ' if spec else ''}pytorchReplicaSpecs: {{Worker: {workers}}}}}\n"
+    )
+    return str(path)
+
+
+def rehearse(path: str, *faults: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    words = [word for fault in faults for word in ("--fault", fault)]
+    ended = launch("local", "-f", path, *words)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended
+
+
+def row(stderr: str, pod: str) -> list[str]:
+    """Phase, starts, restarts and exit code of a pod."""
+    return next(line.split()[1:5] for line in stderr.splitlines() if line.startswith(f"{pod} "))
+
+
+def lives(stdout: str, pod: str) -> list[int]:
+    """At which step each life of a pod began."""
+    return [int(line.rpartition(" ")[2]) for line in stdout.splitlines() if line.startswith(f"[{pod}] life from")]
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_started_again_where_it_was_told_to(tmp_path: Path) -> None:
+    fault = "kill worker node=1 at=step:5"
+    ended = rehearse(job(tmp_path, COUNTS), fault)
+    assert f"[trainer-launch] fault: {fault}" in ended.stderr
+    assert row(ended.stderr, "job-worker-1") == ["Succeeded", "1", "1", "0"]
+    assert row(ended.stderr, "job-worker-0") == ["Succeeded", "1", "0", "0"]
+    first, again = lives(ended.stdout, "job-worker-1")
+    assert first == 0
+    assert 1 <= again < 40
+
+
+def test_without_a_target_it_is_the_last_node_and_without_a_time_its_first_step(tmp_path: Path) -> None:
+    ended = rehearse(job(tmp_path, COUNTS), "kill worker")
+    assert row(ended.stderr, "job-worker-1")[2] == "1"
+    assert lives(ended.stdout, "job-worker-1")[1] < 30
+
+
+def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
+    text = "echo ready; while :; do date +%s%N; sleep 0.05; done"
+    with start(
+        "local", "-f", job(tmp_path, text, "replicas: 1"), "--fault", "stop worker at=line:^ready for=1.5s"
+    ) as run:
+        run.read_until("fault over: stop worker")
+        run.read_until(r"\d{19}", 20)
+        run.signal(signal.SIGINT)
+        code, output = run.end()
+    assert code == 130, output
+    said = re.findall(r"^\[job-worker-0\] (\d{19})$", output, re.MULTILINE)
+    times = [int(word) / 1e9 for word in said]
+    assert max(after - before for before, after in pairwise(times)) > 1.0
+
+
+# -- pods -------------------------------------------------------------------------------------
+
+
+def test_a_killed_pod_is_made_anew_and_counts_as_no_failure(tmp_path: Path) -> None:
+    path = job(tmp_path, COUNTS, "replicas: 2, restartPolicy: Never", "runPolicy: {backoffLimit: 0}")
+    ended = rehearse(path, "kill pod node=0 at=step:5 back=0.5s", "kill pod node=0 at=step:20")
+    assert row(ended.stderr, "job-worker-0") == ["Succeeded", "3", "0", "0"]
+    first, second, third = lives(ended.stdout, "job-worker-0")
+    assert first == 0 < second < third < 40
+
+
+def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None:
+    text = f"trap 'echo saved; exit 0' TERM; {COUNTS}"
+    ended = rehearse(job(tmp_path, text), "term pod pod=worker-0 grace=10s at=step:5")
+    assert ended.stdout.count("[job-worker-0] saved") == 1
+    assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
+
+
+def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path: Path) -> None:
+    text = f"[ -e /claim/$HOSTNAME ] || trap '' TERM; {COUNTS}"
+    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=0.5s at=step:5 back=0s")
+    assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
+    assert 10 <= lives(ended.stdout, "job-worker-0")[1] < 40
+
+
+def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
+    ended = rehearse(job(tmp_path, COUNTS), "kill pod node=1 at=step:3 back=never", code=138)
+    assert row(ended.stderr, "job-worker-1")[0] == "Gone"
+    assert "PodLost" in ended.stderr.splitlines()[-1]
+
+
+def test_a_node_that_is_added_has_what_its_controller_would_give_it(tmp_path: Path) -> None:
+    text = f"echo I am $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT; {COUNTS}"
+    path = job(tmp_path, text, "replicas: 1", "elasticPolicy: {minReplicas: 1, maxReplicas: 3}")
+    ended = rehearse(path, "add node at=step:2", "add node at=step:3", "kill worker node=2 at=step:9")
+    told = sorted(line.partition("] ")[2].split(" at ") for line in ended.stdout.splitlines() if "] I am" in line)
+    assert {who for who, _ in told} == {f"I am job-worker-{number} of 1:3" for number in range(3)}
+    assert len({where for _, where in told}) == 1, "all meet at one place"
+    assert row(ended.stderr, "job-worker-2")[1] == "1"
+
+
+def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_path: Path) -> None:
+    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    waits = "echo ready; until [ $(/etc/mpi/discover_hosts.sh | wc -l) = 3 ]; do sleep 0.1; done; echo three"
+    front = (
+        f"{{template: {{spec: {{containers: [{{name: mpi, image: i, command: [sh, -c, {json.dumps(waits)}]}}]}}}}}}"
+    )
+    worker = "{replicas: 2, template: {spec: {containers: [{name: mpi, image: i}]}}}"
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\n"
+        "spec:\n  runPolicy: {cleanPodPolicy: Running}\n"
+        f"  mpiReplicaSpecs: {{Launcher: {front}, Worker: {worker}}}\n"
+    )
+    ended = rehearse(str(path), "add node at=line:ready")
+    assert "[job-launcher] three" in ended.stdout
+    assert row(ended.stderr, "job-worker-2")[0] == "Gone", "stopped with the others at the end"
+
+
+# -- when it cannot be ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("kill worker at=step:500", "step 500 never came"),
+        ("kill pod at=line:nobody", "a line with 'nobody' never came"),
+        ("kill worker worker=3 at=0.1s", "has no worker 3"),
+    ],
+)
+def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_end_with_1(
+    tmp_path: Path, fault: str, why: str
+) -> None:
+    ended = rehearse(job(tmp_path, "echo step 1; sleep 1", "replicas: 1"), fault, code=1)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("fault missed: kill ")
+    assert why in last
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        ("kill worker node=2", "there is no node 2"),
+        ("kill pod pod=worker-7", "no pod worker-7"),
+        ("burn pod", "begins with no fault"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, fault: str, part: str) -> None:
+    ended = rehearse(job(tmp_path, "echo begun"), fault, code=2)
+    assert part in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_job_from_flags_has_as_many_nodes_as_it_has() -> None:
+    ended = launch("local", "--nodes", "2", "--fault", "add node", "--", "true")
+    assert ended.returncode == 2
+    assert "fixed number of nodes" in ended.stderr
+
+
+# -- by chance, and from flags ----------------------------------------------------------------
+
+
+def test_chance_is_told_so_that_it_can_be_had_again(tmp_path: Path) -> None:
+    chaos = ("--chaos", "seed=7 rate=2/1s for=1.5s kinds=kill-worker,kill-pod")
+    ended = launch("local", "-f", job(tmp_path, COUNTS, "replicas: 2, restartPolicy: ExitCode"), *chaos)
+    assert ended.returncode == 0, ended.stderr
+    came = [line.partition("fault: ")[2] for line in ended.stderr.splitlines() if "] fault: " in line]
+    again = [
+        line.partition("'")[2].rstrip("'") for line in ended.stderr.splitlines() if line.startswith("--fault '")
+    ]
+    assert came
+    assert again == came
+
+
+def test_pods_from_flags_are_killed_and_come_back_too(tmp_path: Path) -> None:
+    text = f"mkdir -p {tmp_path}/claim; {COUNTS}".replace("/claim/", f"{tmp_path}/claim/")
+    words = ("--nodes", "2", "--engine", "plain", "--fault", "kill pod at=step:5")
+    ended = launch("local", *words, "--", "sh", "-c", text)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert row(ended.stderr, "local-node-0-1") == ["Succeeded", "2", "0", "0"]

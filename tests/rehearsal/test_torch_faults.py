@@ -1,0 +1,84 @@
+"""Faults while torch trains: each job goes on from its checkpoint, and its steps tell so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script
+from tests.conftest import require
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+
+TRAIN = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+import trainer_launch
+dist.init_process_group("gloo")
+rank, saved, last, most = dist.get_rank(), pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+step = int(saved.read_text()) if saved.exists() else 0
+print("begun at", step, "with", dist.get_world_size(), flush=True)
+while step < last or dist.get_world_size() < most:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+    step += 1
+    if rank == 0:
+        beside = saved.with_name("new")
+        beside.write_text(str(step))
+        os.replace(beside, saved)
+    {say}
+dist.barrier()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+PRINTS = "print('step', step, flush=True)"
+REPORTS = "trainer_launch.report(step=step, metrics={'size': most})"
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+def begun(stdout: str, node: int) -> list[int]:
+    """At which steps the workers of a node began."""
+    return [int(found) for found in re.findall(rf"^\[{node}:\d+\] begun at (\d+) ", stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("say", [PRINTS, REPORTS])
+def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) -> None:
+    train = script(tmp_path, TRAIN.replace("{say}", say))
+    fault = ("--fault", "kill worker node=1 at=step:5")
+    ended = launch("local", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "60", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for node in (0, 1):
+        first, again = begun(ended.stdout, node)
+        assert first == 0
+        assert 4 <= again < 60
+    assert len(re.findall(r"^local-node-0-\d  Succeeded  1 ", ended.stderr, re.MULTILINE)) == 2
+
+
+def test_a_worker_that_stops_for_good_is_found_to_hang_and_started_again(tmp_path: Path) -> None:
+    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
+    words = ("--nodes", "2", "--hang-timeout", "4", "--fault", "stop worker node=0 at=step:5")
+    ended = launch("local", *words, "--", train, str(tmp_path / "saved"), "20", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [len(begun(ended.stdout, node)) for node in (0, 1)] == [2, 2]
+
+
+def test_a_node_joins_an_elastic_job_which_goes_on_with_more(tmp_path: Path) -> None:
+    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
+    words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "20", "2"]
+    container = f"{{name: pytorch, image: i, command: {json.dumps(words)}}}"
+    (tmp_path / "job.yaml").write_text(
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\nspec:\n"
+        "  elasticPolicy: {minReplicas: 1, maxReplicas: 2, maxRestarts: 10}\n  nprocPerNode: '1'\n"
+        f"  pytorchReplicaSpecs: {{Worker: {{template: {{spec: {{containers: [{container}]}}}}}}}}\n"
+    )
+    ended = launch("local", "-f", str(tmp_path / "job.yaml"), "--fault", "add node at=step:5")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    sizes = re.findall(r"^\[job-worker-0\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
+    assert sizes == ["1", "2"]
