@@ -124,7 +124,7 @@ def test_a_killed_pod_is_made_anew_and_counts_as_no_failure(tmp_path: Path) -> N
 
 
 def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None:
-    text = f"trap 'echo saved; exit 0' TERM; {COUNTS}"
+    text = f"trap 'echo saved; exit 143' TERM; {COUNTS}"
     ended = rehearse(job(tmp_path, text), "term pod pod=worker-0 grace=10s at=step:5")
     assert ended.stdout.count("[job-worker-0] saved") == 1
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
@@ -132,7 +132,8 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
 
 def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path: Path) -> None:
     text = f"[ -e /claim/$HOSTNAME ] || trap '' TERM; {COUNTS}"
-    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=0.5s at=step:5 back=0s")
+    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=0.5s at=step:5 back=0s", code=1)
+    assert "ignored SIGTERM" in ended.stderr
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
     assert 10 <= lives(ended.stdout, "job-worker-0")[1] < 40
 
