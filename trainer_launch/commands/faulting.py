@@ -213,6 +213,13 @@ def _on_network(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
     return Deed(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
 
 
+def _oom(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+    name, memory = _living(driver, pod), driver.stage.memory
+    _worker(driver, fault, pod)  # before there is one, the launcher would be the largest
+    assert memory is not None, "asked for before anything was started"
+    return Deed(lambda: memory.squeeze(name))
+
+
 Way = Callable[[AnyDriver, Fault, "str | None"], Deed]
 WAYS: Mapping[str, Way] = {
     "kill worker": _kill_worker,
@@ -224,6 +231,7 @@ WAYS: Mapping[str, Way] = {
     "slow link": _on_network,
     "delay dns": _on_network,
     "fill shm": _on_network,
+    "oom": _oom,
 }
 
 

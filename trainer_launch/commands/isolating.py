@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainer_launch.commands import memory_groups
 from trainer_launch.errors import UsageError
 from trainer_launch.rehearsal import ability, wiring
 from trainer_launch.rehearsal.ability import Machine
@@ -49,7 +50,8 @@ def enter(machine: Machine) -> None:
 def look(*, network: bool, memory: bool) -> Machine:
     """Find out; what is not asked for is not tried."""
     missing = frozenset(one for one in (*ability.PROGRAMS, "nft") if network and shutil.which(one) is None)
-    machine = Machine(missing=missing, memory=False, why_no_memory="not yet")
+    why = memory_groups.why_not() if memory else ""
+    machine = Machine(missing=missing, memory=memory and not why, why_no_memory=why)
     if not network or missing - {"nft"}:
         return machine
     works, why = _try(())

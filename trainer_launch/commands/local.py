@@ -23,6 +23,7 @@ from trainer_launch.manifest import workload_of
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
+from trainer_launch.rehearsal.ability import wants_memory_groups
 from trainer_launch.rehearsal.asked import Asked
 from trainer_launch.rehearsal.flags import mpi_job, torch_job
 from trainer_launch.settings import Settings
@@ -92,7 +93,11 @@ def main(parsed: Parsed) -> int:
     programs.check(parse_command(parsed.argv), path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
     setting = Setting(
-        launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False, own_network=own_network
+        launchers=_for_our_pods(settings, is_mpi=is_mpi),
+        path=path,
+        labels=False,
+        own_network=own_network,
+        own_memory=wants_memory_groups(asked.samples),
     )
     job = troubles.fitted(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked, audience=followers))
     return rehearse(job, settings, setting)
@@ -115,6 +120,7 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         command=parsed.flags["command_line"],
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
+        own_memory=wants_memory_groups(asked.samples),
     )
     job = Job(
         workload=workload,

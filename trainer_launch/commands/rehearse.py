@@ -68,13 +68,14 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
         stage = Stage(job.workload, scratch, setting)
-        stage.check()
-        senses = Senses() if job.is_watched else None
-        system = System(color=use_color(settings), listener=senses.hear if senses else None)
-        log.send_through(system.say)
-        with contextlib.closing(system), contextlib.closing(job.audience):
-            rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
-            rehearsal.to_the_end()
+        with contextlib.closing(stage):
+            stage.check()
+            senses = Senses() if job.is_watched else None
+            system = System(color=use_color(settings), listener=senses.hear if senses else None)
+            log.send_through(system.say)
+            with contextlib.closing(system), contextlib.closing(job.audience):
+                rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
+                rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
         return job.audience.conclude(rehearsal.chronicle(), rehearsal.exit_code())

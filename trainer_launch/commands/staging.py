@@ -14,6 +14,7 @@ import psutil
 from trainer_launch import run_folder
 from trainer_launch.commands import containers
 from trainer_launch.commands.doors import Doors
+from trainer_launch.commands.memory_groups import MemoryGroups
 from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
@@ -42,6 +43,7 @@ class Setting:
     command: str | None = None  # run in place of what the containers that count would
     labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
+    own_memory: bool = False  # and whether each has a memory cgroup of its own
 
 
 class Stage:
@@ -51,6 +53,7 @@ class Stage:
         self._scratch = scratch
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
+        self.memory = MemoryGroups() if setting.own_memory else None
         self._ssh_port: int | None = None
         self._doors: Doors | None = None
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
@@ -149,7 +152,14 @@ class Stage:
 
     def placed(self, pod: Pod, process: Process) -> Process:
         """The process in the pod's own place, when it has one."""
-        return process if self.network is None else self.network.wrap(pod.name, process)
+        if self.network is not None:
+            process = self.network.wrap(pod.name, process)
+        return process if self.memory is None else self.memory.wrap(pod.name, process)
+
+    def close(self) -> None:
+        """Leave this machine as it was."""
+        if self.memory is not None:
+            self.memory.close()
 
     def prepare(self, pod: Pod, name: str, life: int) -> None:
         """Make the folders of a container, and write its files."""

@@ -1,0 +1,153 @@
+"""Faults of the pods' own network, /dev/shm and names, in real jobs of torch: what the job makes of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import Started, launch, script, start
+from tests.conftest import require
+from trainer_launch.commands import isolating
+from trainer_launch.rehearsal import ability
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+
+# Trains until it is told that it is enough; goes on from its checkpoint.
+TRAIN = """
+import os, sys, time, torch
+import torch.distributed as dist
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+rank, checkpoint = dist.get_rank(), os.path.join(folder, "checkpoint")
+step = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+enough = torch.zeros(20_001)
+while not enough[0]:
+    began = time.monotonic()
+    enough = torch.full((20_001,), float(rank == 0 and os.path.exists(os.path.join(folder, "enough"))))
+    dist.all_reduce(enough)
+    step += 1
+    if rank == 0:
+        with open(checkpoint + ".new", "w") as file: file.write(str(step))
+        os.replace(checkpoint + ".new", checkpoint)
+        print(f"step {step} took {time.monotonic() - began:.4f}", flush=True)
+    time.sleep(0.05)
+"""
+SHARES = """
+import sys, time, torch
+from torch.multiprocessing import get_sharing_strategy
+print("shares by", get_sharing_strategy(), flush=True)
+for step in range(10_000):
+    print("step", step, flush=True)
+    kept = torch.zeros(1 << 20).share_memory_()
+    time.sleep(0.05)
+"""
+STEP = r"step \d+ took ([0-9.]+)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _able() -> None:
+    machine = isolating.look(network=True, memory=False)
+    require(machine.works >= {*ability.GROUND, "limit"}, f"needs namespaces, veth, nftables: {machine}")
+
+
+@contextmanager
+def job(folder: Path, fault: str, *flags: str, nodes: int = 2, text: str = TRAIN) -> Iterator[Started]:
+    flags = ("--fault", fault, *flags)
+    words = ("local", "--nodes", str(nodes), *flags, "--", script(folder, text), str(folder))
+    with start(*words, env={"TMPDIR": str(folder)}) as started:
+        yield started
+
+
+def enough(folder: Path) -> None:
+    (folder / "enough").touch()
+
+
+def test_after_a_partition_the_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    with job(tmp_path, "partition node=1 for=2s at=step:5") as running:
+        running.read_until("fault: partition")
+        running.read_until("fault over: partition")
+        before = int((tmp_path / "checkpoint").read_text())
+        assert before >= 5
+        running.read_until(STEP, times=3)
+        enough(tmp_path)
+        code, said = running.end()
+    assert code == 0, said
+    assert said.count("step 1 took") == 1
+    assert "Succeeded" in said
+
+
+def test_on_a_slow_link_steps_take_longer_and_then_as_long_as_before(tmp_path: Path) -> None:
+    with job(tmp_path, "slow link node=1 rate=60kB/s for=6s at=step:10") as running:
+        running.read_until("step 3 took")
+        normal = median(running.read_until(STEP, times=5))
+        running.read_until("fault: slow link")
+        running.read_until(STEP, times=3)  # until the burst that is let through is used up
+        slow = max(map(float, running.read_until(STEP, times=2)))
+        running.read_until("fault over: slow link")
+        running.read_until(STEP, times=2)
+        after = median(running.read_until(STEP, times=5))
+        enough(tmp_path)
+        code, said = running.end()
+    assert code == 0, said
+    assert slow > 10 * normal
+    assert after < slow / 5
+
+
+def median(texts: list[str]) -> float:
+    return sorted(map(float, texts))[len(texts) // 2]
+
+
+def test_a_job_waits_for_names_that_come_late_and_says_for_what(tmp_path: Path) -> None:
+    enough(tmp_path)
+    with job(tmp_path, "delay dns 15s", "--log-level", "info") as running:
+        code, said = running.end(120)
+    assert code == 0, said
+    assert said.index("fault: delay dns 15s") < said.index("not resolved yet: local-node-0-0.local")
+    assert said.index("fault over") < said.index("step 1 took")
+
+
+def test_a_full_shm_is_told_from_other_deaths(tmp_path: Path) -> None:
+    with job(tmp_path, "fill shm node=0 at=step:5", nodes=1, text=SHARES) as running:
+        running.read_until("fault: fill shm node=0")
+        code, said = running.end()
+    assert code != 0
+    assert "reason=SharedMemoryFull" in said
+    assert "because /dev/shm has no room left" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_after_a_signal(tmp_path: Path, number: int) -> None:
+    with job(tmp_path, "partition node=1 at=1h") as running:
+        running.read_until(STEP)
+        below = psutil.Process(running.pid).children(recursive=True)
+        networks = {network_of(running.pid), *map(network_of, (child.pid for child in below))} - {None}
+        running.signal(number)
+        code, said = running.end()
+    assert code == 128 + number, said
+    assert len(networks) == 3, "one for each pod, and one for the router"
+    assert not networks & {network_of(pid) for pid in psutil.pids()}
+    assert not list(tmp_path.glob("trainer-launch-local-*"))
+
+
+def network_of(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def test_what_cannot_be_done_is_said_before_anything_starts(tmp_path: Path) -> None:
+    told = launch("local", "--fault", "partition", "--", "sh", "-c", "echo began", env={"PATH": str(tmp_path)})
+    assert told.returncode == 2
+    assert "--fault 'partition' cannot be done here: unshare and nsenter and ip" in told.stderr
+    assert "install util-linux and iproute2" in told.stderr
+    told = launch("local", "--fault", "partition node=7", "--", "sh", "-c", "echo began")
+    assert told.returncode == 2
+    assert "no node 7" in told.stderr
+    assert "began" not in told.stdout
