@@ -98,6 +98,21 @@ def test_a_reference_to_nothing_is_one_sentence_that_says_where(container: str, 
     assert "pass" not in text
 
 
+def test_resources_of_the_container_become_variables() -> None:
+    def of(resource: str, more: str = "") -> str:
+        return f"valueFrom: {{resourceFieldRef: {{resource: {resource}{more}}}}}"
+
+    env = (
+        f"env: [{{name: CPUS, {of('limits.cpu')}}}, {{name: MIB, {of('limits.memory', ', divisor: 1Mi')}}}, "
+        f"{{name: ASKED, {of('requests.cpu', ', divisor: 1m')}}}, "
+        f"{{name: NONE, {of('limits.ephemeral-storage')}}}], "
+        "resources: {limits: {cpu: 2500m, memory: 2Gi}, requests: {cpu: 1500m}}"
+    )
+    made = job_of(job(env))
+    assert own(pods(made)[0]) == {"CPUS": "3", "MIB": "2048", "ASKED": "1500"}
+    assert "variable NONE (from resourceFieldRef)" in made.ignored
+
+
 # -- volumes ----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import shown
+from trainer_launch.manifest import quantity
 from trainer_launch.manifest.values import Container, Draft, EnvItem, Pod, Workload
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -68,6 +69,9 @@ def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
     secret: set[str] = set()  # variables that hold one, or one that another holds
     for item in container.items:
+        if item.resource is not None:
+            env |= _amount(container, item)
+            continue
         shown = item.is_literal or item.field is not None
         is_secret = item.is_secret or (not shown and _names(item.value, secret))
         if item.field is not None:
@@ -88,6 +92,13 @@ def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
         ),
         hidden=frozenset({*words, *(env[name] for name in secret)}) - {""},
     )
+
+
+def _amount(container: Container, item: EnvItem) -> dict[str, str]:
+    """A variable from the container's resources; without a limit it would tell of the whole node: there is none."""
+    kind, _, name = (item.resource or "").partition(".")
+    asked = container.limits if kind == "limits" else {**container.limits, **container.requests}
+    return {item.name: str(quantity.whole(asked[name], item.divisor))} if name in asked else {}
 
 
 def _names(text: str, names: Collection[str]) -> bool:

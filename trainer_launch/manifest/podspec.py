@@ -122,9 +122,21 @@ def _env_item(found: Field) -> EnvItem | None:
     ref = podrefs.of_env(source)
     if ref is not None:
         return EnvItem(name=name, ref=ref)
+    resource = source.get("resourceFieldRef")
+    if resource.given:
+        return _resource_item(name, resource)
     path = source.get("fieldRef", "fieldPath").text("")
     known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
     return EnvItem(name=name, field=path) if known else None
+
+
+def _resource_item(name: str, found: Field) -> EnvItem | None:
+    """A variable from the resources of its own container; those of another one are not looked up."""
+    found.only(("containerName", "resource", "divisor"))
+    divisor = found.get("divisor")
+    unit = _quantity(divisor) if divisor.given else "1"
+    wanted = found.get("resource").text()
+    return None if found.get("containerName").given else EnvItem(name=name, resource=wanted, divisor=unit)
 
 
 def _port(found: Field) -> tuple[str, int]:
@@ -231,6 +243,7 @@ def _ignored_of_container(container: Field) -> Iterator[str]:
     if named:
         yield f"resources ({', '.join(named)})"
     for item in container.get("env").items():
-        if item.get("valueFrom").given and _env_item(item) is None:
+        wanted = item.get("valueFrom", "resourceFieldRef", "resource").text("").rpartition(".")[2]
+        if item.get("valueFrom").given and (_env_item(item) is None or (wanted and wanted not in named)):
             source = next(iter(item.get("valueFrom").mapping()), "nothing")
             yield f"variable {item.get('name').text()} (from {source})"

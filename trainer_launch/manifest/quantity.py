@@ -15,12 +15,17 @@ _SMALL = {"n": 9, "u": 6, "m": 3}
 _SUFFIXES = "kMGTPE"
 
 
-def whole(text: str) -> int:
-    """A quantity as a whole number, rounded up.
+def whole(text: str, divisor: str = "1") -> int:
+    """A quantity as a whole number of `divisor`, rounded up.
 
     Raises:
         UsageError: it is none.
     """
+    value, unit = _exact(text), _exact(divisor)
+    return -int(-value // (unit or 1))
+
+
+def _exact(text: str) -> Fraction:
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{text[:60]!r} is no quantity; expected a number such as 4, 500m or 16Gi")
@@ -32,7 +37,7 @@ def whole(text: str) -> int:
     elif suffix:
         power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
         value *= (1024 if suffix.endswith("i") else 1000) ** power
-    return -int(-value // 1)
+    return value
 
 
 def gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:

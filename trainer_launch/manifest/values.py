@@ -79,6 +79,8 @@ class EnvItem:
     name: str
     value: str = ""
     field: str | None = None
+    resource: str | None = None  # such as limits.cpu, of its own container, in units of `divisor`
+    divisor: str = "1"
     ref: Ref | None = None
     is_literal: bool = False  # $(NAME) in it stands for itself
     is_secret: bool = False
