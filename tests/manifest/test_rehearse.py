@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 def job(folder: Path, pod: str, spec: str = "", replicas: str = "", kind: str = "PyTorchJob") -> str:
     """A job of workers; `pod` is their pod's specification."""
-    field, path = {"PyTorchJob": "pytorch", "TFJob": "tf"}[kind], folder / "job.yaml"
+    field, path = {"PyTorchJob": "pytorch", "TFJob": "tf", "PaddleJob": "paddle"}[kind], folder / "job.yaml"
     path.write_text(
         f"apiVersion: kubeflow.org/v1\nkind: {kind}\nmetadata: {{name: job}}\nspec: {{{spec + ', ' if spec else ''}"
         f"{field}ReplicaSpecs: {{Worker: {{template: {{spec: {pod}}}{', ' + replicas if replicas else ''}}}}}}}\n"
@@ -57,6 +57,18 @@ def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_pa
     assert all(line.endswith(" for 0.1") for line in lines), "and nothing of the shell's own platform"
     assert rows(ended.stderr) == {f"job-worker-{index}": ["Succeeded", "1", "0", "0"] for index in (0, 1)}
     assert "PyTorchJob job: Succeeded" in ended.stderr.splitlines()[-1]
+
+
+def test_pods_of_a_paddlejob_are_told_their_address_which_its_launcher_compares_with_the_masters(
+    tmp_path: Path,
+) -> None:
+    path = job(
+        tmp_path, pod(shell("echo $POD_IP and $PADDLE_MASTER", name="paddle")), "", "replicas: 2", "PaddleJob"
+    )
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(line.rpartition(":")[0] for line in ended.stdout.splitlines() if line)
+    assert lines == ["[job-worker-0] 127.0.0.2 and 127.0.0.2", "[job-worker-1] 127.0.0.3 and 127.0.0.2"]
 
 
 def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -> None:

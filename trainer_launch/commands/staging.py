@@ -64,6 +64,8 @@ class Stage:
         device = "lo" if self.network is None else wiring.DEVICE
         machine = {"OMP_NUM_THREADS": str(containers.threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
+        # Paddle's launcher asks for the address of this machine's name, unless it is told.
+        self._tells_address = workload.kind == "PaddleJob"
 
     def grow(self, workload: Workload) -> tuple[Pod, ...]:
         """Take in the same job with more pods; those that are new."""
@@ -132,6 +134,7 @@ class Stage:
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
+            **({"POD_IP": pod.address} if self._tells_address else {}),
             **(here.env if self.network is None else wiring.off_loopback(here.env)),
             MARK: str(self.last_words(pod, name)),
             run_folder.VARIABLE: self.run_folder(pod),

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from trainer_launch import exits
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
-# How Python names what was not caught, perhaps with torch's prefix, and how C++ does.
-_UNCAUGHT = re.compile(r"(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])")
+# How Python names what was not caught, perhaps with torch's prefix. Paddle's `FatalError` only repeats the signal.
+_UNCAUGHT = re.compile(
+    r"(\[rank\d+\]: *)?(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
+)
 # C++ itself, and the fatal lines of JAX's and TensorFlow's logging, which abort.
 _TERMINATED = re.compile(
     r"terminate called after throwing|terminate called without|"
