@@ -28,7 +28,7 @@ def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
     assert code == 0, output
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
-    assert f"{PODS[0]}/paddle ended with 138" in output, "Paddle has no restart of its own without etcd"
+    assert re.search(rf"{PODS[0]}/paddle ended with (138|250)", output), "Paddle restarts nothing itself, without etcd"
     assert [lives(output, pod) for pod in PODS] == [(1, 1)] * 2
     assert_trained(output)
 
@@ -40,7 +40,7 @@ def test_under_exit_code_the_survivor_of_a_lost_master_is_retryable_too(tmp_path
         job.main(PODS[0]).send_signal(signal.SIGKILL)
         code, output = job.ended()
     assert code == 0, output
-    assert f"{PODS[1]} failed (exit code 138): it is deleted and made anew" in output
+    assert re.search(rf"{PODS[1]} failed \(exit code (138|250)\): it is deleted and made anew", output)
     assert [lives(output, pod) for pod in PODS] == [(2, 0)] * 2
     assert "resumed at step" in output
     assert_trained(output)
