@@ -18,6 +18,7 @@ from trainer_launch.errors import NodeError, UsageError
 from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Phase
 from trainer_launch.rehearsal import chaos, targets, timeline
+from trainer_launch.rehearsal.ability import OWN_NETWORK
 from trainer_launch.rehearsal.asked import Asked, nodes_of
 from trainer_launch.rehearsal.chronicle import Happening, What
 from trainer_launch.rehearsal.fault import Fault
@@ -77,6 +78,15 @@ class Faults:
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """What lines have to be heard for."""
         return tuple(pattern for pattern in self._line.patterns if pattern is not None)
+
+    def precede(self) -> None:
+        """No pod has started yet: names that come late are not there from the beginning."""
+        self._line, come = timeline.step(self._line, timeline.Passed(0.0))
+        for fault in come:
+            if fault.kind in OWN_NETWORK:
+                self._come(fault)
+            else:
+                self._late.append((fault, 0.0, "nothing runs yet"))
 
     def pass_time(self) -> None:
         """Time has passed."""

@@ -101,6 +101,7 @@ class Rehearsal:
         self._faults = Faults(job.asked, self)
         if senses is not None:  # a pod's first line may be the one
             senses.wake, senses.patterns = system.poke, self._faults.patterns
+        self._faults.precede()
         self._do(actions, said)
 
     def to_the_end(self) -> None:
