@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script
+from tests.cli.launching import DEADLINE_S, clean_env, launch, script
 from tests.conftest import require
+from tests.rehearsal import follower
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -59,6 +62,42 @@ def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) 
         assert first == 0
         assert 4 <= again < 60
     assert len(re.findall(r"^local-node-0-\d  Succeeded  1 ", ended.stderr, re.MULTILINE)) == 2
+
+
+def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
+    train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "chronicle"
+    words = ("local", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)
+    argv = (
+        sys.executable,
+        "-m",
+        "tests.rehearsal.follower",
+        str(place),
+        *words,
+        str(tmp_path / "saved"),
+        "30",
+        "2",
+    )
+    ended = subprocess.run(argv, env=clean_env(), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = follower.told(place)
+    for pod in ("local-node-0-0", "local-node-0-1"):
+        mine = [(what, number) for what, whose, number in found if whose == pod]
+        kinds = [(what, number) for what, number in mine if what not in ("step", "fault")]
+        assert kinds == [
+            ("pod started", 1),
+            ("container started", 1),
+            ("generation", 1),
+            ("generation", 2),
+            ("container ended", 0),
+            ("pod ended", 1),
+        ]
+        steps = [number for what, number in mine if what == "step"]
+        assert (steps[0], steps[-1]) == (1, 30)
+        meetings = [place for place, (what, _) in enumerate(mine) if what == "generation"]
+        assert all(what == "step" for what, _ in (mine[meetings[0] + 1], mine[meetings[1] + 1]))
+    fault = found.index(("fault", "local-node-0-1", None))
+    assert 5 in [number for what, _, number in found[:fault] if what == "step"]
+    assert found[-1] == ("condition", None, 0)
 
 
 def test_a_worker_that_stops_for_good_is_found_to_hang_and_started_again(tmp_path: Path) -> None:

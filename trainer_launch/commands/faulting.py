@@ -134,6 +134,9 @@ class Faults:
             self._miss(fault, str(problem))
             return
         except NotNow as problem:
+            if fault not in self._asked.faults:  # chance hits nobody
+                self._miss(fault, str(problem))
+                return
             self._late.append((fault, driver.now_s() + RETRY_S, str(problem)))
             return
         _log.warning("fault: %s", fault.text)

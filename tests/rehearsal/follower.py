@@ -1,0 +1,41 @@
+"""`local` with somebody in the audience who writes the chronicle down: argv[1] is where, the rest its own words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer_launch import cli
+from trainer_launch.commands.audience import Audience
+from trainer_launch.rehearsal.chronicle import Chronicle
+
+
+class Follower(Audience):
+    @property
+    def wants_to_know(self) -> bool:
+        return True
+
+    def conclude(self, chronicle: Chronicle, code: int) -> int:
+        Path(place).write_text(json.dumps(asdict(chronicle)))
+        return code
+
+
+def told(path: Path) -> list[tuple[str, str | None, int | None]]:
+    """What was written down: what, pod, and attempt, step or code."""
+    rows = json.loads(path.read_text())["happenings"]
+    return [
+        (
+            row["what"],
+            row["pod"],
+            next((row[key] for key in ("attempt", "step", "code") if row[key] is not None), None),
+        )
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    place = sys.argv.pop(1)
+    Audience.of = classmethod(lambda cls, flags, color: Follower((), 100, has_table=False))  # type: ignore[method-assign,assignment]
+    cli.main()
