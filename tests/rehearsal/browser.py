@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -51,10 +52,14 @@ const found = {
 };
 parent.postMessage(JSON.stringify(found), "*");
 </script>"""
-# A browser's window has a least width, a frame has none.
+# A browser's window has a least width, a frame has none; and two frames need but one browser.
 FRAME = """<!DOCTYPE html><html><head><meta name="color-scheme" content="light dark"><title></title></head><body>
-<script>addEventListener("message", (event) => { document.title = event.data; });</script>
-<iframe src="PAGE" style="border:0;width:WIDTHpx;height:2000px"></iframe></body></html>"""
+<script>
+const told = [];
+const hear = (event) => { told.push(JSON.parse(event.data)); document.title = JSON.stringify(told); };
+addEventListener("message", hear);
+</script>FRAMES</body></html>"""
+ONE = '<iframe src="PAGE" style="border:0;width:WIDTHpx;height:2000px"></iframe>'
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -82,19 +87,19 @@ class Browser:
         shown = self.show(page, "--dump-dom", width=width)
         return shown.stdout, [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
 
-    def measure(self, page: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
-        """What MEASURE finds in a copy of the page, whose policy would not let it."""
-        copy = page.with_name(f"measured-{width}-{page.name}")
+    def measure(self, page: Path, widths: Sequence[int], *, dark: bool = False) -> dict[int, dict[str, Any]]:
+        """What MEASURE finds at each width, in a copy of the page, whose policy would not let it."""
+        copy, frame = page.with_name(f"measured-{page.name}"), page.with_name(f"frame-{page.name}")
         text = _POLICY.sub("", page.read_text(encoding="utf-8"))
         copy.write_text(text.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
-        frame = page.with_name(f"frame-{width}-{page.name}")
-        frame.write_text(FRAME.replace("PAGE", copy.name).replace("WIDTH", str(width)), encoding="utf-8")
+        ones = "".join(ONE.replace("PAGE", copy.name).replace("WIDTH", str(width)) for width in widths)
+        frame.write_text(FRAME.replace("FRAMES", ones), encoding="utf-8")
         flags = ("--blink-settings=preferredColorScheme=0",) if dark else ()
-        shown = self.show(frame, "--dump-dom", "--virtual-time-budget=5000", *flags, width=width + 100)
+        shown = self.show(frame, "--dump-dom", "--virtual-time-budget=5000", *flags, width=max(widths) + 100)
         title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)
         assert title, shown.stderr
-        found: dict[str, Any] = json.loads(unescape(title[1]))
-        return found
+        found: list[dict[str, Any]] = json.loads(unescape(title[1]))
+        return {one["width"]: one for one in found}
 
 
 def browser_in(folder: Path) -> Browser:

@@ -132,6 +132,22 @@ def test_steps_that_begin_anew_each_epoch_count_on() -> None:
     assert story.totals.top == 8
 
 
+def test_epochs_of_growing_length_count_on() -> None:
+    tale = Tale("a").start(0.0).steps(1.0, range(1, 6)).steps(2.0, range(1, 8)).steps(3.0, range(1, 10))
+    assert tell(finished(tale, 9.0)).curve[0].points[-1][1] == 5 + 7 + 9
+
+
+def test_the_steps_of_a_validation_in_between_are_no_epochs() -> None:
+    tale = Tale("a").start(0.0).meet(0.5)
+    for number in range(3):
+        tale.steps(1.0 + 3 * number, range(number * 10 + 1, number * 10 + 11)).steps(3.0 + 3 * number, range(1, 6))
+    tale.steps(11.0, range(31, 34)).fault(12.0, "kill worker", "a").meet(13.0, 2).steps(14.0, range(1, 40))
+    story = tell(finished(tale, 30.0))
+    assert story.curve[0].points[-1][1] == 33
+    assert [one.is_counted for one in story.resumes] == [True]
+    assert story.totals.lost == 33
+
+
 def test_workers_of_one_pod_that_say_their_steps_out_of_order_begin_nothing_anew() -> None:
     tale = Tale("a").start(0.0)
     for number in range(1, 20):

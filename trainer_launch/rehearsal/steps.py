@@ -82,6 +82,10 @@ class _Count:
         self._low: int | None = None  # the newest value below the highest
         self._climb = self._falls = self._fell = 0  # `fell`: where in `made` the fall began
         self._is_anew = False
+        self._stride = 1  # between the last two steps that rose
+        self._excursion: tuple[int, int, int, bool] | None = (
+            None  # `top`, `fell`, `offset`, `is_anew` before a fall
+        )
 
     def begin_again(self, at_s: float) -> None:
         """The workers begin: what comes now is no new epoch."""
@@ -96,6 +100,7 @@ class _Count:
         if is_again:
             self._forget()
         self._has_begun = False
+        self._come_back(said)
         self._recent_s.append(one.at_s)
         resumes = bool(_RESUMES.search(one.text))
         self.made.append(
@@ -109,7 +114,17 @@ class _Count:
             self._count_on()
 
     def _forget(self) -> None:
-        self._top, self._low, self._climb, self._falls = 0, None, 0, 0
+        self._top, self._low, self._climb, self._falls, self._excursion = 0, None, 0, 0, None
+
+    def _come_back(self, said: int) -> None:
+        """Steps go on where they were before the fall: in between was another count, such as a validation's."""
+        if self._excursion is None:
+            return
+        top, fell, offset, is_anew = self._excursion
+        if self._top < top < said <= top + 2 * self._stride:
+            del self.made[fell:]
+            self._forget()
+            self._top, self._offset, self._is_anew = top, offset, is_anew
 
     def _falls_after(self, said: int, fault_s: float | None) -> bool:
         """Whether its workers began again unseen: steps go back right after a fault, and did not do so before."""
@@ -118,6 +133,7 @@ class _Count:
 
     def _follow(self, said: int) -> None:
         if said > self._top:
+            self._stride = said - self._top if self._top and self._excursion is None else self._stride
             self._top, self._low, self._climb, self._falls = said, None, 0, 0
         elif said < self._top and self._low is None:
             self._fell, self._low, self._climb, self._falls = len(self.made) - 1, said, 1, 1
@@ -128,8 +144,9 @@ class _Count:
 
     def _count_on(self) -> None:
         """It was a new epoch: what came since the fall comes after the highest."""
-        top, self._offset, self._is_anew = self._top, self._offset + self._top, True
+        top, before = self._top, (self._top, self._fell, self._offset, self._is_anew)
+        self._offset, self._is_anew = self._offset + top, True
         later = [replace(one, step=one.step + top, is_anew=True) for one in self.made[self._fell :]]
         self.made[self._fell :] = later
         self._forget()
-        self._top = max(one.said for one in later)
+        self._top, self._excursion = max(one.said for one in later), before
