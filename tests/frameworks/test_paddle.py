@@ -28,7 +28,9 @@ def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
     assert code == 0, output
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
-    assert re.search(rf"{PODS[0]}/paddle ended with (138|250)", output), "Paddle restarts nothing itself, without etcd"
+    assert re.search(rf"{PODS[0]}/paddle ended with (138|250)", output), (
+        "Paddle restarts nothing itself, without etcd"
+    )
     assert [lives(output, pod) for pod in PODS] == [(1, 1)] * 2
     assert_trained(output)
 

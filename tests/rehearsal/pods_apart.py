@@ -61,7 +61,9 @@ def main(scratch: str) -> None:
                 pod = "pod-2" if text == "partition" else None
                 before = python("pod-0", REACH)
                 network.begin(fault, pod)
-                during = python("pod-0", REACH)
+                network.begin(fault, pod)
+                network.end(fault, pod)
+                during = python("pod-0", REACH)  # of two at once the last one's end counts
                 network.end(fault, pod)
                 seen[text] = [before, during, python("pod-0", REACH)]
             if "limit" in sys.argv[2:]:

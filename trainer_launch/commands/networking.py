@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class OwnNetwork:
         self._places: dict[str, _Place] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._known = True
+        self._lasting: Counter[tuple[str, str | None]] = Counter()  # how many faults of a kind a pod suffers now
         _run(wiring.router())
 
     def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
@@ -107,6 +109,16 @@ class OwnNetwork:
         self._do(fault, pod, is_over=True)
 
     def _do(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
+        key = fault.kind, pod
+        if is_over:
+            self._lasting[key] -= 1
+        if self._lasting[key] > 0 and (is_over or fault.kind == "partition"):
+            self._lasting[key] += not is_over
+            return  # of several at once the last one's end counts
+        self._change(fault, pod, is_over=is_over)
+        self._lasting[key] += not is_over
+
+    def _change(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
         if fault.kind == "delay dns":
             self._known = is_over
             self._tell_names()
