@@ -146,7 +146,7 @@ def train(training: Training) -> None:
         # JAX tells all processes of a SIGTERM to one, and chooses the step; alone there is nobody to agree with.
         stop = jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
         if training.leads:
-            report(progress=step / args.steps, metrics={"loss": loss, "step": step})
+            report(step=step, progress=step / args.steps, metrics={"loss": loss})
             if step == 1 or step % args.log_every == 0 or step == args.steps:
                 put(f"step {step}/{args.steps}  loss {loss:.3f}")
         if stop or step == args.steps or step % args.checkpoint_every == 0:

@@ -143,7 +143,7 @@ class Training:
         temporary.replace(path)
 
     def say(self, step: int, loss: float) -> None:
-        report(progress=step / self.args.steps, metrics={"loss": loss, "step": step})
+        report(step=step, progress=step / self.args.steps, metrics={"loss": loss})
         if step == 1 or step % self.args.log_every == 0 or step == self.args.steps:
             put(f"step {step}/{self.args.steps}  loss {loss:.3f}")
 

@@ -1,14 +1,16 @@
-"""--signals in a torch job: through the agent to each worker, exactly once."""
+"""--signals in a torch job: through the agent to each worker, exactly once; and a request that comes too late."""
 
 from __future__ import annotations
 
 import importlib.util
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script, start
+from tests.cli.launching import clean_env, launch, script, start
 from tests.conftest import require
 
 TRAIN = """
@@ -56,3 +58,29 @@ def test_a_signal_that_cannot_be_caught_is_refused_in_one_sentence() -> None:
     assert ended.returncode == 2
     assert "SIGKILL and SIGSTOP never arrive" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+ASKED_AT_THE_END = """
+import os, signal, sys, types
+from trainer_launch import cli
+from trainer_launch.commands import run
+
+remove = run.shutil.rmtree
+
+def remove_and_be_asked(*words, **flags):
+    os.kill(os.getpid(), signal.SIGTERM)
+    remove(*words, **flags)
+
+run.shutil = types.SimpleNamespace(rmtree=remove_and_be_asked)
+sys.argv[1:] = ["run", "--", "sh", "-c", "exit 7"]
+cli.main()
+"""
+
+
+def test_who_is_asked_to_stop_after_the_last_words_ends_with_the_code_that_they_tell(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.touch()
+    env = clean_env({"TRAINER_LAUNCH_TERMINATION_LOG": str(words)})
+    ended = subprocess.run([sys.executable, "-c", ASKED_AT_THE_END], env=env, timeout=60)
+    assert "exit=7" in words.read_text()
+    assert ended.returncode == 7

@@ -25,8 +25,8 @@ JOBS = {
 }
 
 
-def jax(manifest: str | Path) -> Rehearsal:
-    return Rehearsal("jax", manifest)
+def jax(manifest: str | Path, *faults: str) -> Rehearsal:
+    return Rehearsal("jax", manifest, *(word for text in faults for word in ("--fault", text)))
 
 
 @pytest.mark.parametrize("manifest", JOBS)
@@ -42,16 +42,11 @@ def test_two_processes_learn_as_one(manifest: str) -> None:
     assert [lives(output, pod) for pod in pods] == [(1, 0), (1, 0)]
 
 
-@pytest.mark.parametrize(
-    ("manifest", "lost"), [("jaxjob-simple.yaml", 0), ("jaxjob-simple.yaml", 1), ("trainjob-jax.yaml", 1)]
-)
-def test_a_process_that_is_killed_ends_the_other_and_both_go_on_from_the_checkpoint(
-    manifest: str, lost: int
-) -> None:
-    _, pods = JOBS[manifest]
-    with jax(manifest) as job:
+def test_a_process_that_is_killed_ends_the_other_and_both_start_again_in_place() -> None:
+    _, pods = JOBS["jaxjob-simple.yaml"]
+    with jax("jaxjob-simple.yaml") as job:
         job.read_until(r"step 100/")
-        job.main(pods[lost]).send_signal(signal.SIGKILL)
+        job.main(pods[1]).send_signal(signal.SIGKILL)
         code, output = job.ended()
     assert code == 0, output
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
@@ -59,14 +54,25 @@ def test_a_process_that_is_killed_ends_the_other_and_both_go_on_from_the_checkpo
     assert output.count("step 1/") == 1
 
 
+@pytest.mark.parametrize(
+    ("manifest", "lost"), [("jaxjob-simple.yaml", 0), ("jaxjob-simple.yaml", 1), ("trainjob-jax.yaml", 1)]
+)
+def test_a_pod_that_is_lost_is_made_anew_and_both_go_on_from_the_checkpoint(manifest: str, lost: int) -> None:
+    _, pods = JOBS[manifest]
+    with jax(manifest, f"kill pod node={lost} at=step:100") as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
+    told = [lives(output, pod) for pod in pods]
+    assert (told[lost], told[1 - lost]) == ((2, 0), (1, 1))
+
+
 def test_under_exit_code_the_survivor_of_a_killed_process_is_retryable_too(tmp_path: Path) -> None:
     def change(text: str) -> str:
         return text.replace("OnFailure", "ExitCode").replace("run, --]", "run, --prefix, --]")
 
     _, pods = JOBS["jaxjob-simple.yaml"]
-    with jax(changed("jaxjob-simple.yaml", tmp_path, change)) as job:
-        job.read_until(r"step 100/")
-        job.main(pods[0]).send_signal(signal.SIGKILL)
+    with jax(changed("jaxjob-simple.yaml", tmp_path, change), "kill pod node=0 at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
     assert f"{pods[1]} failed (exit code {exits.INFRASTRUCTURE}): it is deleted and made anew" in output
@@ -77,15 +83,13 @@ def test_under_exit_code_the_survivor_of_a_killed_process_is_retryable_too(tmp_p
 @pytest.mark.parametrize("manifest", JOBS)
 def test_sigterm_to_one_process_stops_both_after_the_same_step_and_they_go_on_there(manifest: str) -> None:
     _, pods = JOBS[manifest]
-    with jax(manifest) as job:
-        job.read_until(r"step 100/")
-        job.main(pods[1]).send_signal(signal.SIGTERM)
+    with jax(manifest, "term pod node=1 grace=20s at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
     stopped = re.findall(r"stopped at step (\d+): asked by SIGTERM", output)
     assert len(stopped) == 2
     assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
-    assert [lives(output, pod) for pod in pods] == [(1, 1), (1, 1)]
+    assert [lives(output, pod) for pod in pods] == [(1, 1), (2, 0)]
 
 
 @pytest.mark.parametrize("manifest", JOBS)

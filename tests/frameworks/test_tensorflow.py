@@ -23,8 +23,8 @@ WORKERS = ("tfjob-simple-worker-0", "tfjob-simple-worker-1")
 ROLES = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
 
 
-def tensorflow(manifest: str | Path) -> Rehearsal:
-    return Rehearsal("tensorflow", manifest)
+def tensorflow(manifest: str | Path, *faults: str) -> Rehearsal:
+    return Rehearsal("tensorflow", manifest, *(word for text in faults for word in ("--fault", text)))
 
 
 def test_two_mirrored_workers_learn_as_one_and_the_first_ones_success_is_the_jobs() -> None:
@@ -49,6 +49,15 @@ def test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in
     assert output.count("step 1/") == 1
 
 
+def test_a_mirrored_worker_whose_pod_is_lost_is_made_anew_and_the_other_waits_for_it() -> None:
+    with tensorflow("tfjob-simple.yaml", "kill pod node=0 at=step:100") as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
+    assert [lives(output, pod) for pod in WORKERS] == [(2, 0), (1, 1)]
+    assert output.count("step 1/") == 1
+
+
 def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_path: Path) -> None:
     """TensorFlow itself ends with 1, which the policy takes for the end of the job; the launcher has read why."""
 
@@ -56,9 +65,7 @@ def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_pa
         return text.replace("OnFailure", "ExitCode").replace("run, --]", "run, --prefix, --]")
 
     manifest = changed("tfjob-simple.yaml", tmp_path, change)
-    with tensorflow(manifest) as job:
-        job.read_until(r"step 100/")
-        job.main(WORKERS[1]).send_signal(signal.SIGKILL)
+    with tensorflow(manifest, "kill pod node=1 at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
     assert f"{WORKERS[0]} failed (exit code 138): it is deleted and made anew" in output
@@ -67,15 +74,13 @@ def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_pa
 
 
 def test_sigterm_to_one_mirrored_worker_stops_all_after_the_same_step_and_they_go_on_there() -> None:
-    with tensorflow("tfjob-simple.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(WORKERS[1]).send_signal(signal.SIGTERM)
+    with tensorflow("tfjob-simple.yaml", "term pod node=1 grace=20s at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
     stopped = re.findall(r"stopped at step (\d+): asked by SIGTERM", output)
     assert len(stopped) == 2
     assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
-    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (1, 1)]
+    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (2, 0)]
 
 
 def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_at() -> None:
@@ -91,22 +96,21 @@ def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_a
 
 
 @pytest.mark.parametrize(
-    ("lost", "restarted"),
+    ("lost", "again"),
     [
-        ("worker-1", {"worker-1"}),  # others do its work
-        ("ps-0", {"ps-0", "chief-0"}),  # what it held is in the checkpoint
-        ("chief-0", {"chief-0"}),
-        ("evaluator-0", {"evaluator-0"}),
+        ("worker-1", {}),  # the other does its work
+        ("ps-0", {"chief-0": (1, 1)}),  # what it held is in the checkpoint
+        ("chief-0", {}),
+        ("evaluator-0", {}),
     ],
 )
-def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, restarted: set[str]) -> None:
-    with tensorflow("tfjob-ps.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(f"tfjob-ps-{lost}").send_signal(signal.SIGKILL)
+def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, again: dict[str, tuple[int, int]]) -> None:
+    with tensorflow("tfjob-ps.yaml", f"kill pod pod={lost} at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
-    assert {role for role in ROLES if lives(output, f"tfjob-ps-{role}") == (1, 1)} == restarted
-    assert ("resumed at step" in output) == ("chief-0" in restarted)
+    once = dict.fromkeys(ROLES, (1, 0))
+    assert {role: lives(output, f"tfjob-ps-{role}") for role in ROLES} == {**once, **again, lost: (2, 0)}
+    assert ("resumed at step" in output) == (lost in ("ps-0", "chief-0"))
 
 
 def test_rendered_pods_tell_each_role_its_place(tmp_path: Path) -> None:

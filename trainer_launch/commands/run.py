@@ -24,6 +24,7 @@ from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.settings import Settings
 from trainer_launch.status.observer import Observer
+from trainer_launch.supervisor import early
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
@@ -130,6 +131,7 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
     _log.info("%s", outcome.summary(ended))
     write_last_words(outcome.last_words(ended), settings.termination_log)
+    early.leave()
     observer.finished(ended)
     return ended
 

@@ -1,4 +1,4 @@
-"""Signals in the first instants, while Python is still importing and nothing has been started."""
+"""Signals in the first instants, while nothing has been started, and in the last, when all has been said."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from types import FrameType
 
 from trainer_launch import exits
 from trainer_launch.supervisor import inheritance
+
+_leaving: list[bool] = []  # not empty once the last words are written
 
 
 def end_on_stop() -> None:
@@ -28,6 +30,13 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def leave() -> None:
+    """Keep to the exit code that the last words tell, also when asked to stop while the process ends."""
+    _leaving.append(True)
+
+
 def _end(number: int, _frame: FrameType | None) -> None:
+    if _leaving:
+        return
     # Nothing was started, so there is nothing to stop and nobody to tell; os._exit, as an import may be half done.
     os._exit(exits.of_signal(number) if number == signal.SIGINT else exits.STOPPED)
