@@ -212,7 +212,6 @@ class Plan:
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
     restarts: int = 0  # how often all starts again after one of ours died of a signal that we did not send
-    main: str | None = None  # the process whose end, whatever it is, ends the others; None: only failures do
     respawns: int = 0  # how often one that ends by itself is started again while what it has started goes on
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails

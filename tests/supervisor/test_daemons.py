@@ -106,31 +106,3 @@ def test_a_daemon_with_ranks_is_spared_with_all_above_it(monkeypatch) -> None:
     monkeypatch.setattr(tree, "descendants", lambda of, proc="/proc": entries)
     found = tree.bearing(1, frozenset({"sshd", "orted"}))
     assert {key[0] for key in found} == {10, 11, 12, 30}
-
-
-# -- one that all are there for ---------------------------------------------------------------
-
-POD, LAUNCHER = (Process(name=name, argv=(name,), env={}) for name in ("pod", "launcher"))
-JOB = Plan(engine="local", processes=(POD, LAUNCHER), grace_s=10.0, main="launcher")
-
-
-def end(name: str, at_s: float, code: int) -> ev.Exited:
-    return ev.Exited(at_s, Exit(process=name, code=code, signal=None, at_s=at_s))
-
-
-def test_when_it_has_succeeded_the_others_are_stopped_and_their_ends_are_no_failure() -> None:
-    system = FakeSystem(end("launcher", 5.0, 0), end("pod", 5.5, 143))
-    assert supervise(JOB, system).verdict is Verdict.SUCCEEDED
-    assert ("leader", "pod", TERM) in words(system)
-
-
-def test_when_it_has_failed_it_is_the_failure() -> None:
-    outcome = supervise(JOB, FakeSystem(end("launcher", 5.0, 42), end("pod", 5.5, 143)))
-    assert outcome.failure is not None
-    assert outcome.failure.exit_code == 42
-
-
-def test_when_another_fails_first_that_is_the_failure() -> None:
-    outcome = supervise(JOB, FakeSystem(end("pod", 5.0, 2), end("launcher", 5.5, 143)))
-    assert outcome.failure is not None
-    assert outcome.failure.exit_code == 2

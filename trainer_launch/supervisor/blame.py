@@ -1,6 +1,6 @@
 """Which of several ends is the cause: the first failure, but not a victim's if the guilty one comes after it. Pure.
 
-Where one launcher runs all pods of a rehearsed job, the nodes that lost a peer may end before the one that failed.
+Of several processes, those that lost a peer may end before the one that failed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ def is_innocent(end: Exit) -> bool:
 
 def ends_all(plan: Plan, end: Exit) -> bool:
     """Whether the others are of no use after this end."""
-    return end.process == plan.main or (end.exit_code != 0 and plan.stop_all_on_failure)
-
-
-def _is_over(state: State) -> bool:
-    """Whether the one that all are there for has ended well: how the others take their end is no failure."""
-    return any(end.process == state.plan.main and end.exit_code == 0 for end in state.exits)
+    return end.exit_code != 0 and plan.stop_all_on_failure
 
 
 def note(state: State, event: ev.Exited | ev.SpawnFailed) -> tuple[State, tuple[ev.Action, ...]]:
@@ -42,7 +37,7 @@ def note(state: State, event: ev.Exited | ev.SpawnFailed) -> tuple[State, tuple[
     end = end_of(event)
     alive = tuple(name for name in state.alive if name != end.process)
     state = replace(state, alive=alive, exits=(*state.exits, end))
-    is_harmless = end.exit_code == 0 or state.stopped or _is_over(state)
+    is_harmless = end.exit_code == 0 or state.stopped
     if is_harmless or (state.cause is not None and not _is_guiltier(state, end)):
         return state, ()
     text = event.text if isinstance(event, ev.SpawnFailed) else ""
