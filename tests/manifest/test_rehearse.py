@@ -195,6 +195,16 @@ def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None
     assert "PyTorchJob job: stopped" in output
 
 
+def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
+    text = "trap 'echo told; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
+    with start("local", "--nodes", "2", "--engine", "plain", "--", "sh", "-c", text) as rehearsal:
+        rehearsal.read_until("ready", 2)
+        rehearsal.signal(signal.SIGUSR1)
+        code, output = rehearsal.end()
+    assert code == 0, output
+    assert output.count(" told") == 2
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -23,7 +23,7 @@ from trainer_launch.rehearsal.asked import Asked, nodes_of
 from trainer_launch.rehearsal.chronicle import Happening, What
 from trainer_launch.rehearsal.fault import Fault
 
-RETRY_S = 0.2  # a fault whose target is not there yet comes as soon as it is
+RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
 _log = logging.getLogger(__name__)
 
 

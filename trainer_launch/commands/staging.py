@@ -233,7 +233,8 @@ class Stage:
 
     def temporary_folders(self) -> tuple[str, ...]:
         """Where pods put what is temporary, if not where we do."""
-        return tuple(str(self._scratch / pod.name / "tmp") for pod in self.pods)
+        own = (pod.main.env.get("TMPDIR") for pod in self.pods)
+        return (*(str(self._scratch / pod.name / "tmp") for pod in self.pods), *dict.fromkeys(filter(None, own)))
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
         return loopback.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
