@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from trainer_launch.rehearsal.fault import Fault
 from trainer_launch.rehearsal.wiring import Argv, Outlet
 
 COMMAND_S = 20.0  # for one command of a moment
+_OTHERS = 256  # descriptors that all else takes
 _KINDS = ("net", "mnt", "uts", "ipc")
 _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 
@@ -48,16 +50,20 @@ class OwnNetwork:
         self._scratch = scratch
         self._places: dict[str, _Place] = {}
         self._names: dict[str, tuple[str, ...]] = {}
-        self._known = True
+        self._known, self._told = (
+            True,
+            True,
+        )  # whether pods are to know the others' names, and whether that is written
         self._lasting: Counter[tuple[str, str | None]] = Counter()  # how many faults of a kind a pod suffers now
         _run(wiring.router())
 
     def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
-        """Give a pod its place, `shm_bytes` as `Pod` has it; from now on all pods know its names.
+        """Give a pod its place, `shm_bytes` as `Pod` has it; when something runs there, all pods know its names.
 
         Raises:
             NodeError: this machine does not do it.
         """
+        _make_room(len(self._places) + 1)
         outlet, hosts = Outlet(number), self._scratch / pod / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.touch()
@@ -66,12 +72,12 @@ class OwnNetwork:
         resolver.write_text(wiring.RESOLVER, encoding="ascii")
         inside = ("sh", "-c", wiring.POD, "sh", pod, str(hosts), shm, str(resolver))
         with _child(("unshare", *wiring.UNSHARE, "--", *inside)) as pid:
-            _run(wiring.cable(outlet, pid))
+            _ip(wiring.cable(outlet, pid))
             fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
             self._places[pod] = place = _Place(outlet, fds, hosts, shm)
-        _run([(*place.enter("net"), *argv) for argv in wiring.plug(outlet)])
+        _ip(wiring.plug(outlet), place.enter("net"))
         self._names[pod] = tuple(names)
-        self._tell_names()
+        self._told = False
 
     def close(self) -> None:
         """Let go of all namespaces."""
@@ -82,6 +88,8 @@ class OwnNetwork:
 
     def wrap(self, pod: str, process: Process) -> Process:
         """The same process, in the pod's place."""
+        if not self._told:
+            self._tell_names()
         into = ("sh", "-c", 'cd "$0" && exec "$@"', process.cwd or os.getcwd())
         return replace(process, argv=(*self._places[pod].enter(), *into, *process.argv))
 
@@ -128,13 +136,14 @@ class OwnNetwork:
             script = wiring.EMPTY_SHM if is_over else wiring.FILL_SHM
             _run([(*place.enter("mnt"), "sh", "-c", script, "sh", place.shm)])
         elif fault.kind == "partition":
-            _run((wiring.heal if is_over else wiring.partition)(place.outlet))
+            _ip((wiring.heal if is_over else wiring.partition)(place.outlet))
         elif fault.kind == "slow link":
             limit = fault.bytes_per_s or 0.0
             _run(wiring.fast(place.outlet) if is_over else wiring.slow(place.outlet, limit))
 
     def _tell_names(self) -> None:
         """In place: the files are mounted into the pods."""
+        self._told = True
         addresses = {pod: place.outlet.address for pod, place in self._places.items()}
         for pod, place in self._places.items():
             place.hosts.write_text(wiring.hosts(pod, self._names, addresses, known=self._known), encoding="utf-8")
@@ -155,13 +164,26 @@ def _child(argv: Argv) -> Iterator[int]:
         yield child.pid
 
 
-def _run(commands: Sequence[Argv]) -> None:
+def _ip(commands: Sequence[Argv], enter: Argv = ()) -> None:
+    """Several commands of `ip` by one process; those after one that fails are not tried."""
+    _run([(*enter, "ip", "-batch", "-")], "".join(f"{' '.join(argv[1:])}\n" for argv in commands))
+
+
+def _run(commands: Sequence[Argv], text: str = "") -> None:
     for argv in commands:
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S, check=False
-            )
+            done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise NodeError(f"the pods' own network: {' '.join(argv)[:200]}: {problem}") from None
         if done.returncode != 0:
             raise NodeError(f"the pods' own network: {' '.join(argv)[:200]} says {shown(done.stderr.strip())}")
+
+
+def _make_room(pods: int) -> None:
+    """Each pod takes some descriptors of ours, beside its containers' pipes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * len(_KINDS) * pods + _OTHERS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
