@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make a virtual environment with one framework, once, and say where its Python is. What is in it: the requirements of
 # frameworks/NAME.txt beside this file, and what this package itself needs for `local -f`, but not the package: the
-# tree under test comes by PYTHONPATH. It is kept in the user's cache, named for what it was made of.
+# tree under test comes by PYTHONPATH. One whose requirements say "# shares torch" sees the packages of the Python that
+# made it, too. It is kept in the user's cache, named for what it was made of.
 #   frameworks.sh NAME [NAME...]   makes these, prints a line for each; without a name: all there are
 #   PYTHON           the Python to make it with (default: .venv/bin/python)
 #   XDG_CACHE_HOME   where caches are (default: ~/.cache); what CI has to keep is its folder trainer-launch-frameworks
@@ -29,10 +30,15 @@ END
 ) || { echo "frameworks: $python cannot read pyproject.toml; run make venv, or name another as PYTHON" >&2; exit 3; }
 
 make_one() {
-    local name=$1 wanted key cache venv log
+    local name=$1 wanted key cache venv log shared
     wanted=$here/frameworks/$name.txt
     [ -e "$wanted" ] || { echo "frameworks: there is no $wanted" >&2; exit 2; }
-    key=$({ "$python" -c 'import platform, sys; print(sys.version, platform.machine())'; echo "$ours"; cat "$wanted"; } |
+    shared=
+    if grep -q '^# shares torch' "$wanted"; then
+        shared=$("$python" -c 'import sysconfig, importlib.metadata as m; m.version("torch"); print(sysconfig.get_path("purelib"))' \
+            2>/dev/null) || { echo "frameworks: $python has no torch that $name could share" >&2; exit 3; }
+    fi
+    key=$({ echo "$shared"; "$python" -c 'import platform, sys; print(sys.version, platform.machine())'; echo "$ours"; cat "$wanted"; } |
         sha256sum | cut -c1-16)
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/trainer-launch-frameworks
     venv=$cache/$name-$key
@@ -46,6 +52,9 @@ make_one() {
         if ! "$python" -m venv "$venv" >"$log" 2>&1; then
             echo "frameworks: $python cannot make environments: $(tail -1 "$log")" >&2
             exit 3
+        fi
+        if [ -n "$shared" ]; then
+            echo "$shared" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
         fi
         # shellcheck disable=SC2086
         if ! echo "$ours" | env -u PYTHONPATH -u PIP_USER "$venv/bin/python" -m pip --disable-pip-version-check install -q \

@@ -1,0 +1,51 @@
+"""Hugging Face's Accelerate: its script under our torch engine; `accelerate launch` as a program like any other."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks import frameworks
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
+PODS = ("accelerate-master-0", "accelerate-worker-0")
+TYPED = (
+    "accelerate, launch, --multi_gpu, --num_processes, '2', --num_machines, '2', --machine_rank, $(RANK), "
+    "--main_process_ip, $(MASTER_ADDR), --main_process_port, $(MASTER_PORT), --mixed_precision, 'no', "
+    "--dynamo_backend, 'no', train_accelerate.py"
+)
+
+
+def assert_trained(output: str) -> None:
+    told = losses(output)
+    assert told[0] > 2.5 > 2.2 > told[-1], "a model that knows nothing has 5.55"
+    assert {f"rank {rank} of 2: MULTI_CPU" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d: \w+", output))
+
+
+def test_a_script_of_accelerate_gets_over_the_loss_of_a_pod_while_the_other_stays() -> None:
+    with Rehearsal("accelerate", "pytorchjob-accelerate.yaml") as job:
+        job.read_until(r"step 100/")
+        job.main(PODS[1]).send_signal(signal.SIGKILL)
+        code, output = job.ended()
+    assert code == 0, output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
+    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)]
+    assert_trained(output)
+
+
+def test_accelerate_launch_runs_as_any_program_once_on_each_node(tmp_path: Path) -> None:
+    manifest = changed(
+        "pytorchjob-accelerate.yaml",
+        tmp_path,
+        lambda text: text.replace("[train_accelerate.py", f"[{TYPED}", 1).replace('"500"', '"100"'),
+    )
+    with Rehearsal("accelerate", manifest) as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 0)]
+    assert {f"rank {rank} of 2: MULTI_CPU" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d: \w+", output))
+    assert "step 100/100" in output
