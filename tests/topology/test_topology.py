@@ -73,6 +73,12 @@ def test_an_index_without_a_number_of_nodes_leaves_that_number_unknown() -> None
     assert (placed.node_rank, placed.nodes, placed.world_size, placed.is_coordinator) == (199, None, None, False)
 
 
+def test_a_list_that_leaves_the_others_out_makes_no_job_of_one_node() -> None:
+    """A worker of a TFJob with dynamic workers is told of itself alone."""
+    placed = place(job(details={"sparse": True}), machine())
+    assert (placed.node_rank, placed.nodes, placed.coordinator) == (None, None, None)
+
+
 def test_a_rank_beyond_the_nodes_is_refused() -> None:
     with pytest.raises(ContractError, match="from 0 to 1"):
         place(job(nodes=NodeRange(2, 2), node_rank=2), machine())
