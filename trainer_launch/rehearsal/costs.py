@@ -61,7 +61,8 @@ def costs(
     """One for each fault, in order of time, those that were missed among them."""
     found, number = [], 0
     overs = [one for one in chronicle.happenings if one.what is What.FAULT_OVER]
-    stretches = curve(reached, resumed)
+    stretches, end_s = curve(reached, resumed), _end_of_job_s(chronicle)
+    times = [one.at_s for one in chronicle.happenings if one.what is What.FAULT]
     for fault in chronicle.happenings:
         if fault.what is What.FAULT_MISSED:
             found.append(Cost(fault=fault, number=0))
@@ -71,14 +72,13 @@ def costs(
         is_its = [(one.text, one.pod) == (fault.text, fault.pod) and one.at_s >= fault.at_s for one in overs]
         over_s = next((one.at_s for one, its in zip(overs, is_its, strict=True) if its), None)
         lane = None if fault.pod is None else lane_of(fault.pod, lanes)
-        later = (one.at_s for one in chronicle.happenings if one.what is What.FAULT and one.at_s > fault.at_s)
-        span = (fault.at_s, next(later, float("inf")))
+        span = (fault.at_s, next((at_s for at_s in times if at_s > fault.at_s), float("inf")))
         found.append(
             replace(
                 _cost(chronicle, fault, over_s, [one for one in resumed if one.fault is fault], stretches),
                 number=number,
                 over_s=over_s,
-                away_s=None if lane is None else away_s(lane, span, _end_of_job_s(chronicle)),
+                away_s=None if lane is None else away_s(lane, span, end_s),
             )
         )
     return tuple(found)

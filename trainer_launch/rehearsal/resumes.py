@@ -88,8 +88,8 @@ def _resume(one: Reached, stretch: Sequence[Reached], fault: Happening | None, f
 def _newcomer(first: Reached, faults: Sequence[Happening], reached: Sequence[Reached]) -> Resume | None:
     """A pod that says its first step after a fault takes up the steps of others, such as a new rank 0."""
     earlier = [fault for fault in faults if first.begun_s is not None and fault.at_s <= first.begun_s]
-    others = [one for one in reached if one.pod != first.pod and one.at_s <= first.at_s]
-    if not earlier or not others or others[0].at_s > earlier[-1].at_s:
+    others = [one for one in reached if one.pod != first.pod and one.at_s <= first.at_s] if earlier else []
+    if not others or others[0].at_s > earlier[-1].at_s:
         return None
     return replace(
         _resume(first, others, earlier[-1], others[0]), is_counted=not (first.is_anew or others[-1].is_anew)
@@ -111,12 +111,15 @@ def _is_apart(
     """Whether another pod went on all the time, as the workers of parameter servers do."""
     since_s = resume.since_s if resume.fault is None else min(resume.since_s, resume.fault.at_s)
     for pod, mine in pods.items():
+        begun = again.get(pod, ())
+        if any(since_s < at_s <= resume.at_s for at_s in begun[bisect_right(begun, since_s) :][:1]):
+            continue  # it began again itself
         begin, end = bisect_right(times[pod], since_s), bisect_right(times[pod], resume.at_s)
         if pod == resume.pod or not begin:
             continue
         following = mine[begin : end + 1]  # with its next one
         went_on = any(one.step > mine[begin - 1].step for one in following)
         until_s = following[-1].at_s if following else resume.at_s
-        if went_on and not any(since_s < at_s <= until_s for at_s in again.get(pod, ())):
+        if went_on and not any(since_s < at_s <= until_s for at_s in begun):
             return True
     return False

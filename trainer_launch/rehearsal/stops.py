@@ -38,14 +38,15 @@ def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
             asked = {key: stop for key, stop in asked.items() if one.pod not in (None, key[0])}
         elif one.what is What.CONTAINER_ENDED:
             stop = asked.pop(key, None)
-            if stop and not has_succeeded and _is_judged(chronicle, key, said_by):
+            is_suspect = stop and one.code in (exits.SUCCEEDED, KILLED) and not has_succeeded
+            if stop and is_suspect and _is_judged(chronicle, key, said_by):
                 yield from _of_stop(chronicle, stop, one, steps.get(key[0]))
 
 
 def _of_stop(chronicle: Chronicle, stop: Happening, end: Happening, last: Happening | None) -> Iterator[Broken]:
     pod, seconds = end.pod or "", end.at_s - stop.at_s
-    before = [one for one in chronicle.happenings if one.what is What.FAULT and one.at_s <= stop.at_s]
-    fault = next((one for one in reversed(before) if one.pod in (None, pod)), None)
+    faults = [one for one in chronicle.happenings if one.what is What.FAULT and one.pod in (None, pod)]
+    fault = next((one for one in reversed(faults) if one.at_s <= stop.at_s), None)
     asked = f"container {end.container} was asked to stop"
     reached = "" if last is None else f" at step {last.step}"
     if end.code == exits.SUCCEEDED and not _has_finished(chronicle, pod, last, end):
