@@ -57,7 +57,7 @@ make_one() {
             echo "$shared" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
         fi
         # shellcheck disable=SC2086
-        if ! echo "$ours" | env -u PYTHONPATH -u PIP_USER "$venv/bin/python" -m pip --disable-pip-version-check install -q \
+        if ! echo "$ours" | env -u PYTHONPATH -u PIP_USER ${shared:+PIP_NO_BUILD_ISOLATION=0} "$venv/bin/python" -m pip --disable-pip-version-check install -q \
             ${PIP_ARGS:-} -r "$wanted" -r /dev/stdin >"$log" 2>&1; then
             echo "frameworks: pip cannot install $name ($log): $(grep -m1 -i '^error' "$log" || tail -1 "$log")" >&2
             exit 3
