@@ -144,11 +144,12 @@ def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_po
     [
         (("--report", "out.pdf"), "--report 'out.pdf' ends with neither .html nor .png; name a page or a picture"),
         (("--report", "no/out.html"), "--report 'no/out.html' cannot be written: No such file or directory"),
+        (("--report", "out.html", "--render", "pods"), "with --render nothing happens; leave one of them out"),
         (("--max-lost-steps", "few"), "--max-lost-steps is 'few'; expected a whole number, 0 or more"),
     ],
 )
 def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(
-    tmp_path: Path, flags: tuple[str, str], sentence: str
+    tmp_path: Path, flags: tuple[str, ...], sentence: str
 ) -> None:
     done = rehearse(tmp_path, "survives", *flags)
     assert (done.code, done.out) == (2, "")

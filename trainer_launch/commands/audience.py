@@ -47,6 +47,10 @@ class Audience:
             UsageError: a report that cannot be written, or no number of steps.
         """
         reports = tuple(flags["story"] or ())
+        if reports and flags["render"]:
+            raise UsageError(
+                "--report tells what happened, and with --render nothing happens; leave one of them out"
+            )
         picturing.check(reports)
         return cls(reports, _steps(flags["max_lost_steps"]), has_table=live.is_wanted(color, os.environ))
 

@@ -232,7 +232,7 @@ def _axis(scale: _Scale) -> str:
     step = times[1] if len(times) > 1 else scale.end_s
     spans = ""
     for number, at_s in enumerate(times):
-        # A narrow page has no room for the odd ones.
-        kinds = f"{'last ' * (scale.percent(at_s) > 92)}{'odd' * (number % 2)}"
+        is_odd = number % 2 and len(times) > 4  # a narrow page has no room for them
+        kinds = f"{'last ' * (scale.percent(at_s) > 92)}{'odd' * bool(is_odd)}"
         spans += f'<span class="{kinds}" style="left:{scale.at(at_s)}">{tick_text(at_s, step)}</span>'
     return f'<div class="row"><i></i><div class="axis">{spans}</div></div>'
