@@ -38,10 +38,11 @@ demo: venv ## train a small language model on 2 rehearsed pods with 2 processes 
 horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
 	@tests/setup/horovod.sh
 
-# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it.
+# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it. Two files of
+# tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other.
 test: system venv lint ## check style and types, run all tests
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 2 $(PYTEST_ARGS)
 
 test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]
