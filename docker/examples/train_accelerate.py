@@ -104,7 +104,7 @@ def main() -> None:
         told = torch.tensor([loss.item(), float(len(signals))], device=accelerator.device)
         everyones, asked = accelerator.reduce(told, "mean").tolist()
         stopped = asked > 0  # the same answer on every rank
-        report(progress=step / args.steps, metrics={"loss": everyones})
+        report(step=step, progress=step / args.steps, metrics={"loss": everyones})
         if rank == 0 and (step % 25 == 0 or stopped):
             print(f"step {step}/{args.steps}  loss {everyones:.3f}", flush=True)
         if args.checkpoints and (step % args.save_every == 0 or step == args.steps or stopped):

@@ -122,7 +122,7 @@ def train(args: argparse.Namespace) -> bool:
         step += 1
         everyones, asked = mean(float(loss), float(len(signals)))
         stopped = asked > 0  # the same answer on every rank
-        report(progress=step / args.steps, metrics={"loss": everyones})
+        report(step=step, progress=step / args.steps, metrics={"loss": everyones})
         is_last = stopped or step == args.steps
         if rank == 0 and (step % args.log_every == 0 or is_last):
             print(f"step {step}/{args.steps}  loss {everyones:.3f}", flush=True)

@@ -126,7 +126,7 @@ class Progress(xgb.callback.TrainingCallback):
         asked = np.array([len(self.signals)])
         self.stopped = bool(collective.allreduce(asked, collective.Op.MAX)[0])
         rounds, loss = model.num_boosted_rounds(), evals_log["train"]["mlogloss"][-1]
-        report(progress=rounds / self.args.rounds, metrics={"loss": loss})
+        report(step=rounds, progress=rounds / self.args.rounds, metrics={"loss": loss})
         is_last = self.stopped or rounds == self.args.rounds
         if collective.get_rank() == 0:
             if rounds % self.args.log_every == 0 or is_last:
