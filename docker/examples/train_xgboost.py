@@ -80,10 +80,11 @@ def together(place: Place) -> Iterator[None]:
         threading.Thread(target=tell, args=(place.port, port), daemon=True).start()
     else:
         port = ask(place.host, place.port)
-    # Sorted as text, so with leading zeros: this pod's rank is then the one in the group, too.
+    # Sorted as text, so with leading zeros: this pod's rank is then the one in the group. One retry: the tracker
+    # listens by now, and one that is gone later would be tried for half a minute before a lost pod is told.
     task = f"{place.rank:06d}"
     with collective.CommunicatorContext(
-        dmlc_tracker_uri=place.host, dmlc_tracker_port=port, dmlc_task_id=task, dmlc_retry=5
+        dmlc_tracker_uri=place.host, dmlc_tracker_port=port, dmlc_task_id=task, dmlc_retry=1
     ):
         yield
     if tracker:
