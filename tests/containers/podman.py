@@ -1,0 +1,227 @@
+"""Podman for tests: images from the project's Dockerfile, and networks and containers that go away again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import require
+
+ROOT = Path(__file__).parents[2]
+CONF = Path(__file__).with_name("containers.conf")
+IMAGES = ROOT / "tests" / "setup" / "images.sh"
+MAKING_S = 1200  # of the images, on a slow machine or line
+DEADLINE_S = 90.0
+_CANNOT_BE_MADE = 3
+NAME = "localhost/trainer-launch-test"
+
+
+def podman(*words: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run podman to its end."""
+    env = {**os.environ, "CONTAINERS_CONF": str(CONF)}
+    ended = subprocess.run(
+        ["podman", *words], env=env, cwd=_own_folder(), capture_output=True, text=True, timeout=timeout_s
+    )
+    if check and ended.returncode != 0:
+        pytest.fail(f"podman {' '.join(words)}: {ended.stderr}")
+    return ended
+
+
+@functools.cache
+def _own_folder() -> str:
+    """Where podman may leave files: it tells of a kill for memory by one in its working directory."""
+    folder = tempfile.mkdtemp(prefix="trainer-launch-podman-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class Bases:
+    """What images are built from."""
+
+    debian: str
+    torch: str
+    wheels: str
+
+
+@functools.cache
+def bases() -> Bases:
+    """Debian, Debian with torch, and the folder of wheels; skips the test where they cannot be made."""
+    made = subprocess.run([IMAGES], env=dict(os.environ, PYTHON=sys.executable), capture_output=True, text=True)
+    if made.returncode != 0:
+        if made.returncode != _CANNOT_BE_MADE:
+            pytest.fail(f"the images could not be made:\n{made.stderr}")
+        require(False, made.stderr.strip().splitlines()[-1])
+    return Bases(*made.stdout.splitlines())
+
+
+@functools.cache
+def image(target: str, base: str | None = None) -> str:
+    """The image of a target of docker/Dockerfile, built from this tree."""
+    start = bases().torch if base is None else base
+    name = f"{NAME}/{target}-on-{start.rpartition('/')[2].partition(':')[0]}"
+    # Debian 12's podman takes a step from its cache although what it mounts from another stage has changed.
+    # Debian's packages come from where this machine has its own; of Python's everything is in the wheelhouse.
+    network = "host" if target == "mpi" else "none"
+    podman(
+        *(
+            "build",
+            "-q",
+            "--no-cache",
+            "--network",
+            network,
+            "-v",
+            f"{bases().wheels}:/wheelhouse:ro",
+            "--target",
+            target,
+        ),
+        *("--build-arg", f"BASE_IMAGE={start}", "-f", str(ROOT / "docker" / "Dockerfile"), "-t", name, str(ROOT)),
+        timeout_s=600,
+    )
+    return name
+
+
+@dataclass
+class Container:
+    """A container that runs, or has run."""
+
+    name: str
+    folder: Path  # its termination log is in it
+
+    def logs(self) -> str:
+        """All that it has said, on both streams."""
+        told = podman("logs", self.name)
+        return told.stdout + told.stderr
+
+    def facts(self) -> dict[str, Any]:
+        """What podman knows of it."""
+        found: list[dict[str, Any]] = json.loads(podman("inspect", self.name).stdout)
+        return found[0]
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.facts()["State"]["Running"])
+
+    def address(self, network: str) -> str:
+        return str(self.facts()["NetworkSettings"]["Networks"][network]["IPAddress"])
+
+    def code(self, within_s: float = DEADLINE_S) -> int:
+        """Its exit code, once it has ended."""
+        try:
+            return int(podman("wait", self.name, timeout_s=within_s).stdout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.name} did not end within {within_s:g} s:\n{self.logs()[-3000:]}")
+
+    def last_words(self) -> str:
+        """What the kubelet would show."""
+        return (self.folder / "termination-log").read_text()
+
+    def until_it_says(self, text: str, within_s: float = DEADLINE_S) -> None:
+        wait_until(
+            lambda: text in self.logs(), lambda: f"no {text!r} from {self.name}:\n{self.logs()[-3000:]}", within_s
+        )
+
+    def execute(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return podman("exec", self.name, *words, check=False)
+
+    def remove(self) -> None:
+        podman("rm", "-f", "-t", "0", self.name, check=False)
+
+
+@dataclass
+class Cluster:
+    """A network without a way out, and the pods in it: one container each, under its name of Kubernetes."""
+
+    network: str
+    folder: Path
+    pods: dict[str, Container] = field(default_factory=dict)
+
+    def start(
+        self,
+        name: str,
+        image: str,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        options: Sequence[str] = (),
+        entrypoint: bool = True,
+    ) -> Container:
+        """Start a pod's container, as the restricted profile has it; `words` are its `args`, else its `command`."""
+        folder = self.folder / f"{name}-{len(list(self.folder.glob(f'{name}-*')))}"
+        folder.mkdir()
+        (folder / "termination-log").touch(0o666)
+        (folder / "termination-log").chmod(0o666)
+        unique = f"{self.network}-{folder.name}"
+        made = Container(unique, folder)
+        self.pods[name] = made
+        command = [] if entrypoint else ["--entrypoint", json.dumps(list(words))]
+        podman(
+            *(
+                "run",
+                "-d",
+                "--name",
+                unique,
+                "--hostname",
+                name,
+                "--network",
+                self.network,
+                "--network-alias",
+                name,
+            ),
+            *("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:mode=1777", "--user", "1000:1000"),
+            *("--cap-drop", "all", "--security-opt", "no-new-privileges", "--pids-limit", "400"),
+            *("-v", f"{folder}/termination-log:/dev/termination-log"),
+            *(word for key, value in env.items() for word in ("-e", f"{key}={value}")),
+            *options,
+            *command,
+            image,
+            *(words if entrypoint else ()),
+        )
+        return made
+
+    def volume(self, name: str) -> str:
+        """A folder of this machine that every pod may write, as `HOST:CONTAINER` wants its first half."""
+        folder = self.folder / f"volume-{name}"
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o777)
+        return str(folder)
+
+
+@contextlib.contextmanager
+def cluster(name: str, folder: Path) -> Iterator[Cluster]:
+    """A network of its own for the pods of a test."""
+    network = f"trainer-launch-{name}-{os.getpid()}"
+    require(shutil.which("podman"), "needs podman")
+    podman("network", "create", "--internal", network)
+    made = Cluster(network, folder)
+    try:
+        yield made
+    finally:
+        found = podman("ps", "-aq", "--filter", f"network={network}", check=False).stdout.split()
+        if found:
+            podman("rm", "-f", "-t", "0", *found, check=False)
+        podman("network", "rm", "-f", network, check=False)
+
+
+def wait_until(condition: Callable[[], object], why: Callable[[], str], within_s: float = DEADLINE_S) -> None:
+    """Wait for a condition, or fail with the reason."""
+    until_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > until_s:
+            pytest.fail(why())
+        time.sleep(0.2)
