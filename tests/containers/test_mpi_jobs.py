@@ -1,0 +1,80 @@
+"""MPI over ssh in containers: user 1000, read-only roots, a key that the kubelet mounts as it does with fsGroup."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.containers.podman import MAKING_S, ROOT, Cluster, Container, image
+
+pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
+
+NODES = ("job-node-0-0", "job-node-0-1")
+SSH = "/home/trainer/.ssh"
+TRAIN = ["mpirun", "python3", "train_mpi.py", "--steps", "20", "--checkpoint", "/checkpoints/model.npz"]
+
+
+def secret(folder: Path) -> Path:
+    """A job's Secret: root's, readable for the group of the pod, as fsGroup makes it."""
+    folder.mkdir()
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", folder / "id_rsa"], check=True
+    )
+    (folder / "authorized_keys").write_bytes((folder / "id_rsa.pub").read_bytes())
+    for path in folder.iterdir():
+        os.chown(path, 0, 1000)
+        path.chmod(0o640)
+    folder.chmod(0o755)
+    return folder
+
+
+def options(cluster: Cluster, keys: Path, more: Sequence[str] = ()) -> list[str]:
+    code = ["-v", f"{ROOT}/docker/examples:/code:ro", "-w", "/code", "-v", f"{cluster.volume('job')}:/checkpoints"]
+    return [*code, "-v", f"{keys}:{SSH}:ro", "--memory", "1g", *more]
+
+
+def start_node(cluster: Cluster, name: str, keys: Path) -> Container:
+    words = ["trainer-launch", "sshd"]
+    env = {"JOB_COMPLETION_INDEX": name[-1], "TRAINER_LAUNCH_SSH_DIR": SSH}
+    return cluster.start(name, image("mpi"), words, env=env, options=options(cluster, keys), entrypoint=False)
+
+
+def start_launcher(cluster: Cluster, keys: Path, tmp_path: Path, *more: str) -> Container:
+    (tmp_path / "hostfile").write_text("".join(f"{name} slots=1\n" for name in NODES))
+    env = {  # kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go
+        "JOB_COMPLETION_INDEX": "0",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_set_default_slots": "1",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+        "TRAINER_LAUNCH_SSH_DIR": SSH,
+    }
+    mounts = options(cluster, keys, ["-v", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro"])
+    return cluster.start("job-launcher-0-0", image("mpi"), [*more, *TRAIN], env=env, options=mounts)
+
+
+def test_ranks_train_over_ssh_with_a_key_of_roots_that_only_the_group_may_read(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    keys = secret(tmp_path / "keys")
+    launcher = start_launcher(cluster, keys, tmp_path)  # before any sshd listens
+    for name in NODES:
+        start_node(cluster, name, keys)
+    assert launcher.code() == 0, launcher.logs()
+    assert "step 20" in launcher.logs()
+    assert launcher.last_words().startswith("reason=Succeeded")
+
+
+def test_a_host_with_another_key_is_refused_and_named(cluster: Cluster, tmp_path: Path) -> None:
+    keys, others = secret(tmp_path / "keys"), secret(tmp_path / "others")
+    start_node(cluster, NODES[0], keys)
+    start_node(cluster, NODES[1], others)
+    launcher = start_launcher(cluster, keys, tmp_path)
+    launcher.until_it_says(f"{NODES[1]}")
+    launcher.until_it_says("key")
+    assert "step 1" not in launcher.logs()
+    assert launcher.is_running, "it waits for the right one"
