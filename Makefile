@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-frameworks lint bench bench-survival clean
+.PHONY: help venv system horovod demo test test-frameworks test-containers lint bench bench-survival clean
 
 PYTHON ?=
 TORCH ?=
@@ -47,6 +47,11 @@ test: system venv lint ## check style and types, run all tests
 test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]
 	$(BIN)/python -m pytest -m frameworks tests/frameworks $(PYTEST_ARGS)
+
+test-containers: venv ## as root: run the tests in containers of images built from this tree, with podman
+	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
+	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || [ $$? = 3 ]
+	$(BIN)/python -m pytest -m containers tests/containers $(PYTEST_ARGS)
 
 lint: venv ## check style and types
 	$(BIN)/ruff check .
