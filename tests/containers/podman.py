@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CONF = Path(__file__).with_name("containers.conf")
 IMAGES = ROOT / "tests" / "setup" / "images.sh"
 MAKING_S = 1200  # of the images, on a slow machine or line
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 _CANNOT_BE_MADE = 3
 NAME = "localhost/trainer-launch-test"
 
