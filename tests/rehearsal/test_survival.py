@@ -55,6 +55,12 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
     assert re.search(r"<b>\d{1,2}</b><span>steps done twice</span>", page)
 
 
+def test_old_lines_that_a_frameworks_launcher_prints_again_are_no_steps_lost(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "repeats", "--fault", "kill worker at=step:40", "--max-lost-steps", "5")
+    assert done.out.count("step 20\n") == 2, "shown once more"
+    assert (done.code, "does not survive" in done.said) == (0, False), done.err
+
+
 def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "forgets", "--fault", "kill pod at=step:30", "--report", "out.html")
     assert done.code == 1, done.err

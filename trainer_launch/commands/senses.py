@@ -43,6 +43,7 @@ class Senses:
         self._heard: deque[Sensed] = deque()
         self._looked_s = 0.0
         self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
+        self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
         self._tails: dict[str, news.Tail] = {}  # by run folder
 
     def hear(self, process: str, stream: int, data: bytes) -> None:
@@ -59,7 +60,9 @@ class Senses:
     def news(self, inside: Inside, stage: Stage, pods: Mapping[str, Pod]) -> Iterator[Sensed]:
         """What is new, in the order that it came to us."""
         while self._heard:
-            yield self._heard.popleft()
+            heard = self._heard.popleft()
+            if self._counts(heard):
+                yield heard
         now_s = time.monotonic()
         if now_s - self._looked_s < EVERY_S:
             return
@@ -72,6 +75,16 @@ class Senses:
         for pod in pods.values():
             if pod.name not in launched:
                 yield from self._reports(pod.name, pod.draft.main, stage.run_folder(pod))
+
+    def _counts(self, heard: Sensed) -> bool:
+        """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
+        whose = heard.pod, heard.container
+        if heard.step is None:
+            return True
+        if whose in self._reported and heard.step < self._steps.get(whose, 0):
+            return False
+        self._steps[whose] = heard.step
+        return True
 
     @property
     def due_s(self) -> float:
@@ -91,4 +104,5 @@ class Senses:
         latest = progress.first([one for one in progress.read(folder) if one.step is not None])
         if latest is not None and latest.at_s > self._reported.get((pod, container), 0.0):
             self._reported[pod, container] = latest.at_s
+            self._steps[pod, container] = latest.step or 0
             yield Sensed(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
