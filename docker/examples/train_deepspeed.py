@@ -14,6 +14,7 @@ import argparse
 import signal
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -59,6 +60,17 @@ def settings(batch: int) -> dict[str, object]:
     }
 
 
+def save(engine: Any, folder: Path, step: int) -> None:
+    """Save all ranks' parts, and then name them: DeepSpeed itself does so as soon as rank 0 has saved its own."""
+    tag = f"step-{step}"
+    # It ends with a barrier: all have saved.
+    engine.save_checkpoint(str(folder), tag=tag, client_state={"step": step}, save_latest=False)
+    if dist.get_rank() == 0:
+        beside = folder / "latest.new"
+        beside.write_text(tag)
+        beside.replace(folder / "latest")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="train up to this step (default: %(default)s)")
@@ -100,7 +112,7 @@ def main() -> None:
         if rank == 0 and (step % 25 == 0 or stopped):
             print(f"step {step}/{args.steps}  loss {everyones:.3f}", flush=True)
         if args.checkpoints and (step % args.save_every == 0 or step == args.steps or stopped):
-            engine.save_checkpoint(str(args.checkpoints), client_state={"step": step})
+            save(engine, args.checkpoints, step)
     dist.destroy_process_group()
 
 
