@@ -114,7 +114,8 @@ def test_a_server_that_cannot_be_started_is_an_error_with_its_reason(
 
 DIES = """
 import os, time
-print("ready", os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid(), flush=True)
+line = f"ready {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()}\\n"
+print(line, end="", flush=True)  # at once: the other worker writes as well
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep(60)
 """
