@@ -315,7 +315,8 @@ if not segment.exists():
     os.kill(os.getpid(), signal.SIGKILL)
 pids = [path.name.partition("-")[2] for path in folder.glob("pid-*")]
 alive = [pid for pid in pids if pathlib.Path(f"/proc/{{pid}}/cmdline").exists()]
-print("before:", len(pids), "alive:", len(alive), "shared:", os.path.exists("/dev/shm/" + segment.read_text()))
+seen = ("before:", len(pids), "alive:", len(alive), "shared:", os.path.exists("/dev/shm/" + segment.read_text()))
+print(" ".join(map(str, seen)) + "\\n", end="")  # at once: the other worker writes as well
 """
 
 
