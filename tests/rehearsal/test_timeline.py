@@ -14,6 +14,7 @@ from trainer_launch.errors import UsageError
 from trainer_launch.rehearsal import chaos, grammar, timeline
 from trainer_launch.rehearsal.chaos import Chaos
 from trainer_launch.rehearsal.fault import Fault
+from trainer_launch.rehearsal.listening import Ear
 from trainer_launch.rehearsal.timeline import Passed, Reached, Said
 
 
@@ -52,12 +53,12 @@ def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
 
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     state = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
-    assert state.heeds_lines
+    assert any(state.patterns)
     state, come = timeline.step(state, Said("x" * timeline.MAX_LINE + "loss nan"))
     assert come == ()
     state, come = timeline.step(state, Said("12:00 loss   nan!"))
     assert len(come) == 1
-    assert not state.heeds_lines
+    assert not any(state.patterns)
     assert timeline.step(state, Said("loss nan"))[1] == ()
 
 
@@ -84,7 +85,8 @@ def test_several_faults_of_one_moment_come_in_their_order() -> None:
     ],
 )
 def test_a_line_may_tell_a_step(line: str, step: int | None) -> None:
-    assert timeline.step_in(line) == step
+    heard = Ear().hear(line.encode() + b"\n")
+    assert (heard[-1].step if heard else None) == step
 
 
 events = st.lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from trainer_launch.status import node
 from trainer_launch.supervisor.workers import Sources, Workers
 
 _RANKED = ("torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
-_SWEEPS = 20  # looks for what was forked while we killed
 _LOOK_S = 1.0  # between two looks for launchers that have started
 
 
@@ -94,17 +92,6 @@ def _ranked(processes: Sequence[psutil.Process], local_rank: int) -> int | None:
     return ranks.chosen(environments, parents, local_rank)
 
 
-def kill_all(process: psutil.Process) -> None:
-    """SIGKILL a process with all that is below it."""
-    for _ in range(_SWEEPS):
-        left = [one for one in below(process) if _is_alive(one)]
-        for one in left:
-            with contextlib.suppress(psutil.Error):
-                one.send_signal(signal.SIGKILL)
-        if not left:
-            return
-
-
 def below(process: psutil.Process) -> list[psutil.Process]:
     """A process and all that it has started."""
     with contextlib.suppress(psutil.Error):
@@ -117,12 +104,6 @@ def send(processes: Sequence[psutil.Process], number: int) -> None:
     for one in processes:
         with contextlib.suppress(psutil.Error):
             one.send_signal(number)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _process(pid: int) -> psutil.Process | None:

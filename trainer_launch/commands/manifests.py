@@ -28,7 +28,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
         raise UsageError(f"-f is given {len(paths)} times; a job and its runtime are at most {MAX_FILES} files")
     documents: list[Field] = []
     for path in paths:
-        documents += read_documents(_text(path), path)
+        documents += read_documents(text_of(path, "-f"), path)
     return tuple(documents)
 
 
@@ -62,12 +62,16 @@ def render(workload: Workload, folder: str) -> str:
     )
 
 
-def _text(path: str) -> str:
+def text_of(path: str, flag: str) -> str:
+    """A file that a flag names, up to a little more than it may have.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        return data.decode("utf-8-sig")
+            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except OSError as problem:
-        raise UsageError(f"-f {path} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"-f {path} is no text in UTF-8") from None
+        raise UsageError(f"{flag} {path} is no text in UTF-8") from None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trainer_launch.commands import isolating
+from trainer_launch.commands.manifests import text_of
 from trainer_launch.commands.rehearse import Job
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import shown
-from trainer_launch.manifest.documents import MAX_BYTES
 from trainer_launch.rehearsal import ability, files, grammar
 from trainer_launch.rehearsal import asked as asking
 from trainer_launch.rehearsal import chaos as chances
@@ -43,7 +42,7 @@ def asked(flags: Mapping[str, Any]) -> Asked:
     """
     faults: list[Fault] = []
     for text in flags["fault"] or ():
-        faults += files.read(_text(text), text) if files.names_file(text) else [grammar.parse(text)]
+        faults += files.read(text_of(text, "--fault"), text) if files.names_file(text) else [grammar.parse(text)]
     if len(faults) > files.MAX_FAULTS:
         raise UsageError(f"--fault asks for {len(faults)} faults; {files.MAX_FAULTS} are the most")
     text = flags["chaos"]
@@ -80,13 +79,3 @@ def fitted(job: Job) -> Job:
     if grown and job.grown is not None:
         job.grown(len(grown))
     return replace(job, asked=wanted)
-
-
-def _text(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
-    except OSError as problem:
-        raise UsageError(f"--fault {path} cannot be read: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--fault {path} is no text in UTF-8") from None

@@ -15,7 +15,6 @@ from trainer_launch.rehearsal.fault import Fault
 from trainer_launch.rehearsal.grammar import compiled
 
 MAX_LINE = 2_000  # characters of a line that a pattern is looked for in
-_STEP = re.compile(r"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,6 @@ class Timeline:
     chaos: Chaos | None = None
     drawn: Fault | None = None  # the next of chaos
     draws: int = 0
-
-    @property
-    def heeds_lines(self) -> bool:
-        """Whether a fault waits for a line."""
-        return any(self.patterns)
 
 
 Step = tuple[Timeline, tuple[Fault, ...]]  # and the faults that come now
@@ -101,12 +95,6 @@ def step(state: Timeline, event: Event) -> Step:
 def missed(state: Timeline) -> tuple[Fault, ...]:
     """What was asked for and never came; chaos asks for nothing."""
     return state.waiting
-
-
-def step_in(line: str) -> int | None:
-    """The step that a line tells, such as "step 40 loss 1.2" or "Step=40"; the last one of several."""
-    found = _STEP.findall(line[:MAX_LINE])
-    return int(found[-1]) if found else None
 
 
 def _chance(state: Timeline, now_s: float) -> tuple[Timeline, list[Fault]]:
