@@ -92,9 +92,9 @@ def test_the_last_line_has_the_outcome() -> None:
         assert values[name] == value
 
 
-def test_every_event_is_in_the_readme_and_no_other() -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme.partition("| event |")[2].partition("\n\n")[0]
+def test_every_event_is_in_the_documentation_and_no_other() -> None:
+    page = (ROOT / "docs" / "observing.md").read_text()
+    table = page.partition("| event |")[2].partition("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
     assert sorted(named) == sorted(story.EVENTS)
 

@@ -77,7 +77,7 @@ _SSHD = (
     *("color", "termination_log", "events", "metrics_port", "log_level"),
 )
 # Each command's module and its settings; only the one that is called is imported.
-_COMMANDS = {
+COMMANDS = {
     "run": _RUN,
     "preflight": _PREFLIGHT,
     "explain": _EXPLAIN,
@@ -168,8 +168,8 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
 
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
     own, rest = _split(list(argv))
-    called = tuple(name for name in _COMMANDS if own[:1] == [name])
-    parsed = vars(build(program, called or tuple(_COMMANDS)).parse_args(own))
+    called = tuple(name for name in COMMANDS if own[:1] == [name])
+    parsed = vars(build(program, called or tuple(COMMANDS)).parse_args(own))
     command: Callable[[Parsed], int] = parsed.pop("command")
     words: list[str] = parsed.pop("words")
     if rest is not None and words:
@@ -204,7 +204,7 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         module.add_flags(sub)
-        for field in _COMMANDS[name]:
+        for field in COMMANDS[name]:
             _add(sub, field, Settings.model_fields[field])
         sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         sub.set_defaults(command=module.main)

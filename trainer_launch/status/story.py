@@ -1,4 +1,4 @@
-"""The vocabulary of `--events`: what is told of a job's life, as flat values. Pure; README.md has the table."""
+"""The vocabulary of `--events`: a job's life as flat values. Pure; docs/observing.md has the table."""
 
 from __future__ import annotations
 
