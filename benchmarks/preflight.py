@@ -19,9 +19,9 @@ import time
 from multiprocessing.connection import Connection
 
 from trainer_launch.coordinator.protocol import Challenge
+from trainer_launch.manifest.flags import own_environment
 from trainer_launch.manifest.loopback import address_of
 from trainer_launch.model import Endpoint
-from trainer_launch.rehearsal.flags import own_environment
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.rollcall.names import Names

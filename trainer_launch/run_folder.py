@@ -1,7 +1,7 @@
 """The private folder of one run: its name, its files, and how they are written.
 
-PID 1, torch's agent, the workers and `status` tell each other things here. Only the standard library is imported:
-training scripts load this with `report()`.
+PID 1, torch's agent, the workers and `status` tell each other things here. Little is imported: training scripts
+load this with `report()`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+
+from trainer_launch.host import replacing
 
 VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # by which all that a launcher starts knows the folder
 START = "trainer-launch-"  # how the folder's name begins
@@ -32,10 +34,7 @@ PROGRESS, PROGRESS_END = "progress-", ".json"  # what it has said by `report()`
 
 def replace(path: str, values: Mapping[str, object]) -> None:
     """Write a file whole or not at all."""
-    beside = f"{path}.{os.getpid()}"
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(json.dumps(values).encode())
-    os.replace(beside, path)
+    replacing.replace(path, json.dumps(values).encode())
 
 
 def append(path: str, line: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch.rehearsal.flags import _foreign
+from trainer_launch.manifest.flags import _foreign
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 60.0

@@ -121,6 +121,18 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
         assert list(writes_to_environment(tree_of(path))) == []
 
 
+ONE_PLACE = {
+    "os.replace": ("host/replacing.py", "child/heatmap.py"),  # the last is started by path, and has nothing of ours
+    "/environ": ("host/tree.py", "mpi/remote.py"),  # the last is a shell's text
+}
+
+
+@pytest.mark.parametrize("words", ONE_PLACE)
+def test_what_has_one_place_is_done_there(words: str) -> None:
+    found = {name_of(path) for path in FILES if words in path.read_text(encoding="utf-8")}
+    assert found == set(ONE_PLACE[words]), "use the function that is there"
+
+
 def uses_of_environment(tree: ast.AST) -> Iterator[str]:
     """Where `os.environ`, `os.getenv` or their like occur."""
     words = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

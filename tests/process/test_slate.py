@@ -13,7 +13,7 @@ import pytest
 
 from tests.process.world import PID1, Launcher, require_namespaces, survivors, worker
 from trainer_launch.child import slate
-from trainer_launch.supervisor import tree
+from trainer_launch.host import tree
 
 pytestmark = pytest.mark.process
 AGENT = Path(__file__).with_name("agent.py")

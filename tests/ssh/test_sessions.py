@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainer_launch.host.tree import Entry
 from trainer_launch.ssh import sessions
-from trainer_launch.supervisor.tree import Entry
 
 LAUNCHER = 1
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.supervisor.fakes import FakeSystem
+from trainer_launch.host import tree
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.loop import supervise
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)

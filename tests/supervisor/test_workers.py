@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host import stacks
-from trainer_launch.supervisor import frames, tree
+from trainer_launch.host import stacks, tree
+from trainer_launch.supervisor import frames
 from trainer_launch.supervisor.workers import STACKS_SIGNAL, Sources, Workers
 
 pytestmark = pytest.mark.process

@@ -9,9 +9,9 @@ from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import UsageError
 from trainer_launch.manifest import mpi_here, values
 from trainer_launch.manifest.baking import pods
+from trainer_launch.manifest.flags import MAX_NODES, mpi_job, own_environment, torch_job
 from trainer_launch.manifest.loopback import address_of
 from trainer_launch.model import Member
-from trainer_launch.rehearsal.flags import MAX_NODES, mpi_job, own_environment, torch_job
 from trainer_launch.snapshot import SnapshotFiles
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from trainer_launch import log
 from trainer_launch.child.mpi_agent import Agent
 from trainer_launch.horovodrun_options import split_command
-from trainer_launch.host import interfaces, net
+from trainer_launch.host import interfaces, net, replacing
 from trainer_launch.model import Member
 from trainer_launch.mpi import compose, forward, horovod
 from trainer_launch.mpi import state as st
@@ -94,9 +94,7 @@ class HorovodAgent(Agent):
         there = tuple(one for one in self._state.members if one.host in self._state.ready)
         text = horovod.slots(self._with_slots(there))
         if text != self._offered or not self._ready_file.exists():
-            beside = self._ready_file.with_suffix(".new")
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self._ready_file)
+            replacing.replace(str(self._ready_file), text.encode())
             self._offered = text
 
     def _take(self, event: st.Event) -> None:

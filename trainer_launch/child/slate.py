@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable
 
 from trainer_launch import run_folder
 from trainer_launch.child import gpu_holders
-from trainer_launch.host import leftovers
-from trainer_launch.supervisor import tree
+from trainer_launch.host import leftovers, tree
 
 TERM_S = 1.0  # to end politely: whoever they worked for is dead
 KILL_S = 2.0  # until those that SIGKILL does not end are named
@@ -58,16 +57,15 @@ class Slate:
 
 def end_leftovers(run_dir: str) -> None:
     """End what dead workers have left running; within seconds, whatever it does."""
-    mark = os.fsencode(f"{run_folder.VARIABLE}={run_dir}")
-    count, stuck = end_all(lambda: left_running(mark))
+    count, stuck = end_all(lambda: left_running(run_dir))
     if count:
         _log.info("ended %d processes that dead workers had left running", count)
     for entry in stuck:
         _log.warning("SIGKILL does not end %s, which a dead worker has left running", entry)
 
 
-def left_running(mark: bytes) -> list[tree.Entry]:
-    """Everything below the launcher that carries the mark and is neither the agent nor below it."""
+def left_running(run_dir: str) -> list[tree.Entry]:
+    """Everything below the launcher that carries the mark of this run and is neither the agent nor below it."""
     me = os.getpid()
     if not tree.readable():
         return []
@@ -75,7 +73,7 @@ def left_running(mark: bytes) -> list[tree.Entry]:
     if len(found) == 1:
         return []  # only this agent
     ours = _below(me, found)
-    return [entry for entry in found if entry.pid not in ours and _carries(mark, entry.pid)]
+    return [entry for entry in found if entry.pid not in ours and _carries(run_dir, entry.pid)]
 
 
 def end_all(find: Callable[[], Iterable[tree.Entry]]) -> tuple[int, list[tree.Entry]]:
@@ -111,9 +109,6 @@ def _below(pid: int, entries: Iterable[tree.Entry]) -> set[int]:
     return ours
 
 
-def _carries(mark: bytes, pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
-    except OSError:  # it has ended, or became another user: then it is not ours to end
-        return False
+def _carries(run_dir: str, pid: int) -> bool:
+    """Whether it belongs to this run; what has ended or became another user is not ours to end."""
+    return (tree.environment(pid) or {}).get(run_folder.VARIABLE) == run_dir

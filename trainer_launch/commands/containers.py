@@ -11,9 +11,9 @@ from pathlib import Path
 from trainer_launch import programs
 from trainer_launch.command import parse_command
 from trainer_launch.errors import NotRunnableError, UsageError
+from trainer_launch.manifest.flags import RUN
 from trainer_launch.manifest.values import Container, Pod
 from trainer_launch.model import Process
-from trainer_launch.rehearsal.flags import RUN
 
 OURS = "trainer-launch"
 

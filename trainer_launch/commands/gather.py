@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch import grammar, host, programs, signals
+from trainer_launch import grammar, programs, signals
 from trainer_launch.command import Command, parse_command
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
@@ -16,6 +16,7 @@ from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.probe import probe
 from trainer_launch.model import Host, Job, Origin, PortRange, Topology
 from trainer_launch.overlay import overlay, with_hosts, with_minimum
 from trainer_launch.settings import Settings, job_options
@@ -56,7 +57,7 @@ def read(pod: Pod, settings: Settings) -> Reading:
     """
     command = parse_command(pod.command) if pod.command else None
     job = _job(pod, settings, command)
-    return Reading(pod=pod, command=command, job=job, host=host.probe(pod.env))
+    return Reading(pod=pod, command=command, job=job, host=probe(pod.env))
 
 
 def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from trainer_launch.commands.staging import MARK, Stage
+from trainer_launch.host import tree
 from trainer_launch.manifest.values import Pod
 from trainer_launch.rehearsal import ranks
 from trainer_launch.status import node
@@ -78,13 +78,13 @@ class Inside:
 
     def _mark(self, pid: int, started: int) -> str | None:
         if (pid, started) not in self._marks:
-            environment = _environment(pid)
+            environment = tree.environment(pid)
             self._marks[pid, started] = None if environment is None else environment.get(MARK)
         return self._marks[pid, started]
 
 
 def _ranked(processes: Sequence[psutil.Process], local_rank: int) -> int | None:
-    environments = {one.pid: env for one in processes if (env := _environment(one.pid)) is not None}
+    environments = {one.pid: env for one in processes if (env := tree.environment(one.pid)) is not None}
     parents = {}
     for one in processes:
         with contextlib.suppress(psutil.Error):
@@ -110,12 +110,3 @@ def _process(pid: int) -> psutil.Process | None:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid)
     return None
-
-
-def _environment(pid: int) -> Mapping[str, str] | None:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read(1 << 20).split(b"\0")
-    except OSError:
-        return None
-    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from trainer_launch.commands import memory_groups
 from trainer_launch.errors import UsageError
+from trainer_launch.manifest.flags import RUN
 from trainer_launch.rehearsal import ability, wiring
 from trainer_launch.rehearsal.ability import Machine
 from trainer_launch.rehearsal.fault import Fault
-from trainer_launch.rehearsal.flags import RUN
 
 _INSIDE = "TRAINER_LAUNCH_INSIDE"  # our own number: whoever inherits it has another
 _TRY_S = 20.0

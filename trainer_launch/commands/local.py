@@ -20,12 +20,12 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_nproc
 from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.manifest import workload_of
+from trainer_launch.manifest.flags import mpi_job, torch_job
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
 from trainer_launch.rehearsal.ability import wants_memory_groups
 from trainer_launch.rehearsal.asked import Asked
-from trainer_launch.rehearsal.flags import mpi_job, torch_job
 from trainer_launch.settings import Settings
 
 HELP = "rehearse a job on this machine: each pod is a launcher of its own"

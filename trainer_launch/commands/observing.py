@@ -11,12 +11,12 @@ from trainer_launch import __version__
 from trainer_launch.contracts.trainer_status import endpoint_of
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError
+from trainer_launch.host import tree
 from trainer_launch.model import Plan
 from trainer_launch.redact import redact_command
 from trainer_launch.settings import Settings
 from trainer_launch.status import node
 from trainer_launch.status.observer import Observer
-from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.state import Phase
 from trainer_launch.supervisor.system import System
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from trainer_launch import log
 from trainer_launch.errors import UsageError
+from trainer_launch.host import replacing
 from trainer_launch.rehearsal.chronicle import Chronicle
 from trainer_launch.rehearsal.promises import judge
 from trainer_launch.rehearsal.story import Story, tell
@@ -72,19 +72,9 @@ def _write(path: str, story: Story, verdict: Verdict) -> None:
 def _page(path: str, story: Story, verdict: Verdict) -> str:
     from trainer_launch.rehearsal.page import page
 
-    path = os.path.realpath(path)
     try:
-        descriptor, beside = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path))
+        replacing.replace(os.path.realpath(path), page(story, verdict).encode(errors="replace"), _MODE)
     except OSError as problem:
-        return problem.strerror or str(problem)
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(page(story, verdict))
-        os.chmod(beside, _MODE)
-        os.replace(beside, path)  # a reader sees all of it or the old one
-    except OSError as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
         return problem.strerror or str(problem)
     return ""
 

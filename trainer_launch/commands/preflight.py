@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError, UsageError
 from trainer_launch.findings import Finding, Report, exit_code, raised
+from trainer_launch.host import replacing
 from trainer_launch.measures import Measure
 from trainer_launch.model import Json
 from trainer_launch.preflight import dns, document, screen
@@ -237,7 +236,7 @@ def _dumped(made: dict[str, Json]) -> str:
 
 
 def _write(path: str, text: str, flag: str, mode: int) -> None:
-    """Write beside it and rename: a reader sees all of it or the old one. What is no file is written as it is.
+    """Replace a file, whole or not at all. What is no file is written as it is.
 
     Raises:
         UsageError: it cannot be written.
@@ -246,19 +245,6 @@ def _write(path: str, text: str, flag: str, mode: int) -> None:
         if os.path.exists(path) and not os.path.isfile(path):
             Path(path).write_text(text, encoding="utf-8")
         else:
-            _replace(os.path.realpath(path), text, mode)
+            replacing.replace(os.path.realpath(path), text.encode(), mode)
     except OSError as problem:
         raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable folder") from None
-
-
-def _replace(path: str, text: str, mode: int) -> None:
-    descriptor, beside = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=os.path.dirname(path))
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(beside, mode)
-        os.replace(beside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise

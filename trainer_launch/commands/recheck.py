@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from trainer_launch import host, preflight
+from trainer_launch import preflight
 from trainer_launch.commands.gather import Reading
 from trainer_launch.commands.preflight import STATE_FILE, subject_of
 from trainer_launch.findings import Finding, Status, Value
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.probe import probe
 from trainer_launch.host.tryout import Tried, try_out
 from trainer_launch.preflight import document
 from trainer_launch.preflight.subject import with_container
@@ -39,7 +40,7 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
     except ValueError as problem:
         _log.warning("%s is not what a preflight of this version leaves: %s", path, problem)
         return
-    fresh = replace(reading, host=host.probe(reading.pod.env))  # /dev/shm may have been enlarged
+    fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
     subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)
     report = preflight.run(subject, preflight.OF_A_CONTAINER, limit_s=LIMIT_S)
     for level, sentence in differences(before, report.findings):

@@ -17,15 +17,15 @@ from trainer_launch.commands.doors import Doors
 from trainer_launch.commands.memory_groups import MemoryGroups
 from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.errors import UsageError
-from trainer_launch.host import net
+from trainer_launch.host import net, replacing, tree
 from trainer_launch.manifest import loopback, mpi_here
 from trainer_launch.manifest.baking import pods as pods_of
+from trainer_launch.manifest.flags import own_environment
 from trainer_launch.manifest.life import own_init
 from trainer_launch.manifest.loopback import FILES, Ground
 from trainer_launch.manifest.values import Container, File, Pod, Workload
 from trainer_launch.model import Process
 from trainer_launch.rehearsal import wiring
-from trainer_launch.rehearsal.flags import own_environment
 from trainer_launch.ssh import client, keys
 
 _FLUX = "/etc/flux-config/entrypoint.sh"
@@ -224,7 +224,9 @@ class Stage:
         found: dict[int, psutil.Process] = {}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                env = process.environ()
+                env = tree.environment(process.pid)
+                if env is None:
+                    continue
                 known = env.get(MARK) or env.get("HOSTNAME")
                 if known in (mark, pod.name) or (known is None and folder in " ".join(process.cmdline())):
                     below = process.children(recursive=True) if known is None else []
@@ -264,11 +266,8 @@ def _changes(container: Container) -> bool:
 
 def _write(place: Path, file: File, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
-    beside = place.with_name(f".{place.name}.new")
-    beside.touch(0o600)
-    beside.write_text(file.while_running(running), encoding="utf-8", errors="surrogateescape")
-    beside.chmod(0o600 if file.key == "private" else file.mode)
-    beside.replace(place)
+    data = file.while_running(running).encode(errors="surrogateescape")
+    replacing.replace(str(place), data, 0o600 if file.key == "private" else file.mode)
 
 
 def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:

@@ -7,9 +7,9 @@ import tempfile
 
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
+from trainer_launch.host import tree
 from trainer_launch.model import Job, Plan
 from trainer_launch.settings import Settings
-from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.hang import Rules
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.watch import Watch, Watched

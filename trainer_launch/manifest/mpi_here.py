@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainer_launch.horovodrun_options import is_horovodrun
+from trainer_launch.manifest.flags import ON_A_LAPTOP
 from trainer_launch.manifest.values import Container, File, Pod
 from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal.flags import ON_A_LAPTOP
 
 OURS = "trainer-launch"
 KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered

@@ -12,7 +12,7 @@ from typing import IO
 
 from trainer_launch import exits
 from trainer_launch.errors import NotRunnableError
-from trainer_launch.supervisor import tree
+from trainer_launch.host import tree
 
 STDERR = 2
 LINE_BYTES = 4096

@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from trainer_launch.host import tree
 from trainer_launch.mpi.listened import LINE_BYTES, STDERR, Listened
 from trainer_launch.mpi.messages import Said, heard
-from trainer_launch.supervisor import tree
 
 _LAST_LINES = 60
 _LOOK_S = 1.0

@@ -10,11 +10,11 @@ import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainer_launch.supervisor import tree
+from trainer_launch.host import tree
 
 _SHIM = Path(__file__).parents[1] / "child" / "horovod_ssh.py"
 _PIPES, _STOPPING, _TOLD = "sessions", "stopping", "ssh.json"  # as `child/horovod_ssh.py` has them
-_RANK = b"HOROVOD_RANK="
+_RANK = "HOROVOD_RANK"
 
 
 class Sessions:
@@ -70,12 +70,10 @@ def _ranks_here(below: int) -> list[int]:
     found: list[int] = []
     ranks: set[int] = set()
     for entry in tree.descendants(below):  # parents first
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{entry.pid}/environ").read_bytes().split(b"\0")
-            if any(word.startswith(_RANK) for word in words):
-                ranks.add(entry.pid)
-                if entry.parent not in ranks:
-                    found.append(entry.pid)
+        if _RANK in (tree.environment(entry.pid) or ()):
+            ranks.add(entry.pid)
+            if entry.parent not in ranks:
+                found.append(entry.pid)
     return found
 
 

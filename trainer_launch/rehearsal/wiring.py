@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer_launch.rehearsal.flags import ON_A_LAPTOP
+from trainer_launch.manifest.flags import ON_A_LAPTOP
 from trainer_launch.sizes import MIB
 
 DEVICE = "eth0"  # in each pod

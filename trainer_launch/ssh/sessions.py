@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 
-from trainer_launch.supervisor import tree
-from trainer_launch.supervisor.tree import Entry
+from trainer_launch.host import tree
+from trainer_launch.host.tree import Entry
 
 SSHD = frozenset(("sshd", "sshd-session", "sshd-auth"))
 

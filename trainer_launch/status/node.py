@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from trainer_launch import run_folder
+from trainer_launch.host import tree
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.supervisor import tree
 
 _MAX_BYTES = 262_144
 

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 
 from trainer_launch import exits
+from trainer_launch.host import tree
 from trainer_launch.model import Exit, Process
 from trainer_launch.signals import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import inheritance, tree, unstarted
+from trainer_launch.supervisor import inheritance, unstarted
 from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import run_folder
-from trainer_launch.host import activity, stacks
+from trainer_launch.host import activity, stacks, tree
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.supervisor import tree
 from trainer_launch.supervisor.hang import Sample, Worker
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
@@ -101,7 +100,7 @@ class Workers:
     def _started_by_agent(self, entry: tree.Entry) -> dict[int, Worker]:
         """A worker that torch started the ordinary way: a session leader with a rank in its environment."""
         if entry.key not in self._ranks:
-            self._ranks[entry.key] = _ranks(self._files.read(f"/proc/{entry.pid}/environ") or b"")
+            self._ranks[entry.key] = _ranks(tree.environment(entry.pid) or {})
         ranks = self._ranks[entry.key]
         return {ranks[1]: Worker(f"rank {ranks[0]}", entry.pid, entry.started, *ranks)} if ranks else {}
 
@@ -180,11 +179,10 @@ def _subtree(pid: int, below: Below) -> tuple[tree.Entry, ...]:
     return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
 
 
-def _ranks(environ: bytes) -> tuple[int, int] | None:
-    """Rank and local rank of an environment as /proc has it."""
-    values = dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0"))
-    rank, local_rank = values.get(b"RANK", b""), values.get(b"LOCAL_RANK", b"")
-    return (int(rank), int(local_rank)) if rank.isdigit() and local_rank.isdigit() else None
+def _ranks(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Rank and local rank that torch gave it."""
+    rank, local_rank = (env.get(name, "") for name in ("RANK", "LOCAL_RANK"))
+    return (int(rank), int(local_rank)) if rank.isdecimal() and local_rank.isdecimal() else None
 
 
 def _changed(path: str) -> int:

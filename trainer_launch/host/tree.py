@@ -1,4 +1,4 @@
-"""Read from /proc who lives below a process. Reads only."""
+"""Read from /proc who lives below a process, and with which environment a process was started. Reads only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+_MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan
 
 
@@ -62,6 +63,16 @@ def read(pid: int, proc: str = "/proc") -> Entry | None:
             return parse_stat(file.read().decode(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
+    """Return what a process was started with; None when it has ended, or is another user's and not ours to read."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            entries = file.read(_MAX_BYTES).split(b"\0")
+    except OSError:
+        return None
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
 
 
 def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:

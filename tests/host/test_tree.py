@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer_launch.supervisor import tree
+from trainer_launch.host import tree
 
 
 def stat(pid, parent, state="S", name="x", session=1):
@@ -42,3 +42,22 @@ def test_the_real_one():
     entry = tree.read(os.getpid())
     assert entry is not None
     assert entry.parent == os.getppid()
+
+
+def test_the_environment_that_a_process_was_started_with(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "environ").write_bytes(b"RANK=3\0EMPTY=\0ODD\0PATH=/a=b\0\xff=\xfe\0")
+    assert tree.environment(7, str(tmp_path)) == {
+        "RANK": "3",
+        "EMPTY": "",
+        "ODD": "",
+        "PATH": "/a=b",
+        "\udcff": "\udcfe",
+    }
+    assert tree.environment(8, str(tmp_path)) is None
+
+
+def test_our_own_environment_is_there():
+    env = tree.environment(os.getpid())
+    assert env is not None
+    assert "PATH" in env
