@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from trainer_launch.host import replacing
+from trainer_launch import replacing
 
 VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # by which all that a launcher starts knows the folder
 START = "trainer-launch-"  # how the folder's name begins

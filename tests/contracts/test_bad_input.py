@@ -10,10 +10,10 @@ import pytest
 
 from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
+from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.contracts.source import Pod
 from trainer_launch.contracts.trainer_status import authorization_header
 from trainer_launch.errors import ContractError, LaunchError
-from trainer_launch.snapshot import pod_from_snapshot
 
 CASES = Path(__file__).parent / "cases"
 GARBAGE = ["", " ", "x y", "-1", "1,5", "\n", "a\nb", "\udcff\udc80", "\0", "x" * 10_000_000, "🦆" * 500, "'" * 500]

@@ -15,9 +15,9 @@ from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, V
 from tests.contracts.pods import pod_of
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import LaunchError
-from trainer_launch.snapshot import pod_from_snapshot, snapshot_of
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),

@@ -122,7 +122,7 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 
 
 ONE_PLACE = {
-    "os.replace": ("host/replacing.py", "child/heatmap.py"),  # the last is started by path, and has nothing of ours
+    "os.replace": ("replacing.py", "child/heatmap.py"),  # the last is started by path, and has nothing of ours
     "/environ": ("host/tree.py", "mpi/remote.py"),  # the last is a shell's text
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
 from tests.house.package import module_of, plugins_in
+from trainer_launch.settings import Settings
 
 REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
 
@@ -38,3 +40,8 @@ def test_every_name_is_unique(folder: str) -> None:
 @each_registry
 def test_every_file_says_what_it_is_for(folder: str) -> None:
     assert [module.NAME for module in listed_in(folder) if not module.__doc__] == []
+
+
+def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own() -> None:
+    names = {engine.NAME for engine in listed_in("engines")} - {"sshd"}
+    assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch import ifnames
 from trainer_launch.host.interfaces import AdapterPort, Interface
+from trainer_launch.preflight import ifnames
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:

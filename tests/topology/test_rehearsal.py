@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_launch.contracts import read_job
+from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import UsageError
 from trainer_launch.manifest import mpi_here, values
@@ -12,7 +13,6 @@ from trainer_launch.manifest.baking import pods
 from trainer_launch.manifest.flags import MAX_NODES, mpi_job, own_environment, torch_job
 from trainer_launch.manifest.loopback import address_of
 from trainer_launch.model import Member
-from trainer_launch.snapshot import SnapshotFiles
 
 
 def test_pods_differ_in_rank_name_and_address_only() -> None:

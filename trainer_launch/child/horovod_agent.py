@@ -19,10 +19,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainer_launch import log
+from trainer_launch import log, replacing
 from trainer_launch.child.mpi_agent import Agent
 from trainer_launch.horovodrun_options import split_command
-from trainer_launch.host import interfaces, net, replacing
+from trainer_launch.host import interfaces, net
 from trainer_launch.model import Member
 from trainer_launch.mpi import compose, forward, horovod
 from trainer_launch.mpi import state as st

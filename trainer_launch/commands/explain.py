@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer_launch import engines, signals, snapshot
+from trainer_launch import engines, signals
 from trainer_launch.commands import ground, report, sshd, watching
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request

@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_launch import log
+from trainer_launch import log, replacing
 from trainer_launch.errors import UsageError
-from trainer_launch.host import replacing
 from trainer_launch.rehearsal.chronicle import Chronicle
 from trainer_launch.rehearsal.promises import judge
 from trainer_launch.rehearsal.story import Story, tell

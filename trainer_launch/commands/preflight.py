@@ -14,13 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainer_launch import engines, exits, log, outcome, preflight, references
+from trainer_launch import engines, exits, log, outcome, preflight, references, replacing
 from trainer_launch.commands import run as running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError, UsageError
 from trainer_launch.findings import Finding, Report, exit_code, raised
-from trainer_launch.host import replacing
 from trainer_launch.measures import Measure
 from trainer_launch.model import Json
 from trainer_launch.preflight import dns, document, screen

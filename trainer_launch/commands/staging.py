@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch import run_folder
+from trainer_launch import replacing, run_folder
 from trainer_launch.commands import containers
 from trainer_launch.commands.doors import Doors
 from trainer_launch.commands.memory_groups import MemoryGroups
 from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.errors import UsageError
-from trainer_launch.host import net, replacing, tree
+from trainer_launch.host import net, tree
 from trainer_launch.manifest import loopback, mpi_here
 from trainer_launch.manifest.baking import pods as pods_of
 from trainer_launch.manifest.flags import own_environment

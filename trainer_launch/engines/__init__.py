@@ -1,18 +1,39 @@
-"""Engines turn a topology and a command into a plan; this file picks one. Adding one: a file, and a line here."""
+"""Engines turn a topology and a command into a plan; this file asks each whether it is the one.
+
+A new engine is a file, a line in ENGINES, and its name in `settings.py` for `--engine`.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Protocol
 
-from trainer_launch.command import Command, Kind
+from trainer_launch.command import Command
 from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
-from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.model import Job, Plan
-from trainer_launch.mpi import typed
 
-ENGINES: tuple[ModuleType, ...] = (torchrun, mpirun, horovodrun, sshd, plain)
+
+class Engine(Protocol):
+    """What each engine's module offers."""
+
+    NAME: str
+
+    def serves(self, job: Job, command: Command) -> str | None:
+        """Why this engine is to run the command, in words for people; None where it is not, unless asked for."""
+
+    def plan(self, request: Request, reason: str) -> Plan:
+        """Everything to start, as values; `reason` is why it was picked."""
+
+
+# The first that says it serves is picked, so `plain`, which serves all, comes last.
+ENGINES: tuple[Engine, ...] = (
+    torchrun,
+    mpirun,
+    horovodrun,
+    sshd,
+    plain,
+)
 
 
 def plan(request: Request) -> Plan:
@@ -24,11 +45,10 @@ def plan(request: Request) -> Plan:
     engine, reason = pick(request.job, request.command, request.engine)
     if engine in (mpirun, horovodrun) and request.replace_launcher and request.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
-    made: Plan = engine.plan(request, reason)
-    return made
+    return engine.plan(request, reason)
 
 
-def pick(job: Job, command: Command, asked: str) -> tuple[ModuleType, str]:
+def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     """The engine, and why it was picked."""
     if asked != "auto":
         named = {engine.NAME: engine for engine in ENGINES}
@@ -37,22 +57,4 @@ def pick(job: Job, command: Command, asked: str) -> tuple[ModuleType, str]:
         return named[asked], "--engine names it"
     if job.role == "rank":
         return plain, "this process is already a rank of a running job"
-    if command.kind is Kind.TORCHRUN:
-        return torchrun, "the command is torchrun"
-    if typed.is_mpirun(command.argv[0]):
-        return mpirun, "the command is mpirun"
-    if is_horovodrun(command.argv):
-        return horovodrun, "the command is horovodrun"
-    if command.kind is Kind.PROGRAM:
-        return plain, "the command is no Python program"
-    if job.engine == "mpirun":
-        return mpirun, f"contract {job.contract} is made for it"
-    if job.engine == torchrun.NAME:
-        return torchrun, f"contract {job.contract} is made for it"
-    if job.engine is None and _says_how_many(job):
-        return torchrun, "the number of nodes or workers is given"
-    return plain, f"contract {job.contract} starts one program per node"
-
-
-def _says_how_many(job: Job) -> bool:
-    return job.nodes is not None or job.nproc_per_node is not None or job.rendezvous is not None
+    return next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))

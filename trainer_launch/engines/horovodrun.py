@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainer_launch.command import Command
 from trainer_launch.engines import mpi_spec
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
-from trainer_launch.horovodrun_options import HorovodCommand, split_command
-from trainer_launch.model import Plan
+from trainer_launch.horovodrun_options import HorovodCommand, is_horovodrun, split_command
+from trainer_launch.model import Job, Plan
 from trainer_launch.mpi.spec import Spec
 
 NAME = "horovodrun"
+
+
+def serves(_job: Job, command: Command) -> str | None:
+    """A horovodrun command."""
+    return "the command is horovodrun" if is_horovodrun(command.argv) else None
 
 
 def plan(request: Request, reason: str) -> Plan:

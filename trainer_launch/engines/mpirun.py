@@ -5,14 +5,22 @@ Which MPI it is (Open MPI, MPICH, Intel) the program itself says, so its command
 
 from __future__ import annotations
 
-from trainer_launch.command import Kind
+from trainer_launch.command import Command, Kind
 from trainer_launch.engines import mpi_spec
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Plan
+from trainer_launch.model import Job, Plan
 from trainer_launch.mpi import typed
 
 NAME = "mpi"
+
+
+def serves(job: Job, command: Command) -> str | None:
+    """An mpirun command, and a Python program in the launcher of an MPI job."""
+    if typed.is_mpirun(command.argv[0]):
+        return "the command is mpirun"
+    is_python = command.kind in (Kind.SCRIPT, Kind.MODULE)
+    return f"contract {job.contract} is made for it" if is_python and job.engine == "mpirun" else None
 
 
 def plan(request: Request, reason: str) -> Plan:

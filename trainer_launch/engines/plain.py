@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from trainer_launch import run_folder
-from trainer_launch.command import Kind
+from trainer_launch.command import Command, Kind
 from trainer_launch.engines import child_env
 from trainer_launch.engines.request import Request
-from trainer_launch.model import Plan, Process
+from trainer_launch.model import Job, Plan, Process
 
 NAME = "plain"
+
+
+def serves(job: Job, command: Command) -> str | None:
+    """Whatever no other engine serves."""
+    if command.kind is Kind.PROGRAM:
+        return "the command is no Python program"
+    return f"contract {job.contract} starts one program per node"
 
 
 def plan(request: Request, reason: str) -> Plan:

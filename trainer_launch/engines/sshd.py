@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainer_launch import run_folder
+from trainer_launch.command import Command
 from trainer_launch.engines.request import Request
-from trainer_launch.model import Plan, Process
+from trainer_launch.model import Job, Plan, Process
 
 NAME = "sshd"
 _RESPAWNS = 100  # each costs milliseconds and ends no rank
@@ -12,6 +13,11 @@ _RESPAWNS = 100  # each costs milliseconds and ends no rank
 _DAEMONS = frozenset(
     ("sshd", "sshd-session", "sshd-auth", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy")
 )
+
+
+def serves(_job: Job, _command: Command) -> str | None:
+    """Nothing by itself: `trainer-launch sshd` is a command of its own."""
+    return None
 
 
 def plan(request: Request, reason: str) -> Plan:

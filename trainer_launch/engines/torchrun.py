@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from trainer_launch import run_folder, signals, torchrun_options
-from trainer_launch.command import Kind
+from trainer_launch.command import Command, Kind
 from trainer_launch.engines import agents, child_env, meeting, warm
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Plan, Process
+from trainer_launch.model import Job, Plan, Process
 from trainer_launch.overlay import JOB_OPTIONS
 
 NAME = "torchrun"
 AGENT = agents.code("torch_agent")
+
+
+def serves(job: Job, command: Command) -> str | None:
+    """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
+    if command.kind is Kind.TORCHRUN:
+        return "the command is torchrun"
+    if command.kind is Kind.PROGRAM:
+        return None
+    if job.engine == NAME:
+        return f"contract {job.contract} is made for it"
+    says_how_many = job.nodes is not None or job.nproc_per_node is not None or job.rendezvous is not None
+    return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
 def plan(request: Request, reason: str) -> Plan:

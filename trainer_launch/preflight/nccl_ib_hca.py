@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer_launch import ifnames
 from trainer_launch.findings import Fault, Finding, Status
+from trainer_launch.preflight import ifnames
 from trainer_launch.preflight.subject import Subject
 
 NAME = "nccl-ib-hca"
