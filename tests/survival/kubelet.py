@@ -34,7 +34,8 @@ class Pod:
         self.started_s: list[float] = []
         self.lines: list[str] = []
         self.before_restart: Callable[[], None] = lambda: None
-        self._folder, self._restart_s = folder, restart_s
+        self.restart_s = restart_s  # what it is away for when it has failed
+        self._folder = folder
         self._last_words = folder / f"last-words-{host.name}"
         self._argv, self._env = argv, {"TRAINER_LAUNCH_TERMINATION_LOG": str(self._last_words), **env}
         self._ending = threading.Event()
@@ -103,7 +104,7 @@ class Pod:
             self._process.stdout.close()
             self.last_words.append(self._last_words.read_text() if self._last_words.exists() else "")
             self.codes.append(code if code >= 0 else 128 - code)  # as a container's runtime says it
-            if self.succeeded or self._ending.wait(self._restart_s):
+            if self.succeeded or self._ending.wait(self.restart_s):
                 return
             self.before_restart()
             self._process = self._start()
@@ -181,14 +182,16 @@ def pods_of(
                 pod.end()
 
 
-def wait_until(condition: Callable[[], object], what: str, pods: Sequence[Pod], deadline_s: float) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str, pods: Sequence[Pod], deadline_s: float, pace_s: float = 0.02
+) -> None:
     """Wait for a condition; at the deadline fail with all that the pods have said."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
             said = "\n".join(f"--- {pod.host.name} {pod.codes}\n{''.join(pod.lines[-60:])}" for pod in pods)
             raise AssertionError(f"still waiting after {deadline_s} s for: {what}\n{said}")
-        time.sleep(0.02)  # the pace of asking; the condition decides
+        time.sleep(pace_s)  # of asking; the condition decides
 
 
 def step_of(folder: Path) -> int:

@@ -1,0 +1,171 @@
+"""What may happen to the pods of a soak, drawn by chance, and what of it may be seen afterwards. Pure.
+
+The log of the faults is the oracle: whatever the pods, their budget and their workers show beyond what `expected`
+makes of it is a defect.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+NODES = 4
+KILLED, STOPPED = 137, 143
+CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
+_SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)
+_PAIRS = 0.25  # how many troubles are two faults at a time
+
+Range = tuple[int, int]
+NONE: Range = (0, 0)
+ONE: Range = (1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of fault, and what it costs where nothing else happens."""
+
+    victims: int = 1  # nodes that it happens to; 0: all, or all but the one that is spared
+    code: int | None = None  # how a victim's pod ends, to be started again; None: no pod is started again
+    charges: Range = NONE  # failures that the job's budget counts
+    starts: Range = ONE  # of the job's workers
+    seconds: tuple[float, float] = (0.0, 0.0)  # how long it lasts, or how long a pod stays away
+    bound_s: float = 20.0  # between two steps of the job, beyond those seconds
+    may_pair: bool = False  # whether another fault may come at the same time
+
+
+KINDS = {
+    "kill worker": Kind(charges=ONE, may_pair=True),
+    "kill all workers": Kind(victims=0, charges=ONE, starts=(1, 2)),
+    "kill worker while starting": Kind(victims=2, charges=(2, 2), starts=(1, 2)),
+    "hang worker": Kind(charges=ONE, bound_s=40.0),
+    "pause worker": Kind(starts=NONE, seconds=(0.5, 3.0)),
+    "kill agent": Kind(starts=(1, 2), may_pair=True),
+    "kill pod": Kind(code=KILLED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
+    "move pod": Kind(code=KILLED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
+    "term pod": Kind(code=STOPPED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
+    "roll": Kind(victims=0, code=STOPPED, starts=(1, 3 * NODES), seconds=(0.5, 3.0), bound_s=60.0),
+    "partition": Kind(starts=(0, 3), seconds=(0.5, 12.0), bound_s=30.0, may_pair=True),
+    "slow link": Kind(starts=NONE, seconds=(3.0, 8.0)),
+    "fill shm": Kind(starts=NONE, seconds=(2.0, 6.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to whom."""
+
+    kind: str
+    nodes: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Faults that belong together, the second `delay_s` after the first, and the quiet time after them."""
+
+    faults: tuple[Fault, ...]
+    delay_s: float
+    quiet_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a trouble costs, or has cost: lists are by node."""
+
+    codes: tuple[tuple[int, ...], ...]  # ends of pods, each of which is a start more
+    charges: Range
+    starts: Range
+    bound_s: float  # between two steps that are new
+
+
+def draw(seed: int, spared: int) -> Iterator[Trouble]:
+    """Troubles without end, each kind once before any comes again; the pod of node `spared` is never ended."""
+    chance = random.Random(f"soak {seed} {spared}")
+    number = 0
+    while True:
+        deck = list(KINDS)
+        chance.shuffle(deck)
+        for kind in deck:
+            number += 1
+            faults = [_fault(kind, spared, chance)]
+            if KINDS[kind].may_pair and chance.random() < _PAIRS:
+                other = chance.choice([name for name in KINDS if KINDS[name].may_pair])
+                taken = faults[0].nodes
+                faults.append(_fault(other, spared, chance, taken))
+            # At least every third is a long one: workers that have trained for long are no crash loop.
+            quiet = _LONG if number % 3 == 0 or chance.random() < 0.3 else _SHORT
+            yield Trouble(tuple(faults), chance.choice((0.0, chance.uniform(0.0, 4.0))), chance.uniform(*quiet))
+
+
+def _fault(name: str, spared: int, chance: random.Random, taken: Sequence[int] = ()) -> Fault:
+    kind = KINDS[name]
+    fit = [node for node in range(NODES) if node not in taken and (kind.code is None or node != spared)]
+    nodes = chance.sample(fit, kind.victims or len(fit))
+    return Fault(name, tuple(nodes), round(chance.uniform(*kind.seconds), 2))
+
+
+def expected(faults: Sequence[Fault]) -> Cost:
+    """What faults that came together may cost.
+
+    Of several one may hide another's failure, or prevent it; none may be charged or start workers more often than all
+    do one by one.
+    """
+    kinds = [KINDS[fault.kind] for fault in faults]
+    codes: list[tuple[int, ...]] = [() for _ in range(NODES)]
+    for fault, kind in zip(faults, kinds, strict=True):
+        for node in fault.nodes:
+            codes[node] += () if kind.code is None else (kind.code,)
+    charges = _together([kind.charges for kind in kinds])
+    starts = _together([kind.starts for kind in kinds])
+    if len(kinds) > 1:
+        charges, starts = (0, charges[1]), (min(1, starts[0]), starts[1] + 1)
+    bound_s = sum(kind.bound_s + fault.seconds for fault, kind in zip(faults, kinds, strict=True))
+    return Cost(tuple(codes), charges, starts, bound_s)
+
+
+def _together(ranges: Sequence[Range]) -> Range:
+    return sum(low for low, _ in ranges), sum(high for _, high in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen from a trouble to the next one."""
+
+    codes: tuple[tuple[int, ...], ...]
+    last_words: tuple[tuple[str, ...], ...]
+    charges: int
+    starts: int
+    longest_s: float  # between two steps that are new
+
+
+def wrong(cost: Cost, seen: Seen) -> list[str]:
+    """What the faults do not explain, a sentence each."""
+    found = []
+    for node, (want, got) in enumerate(zip(cost.codes, seen.codes, strict=True)):
+        if sorted(want) != sorted(got):
+            found.append(f"pod {node} ended with {list(got)}, where the faults explain {list(want)}")
+    for node, (codes, texts) in enumerate(zip(seen.codes, seen.last_words, strict=True)):
+        found += [
+            f"pod {node} ended with {code} and the last words {text!r}"
+            for code, text in zip(codes, texts, strict=True)
+            if not are_right(code, text)
+        ]
+    for what, (low, high), count in (
+        ("failures charged", cost.charges, seen.charges),
+        ("starts of the workers", cost.starts, seen.starts),
+    ):
+        if not low <= count <= high:
+            found.append(f"{count} {what}, where the faults explain {low} to {high}")
+    if seen.longest_s > cost.bound_s:
+        found.append(f"no new step for {seen.longest_s:.1f} s, where the bound is {cost.bound_s:.1f} s")
+    return found
+
+
+def are_right(code: int, text: str) -> bool:
+    """Whether a pod's last words fit its exit code; a killed one has none."""
+    if code == KILLED:
+        return text == ""
+    reason = {0: "Succeeded", STOPPED: "Stopped"}.get(code)
+    first = text.split("\n", 1)[0]
+    return reason is not None and first.startswith(f"reason={reason} exit={code} ") and len(text) <= 4096

@@ -1,0 +1,271 @@
+"""The pods of a soak, each with a /dev/shm and a TMPDIR of its own, and the faults that are done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from tests.cli.launching import LAUNCHER
+from tests.hosts.network import SUBNET, Host
+from tests.soak.faults import NODES, Fault, Trouble
+from tests.survival.jobs import agent_of
+from tests.survival.kubelet import Job, Pod, pods_of, wait_until
+
+HANG_S = 8.0
+SHM_BYTES = 67_108_864  # what Kubernetes gives
+METRICS_PORT = 9400
+_DEADLINE_S = 60.0
+_FULL = "full"  # the file that fills /dev/shm
+_SLOW_BYTES_PER_S = 100_000  # a link carries some 120 kB/s otherwise
+_IN_ITS_PLACE = 'mount --bind "$SOAK_SHM" /dev/shm && exec "$@"'
+_OPTIONS = ("--prefix", "--grace", "5", "--max-restarts", "100000", "--hang-timeout", f"{HANG_S:g}")
+
+
+def trainer_v2(node: int) -> dict[str, str]:
+    """A fixed job."""
+    return {
+        "PET_NNODES": str(NODES),
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "job-node-0-0",
+        "PET_MASTER_PORT": "29500",
+        "JOB_COMPLETION_INDEX": str(node),
+    }
+
+
+def pytorchjob_elastic(_node: int) -> dict[str, str]:
+    """A job that goes on with fewer."""
+    return {
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": f"1:{NODES}",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MAX_RESTARTS": "3",
+    }
+
+
+CONTRACTS: dict[str, tuple[str, Callable[[int], dict[str, str]]]] = {
+    "fixed": ("job-node-0-{}", trainer_v2),
+    "elastic": ("job-worker-{}", pytorchjob_elastic),
+}
+
+
+T = TypeVar("T")
+
+
+class Pods:
+    """A job's pods and what of each is kept in the folder: shm-N, tmp-N, hang-N, events-N."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.left: list[str] = []  # what pods that ended by themselves have left in their TMPDIR, a sentence each
+        self._moves: set[int] = set()
+        for node, pod in enumerate(job.pods):
+            pod.before_restart = partial(self._before_restart, node)
+
+    @property
+    def pods(self) -> list[Pod]:
+        return self.job.pods
+
+    def host(self, node: int) -> Host:
+        machine = self.job.machines[node]
+        assert isinstance(machine, Host)
+        return machine
+
+    def inflict(self, trouble: Trouble) -> None:
+        """Do it all; returns when what lasts is over, and pods that end have ended."""
+        with ThreadPoolExecutor() as threads:
+            done = []
+            for number, fault in enumerate(trouble.faults):
+                time.sleep(trouble.delay_s if number else 0.0)
+                done.append(threads.submit(self._do, fault))
+            for one in done:
+                one.result()
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def _do(self, fault: Fault) -> None:
+        getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)
+
+    def _kill_worker(self, fault: Fault) -> None:
+        for node in fault.nodes:
+            self._worker(node).kill()
+
+    def _kill_all_workers(self, fault: Fault) -> None:
+        workers = [self._worker(node) for node in fault.nodes]
+        for worker in workers:
+            worker.kill()
+
+    def _kill_worker_while_starting(self, fault: Fault) -> None:
+        first, second = fault.nodes
+        old = self._worker(second)
+        self._worker(first).kill()
+        new = self._wait(lambda: [one for one in self.pods[second].workers() if one != old], "the next worker")
+        new[0].kill()
+
+    def _hang_worker(self, fault: Fault) -> None:
+        self._worker(fault.nodes[0]).suspend()
+
+    def _pause_worker(self, fault: Fault) -> None:
+        worker = self._worker(fault.nodes[0])
+        worker.suspend()
+        time.sleep(fault.seconds)
+        worker.resume()
+
+    def _kill_agent(self, fault: Fault) -> None:
+        node = fault.nodes[0]
+
+        def agent() -> psutil.Process | None:
+            with contextlib.suppress(psutil.Error, StopIteration, IndexError):
+                return agent_of(self.job, node)
+            return None
+
+        self._wait(agent, "an agent").kill()
+
+    def _kill_pod(self, fault: Fault) -> None:
+        self._end(fault, signal.SIGKILL)
+
+    def _move_pod(self, fault: Fault) -> None:
+        self._moves |= set(fault.nodes)
+        self._end(fault, signal.SIGKILL)
+
+    def _term_pod(self, fault: Fault) -> None:
+        self._end(fault, signal.SIGTERM)
+
+    def _roll(self, fault: Fault) -> None:
+        for node in fault.nodes:
+            self._end(Fault(fault.kind, (node,), fault.seconds), signal.SIGTERM)
+
+    def _end(self, fault: Fault, number: signal.Signals) -> None:
+        """Signal the pods, and wait until they are started again."""
+        before = {node: self.pods[node].starts for node in fault.nodes}
+        for node in fault.nodes:
+            self.pods[node].restart_s = fault.seconds
+            self._launcher(node).send_signal(number)
+        is_back = lambda: all(self.pods[node].starts > count for node, count in before.items())  # noqa: E731
+        self._wait(is_back, f"the end and the restart of pods {fault.nodes}")
+
+    def _partition(self, fault: Fault) -> None:
+        for node in fault.nodes:
+            self.host(node).unplug()
+        time.sleep(fault.seconds)
+        for node in fault.nodes:
+            self.host(node).plug()
+
+    def _slow_link(self, fault: Fault) -> None:
+        limit = f"limit rate over {_SLOW_BYTES_PER_S} bytes/second burst 32768 bytes drop"
+        rules = "".join(
+            f"add chain ip slow {way} {{ type filter hook {way} priority 0; }}\nadd rule ip slow {way} {limit}\n"
+            for way in ("input", "output")
+        )
+        inside = ("ip", "netns", "exec", self.host(fault.nodes[0]).namespace, "nft")
+        subprocess.run((*inside, "-f", "-"), input="add table ip slow\n" + rules, text=True, check=True)
+        time.sleep(fault.seconds)
+        subprocess.run((*inside, "delete", "table", "ip", "slow"), check=True)
+
+    def _fill_shm(self, fault: Fault) -> None:
+        path = self.shm(fault.nodes[0]) / _FULL
+        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(1 << 20)):
+                pass
+        time.sleep(fault.seconds)
+        path.unlink()
+
+    # -- who and where ------------------------------------------------------------------------
+
+    def shm(self, node: int) -> Path:
+        """What the pod sees as /dev/shm."""
+        return self.job.folder / f"shm-{node}"
+
+    def tmp(self, node: int) -> Path:
+        """What the pod has as TMPDIR."""
+        return self.job.folder / f"tmp-{node}"
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        """All that is alive in a pod now, process 1 first; none while it is away."""
+        with contextlib.suppress(psutil.Error, IndexError):
+            launcher = self.pods[node].launcher()
+            return [launcher, *launcher.children(recursive=True)]
+        return []
+
+    def _launcher(self, node: int) -> psutil.Process:
+        """Once it can be asked to stop: a process 1 without handlers ignores signals."""
+
+        def listens() -> psutil.Process | None:
+            with contextlib.suppress(psutil.Error, IndexError, OSError):
+                launcher = self.pods[node].launcher()
+                text = Path(f"/proc/{launcher.pid}/status").read_text()
+                caught = next(int(line.split()[1], 16) for line in text.splitlines() if line.startswith("SigCgt:"))
+                return launcher if caught >> (signal.SIGTERM - 1) & 1 else None
+            return None
+
+        return self._wait(listens, f"the launcher of pod {node}")
+
+    def _worker(self, node: int) -> psutil.Process:
+        return self._wait(self.pods[node].workers, f"the worker of pod {node}")[0]
+
+    def _wait(self, ask: Callable[[], T], what: str) -> Any:
+        found: list[T] = []
+
+        def condition() -> bool:
+            found[:] = [ask()]
+            return bool(found[0])
+
+        wait_until(condition, what, self.pods, _DEADLINE_S, pace_s=0.05)
+        return found[0]
+
+    def _before_restart(self, node: int) -> None:
+        """As a kubelet: a container that is started again finds the pod's /dev/shm, and an empty /tmp."""
+        left = sorted(path.name for path in self.tmp(node).iterdir())
+        if left and self.pods[node].codes[-1] != 128 + signal.SIGKILL:
+            self.left.append(f"pod {node} ended with {self.pods[node].codes[-1]} and left {left[:5]} in TMPDIR")
+        for path in self.tmp(node).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if node in self._moves:
+            self._moves.discard(node)
+            last = int(self.host(node).address.rpartition(".")[2])
+            self.job.move(node, f"{SUBNET}.{last + 100 if last < 100 else last - 100}")
+
+
+@contextlib.contextmanager
+def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
+    """Start a job; all of it is gone afterwards but what it has written to the folder."""
+    pattern, env_of = CONTRACTS[contract]
+    script = shutil.copy(Path(__file__).with_name("train.py"), folder)
+    with contextlib.ExitStack() as undo:
+        for node in range(NODES):
+            for name in ("shm", "tmp", "hang"):
+                (folder / f"{name}-{node}").mkdir()
+            place = str(folder / f"shm-{node}")
+            subprocess.run(("mount", "-t", "tmpfs", "-o", f"size={SHM_BYTES}", "soak", place), check=True)
+            undo.callback(subprocess.run, ("umount", "--lazy", place), check=False)
+
+        def env(node: int) -> dict[str, str]:
+            own = {
+                "SOAK_SHM": str(folder / f"shm-{node}"),
+                "TMPDIR": str(folder / f"tmp-{node}"),
+                "TRAINER_LAUNCH_HANG_DIR": str(folder / f"hang-{node}"),
+                "TRAINER_LAUNCH_EVENTS": str(folder / f"events-{node}.jsonl"),
+                "TRAINER_LAUNCH_METRICS_PORT": str(METRICS_PORT),
+                "TRAINER_LAUNCH_SHM_SIZE": "keep",
+                "OMP_NUM_THREADS": "1",
+                "TOKEN": token,
+                "PYTHONPATH": os.getcwd(),
+            }
+            return env_of(node) | own
+
+        names = [pattern.format(node) for node in range(NODES)]
+        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *_OPTIONS, "--", str(script))
+        with pods_of(names, argv, env, folder) as job:
+            yield Pods(job)
