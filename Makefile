@@ -5,13 +5,14 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-frameworks test-containers lint bench bench-survival clean
+.PHONY: help venv system horovod demo test test-frameworks test-containers lint bench bench-survival soak clean
 
 PYTHON ?=
 TORCH ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 BIN := .venv/bin
 
 # Another environment may be active: it is neither used nor changed.
@@ -66,6 +67,11 @@ bench: venv ## print the figures: start-up, idle, output, report(), recovery
 
 bench-survival: venv ## as root, for an hour: what each fault costs, beside torchrun
 	$(BIN)/python benchmarks/survival.py $(BENCH_ARGS)
+
+# The ledger is written as things happen: `.venv/bin/python -m tests.soak.report soak` sums it up at any time.
+soak: venv ## as root, for two hours: random faults on 4 pods, and a ledger of what has to hold; SOAK_ARGS="--minutes 20"
+	$(BIN)/python -m tests.soak.soak soak $(SOAK_ARGS)
+	$(BIN)/python -m tests.soak.report soak
 
 clean: ## remove .venv and what tools left behind
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -274,6 +274,20 @@ def test_a_long_generation_ends_a_crash_loop():
     assert not world.is_over
 
 
+def test_a_long_generation_that_ends_for_a_lost_pod_ends_a_crash_loop_too():
+    world, peers = running(max_restarts=100, crash_loop=2)
+    for _ in range(5):
+        world.fail(peers[0])
+        world.join(*peers)
+        world.open_store()
+        world.pass_time(3600)
+        world.play(Gone(peers[1]))
+        peers = [peers[0], world.call(1), *peers[2:]]
+        world.join(*peers)
+        world.open_store()
+    assert not world.is_over
+
+
 def test_a_node_that_never_returns_ends_the_job_and_is_named():
     world, (zero, one, two) = running(rejoin_timeout_s=60.0)
     world.fail(one, rank=3, code=7)

@@ -45,6 +45,24 @@ def test_ranks_write_through_the_launchers_descriptors(tmp_path, as_pid1):
         assert re.findall(rf"^\[n0:r{rank}\] {rank} err (\d)$", err, re.M) == list("01201")
 
 
+def test_a_process_that_is_started_again_and_again_costs_no_descriptors(tmp_path):
+    dies = f"""
+import os, signal
+with open({str(tmp_path / "counts")!r}, "a+") as file:
+    print(len(os.listdir(f"/proc/{{os.getppid()}}/fd")), file=file, flush=True)
+    file.seek(0)
+    if len(file.readlines()) < 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = {"argv": [*PYTHON, "-c", dies], "label": "n0", "rank_labels": ["n0:r0", "n0:r1"]}
+    with Launcher(tmp_path, process, restarts=3) as launcher:
+        assert launcher.wait() == 0, launcher.log()
+    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
+    assert len(counts) == 4
+    # Each has two pipes for each rank, and two; the pump closes those of the dead one in its own time.
+    assert counts[3] - counts[1] <= 8, counts
+
+
 def test_a_line_of_a_megabyte_and_bytes_that_are_no_text(tmp_path):
     program = "import os;w=open(1,'wb',0);w.write(b'x'*1000000+b'\\n'+bytes(range(256))+b'\\nend')"
     with Launcher(tmp_path, {"argv": [*PYTHON, "-c", program], "label": "w"}) as launcher:

@@ -7,13 +7,14 @@ makes of it is a defect.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 NODES = 4
 KILLED, STOPPED = 137, 143
 CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
 _SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)
+AGENT_RESTARTS = 3  # of a launcher; when its agent is killed once more, the pod ends
 _PAIRS = 0.25  # how many troubles are two faults at a time
 
 Range = tuple[int, int]
@@ -82,25 +83,37 @@ class Cost:
 def draw(seed: int, spared: int) -> Iterator[Trouble]:
     """Troubles without end, each kind once before any comes again; the pod of node `spared` is never ended."""
     chance = random.Random(f"soak {seed} {spared}")
+    killed = dict.fromkeys(range(NODES), 0)  # agents, of each pod's present launcher
     number = 0
     while True:
         deck = list(KINDS)
         chance.shuffle(deck)
         for kind in deck:
+            if not _fit(kind, spared, killed):
+                continue
             number += 1
-            faults = [_fault(kind, spared, chance)]
+            faults = [_fault(kind, chance, _fit(kind, spared, killed))]
             if KINDS[kind].may_pair and chance.random() < _PAIRS:
                 other = chance.choice([name for name in KINDS if KINDS[name].may_pair])
-                taken = faults[0].nodes
-                faults.append(_fault(other, spared, chance, taken))
+                fit = [node for node in _fit(other, spared, killed) if node not in faults[0].nodes]
+                faults += [_fault(other, chance, fit)] if fit else []
             # At least every third is a long one: workers that have trained for long are no crash loop.
             quiet = _LONG if number % 3 == 0 or chance.random() < 0.3 else _SHORT
+            for fault in faults:
+                for node in fault.nodes:
+                    killed[node] = 0 if KINDS[fault.kind].code else killed[node] + (fault.kind == "kill agent")
             yield Trouble(tuple(faults), chance.choice((0.0, chance.uniform(0.0, 4.0))), chance.uniform(*quiet))
 
 
-def _fault(name: str, spared: int, chance: random.Random, taken: Sequence[int] = ()) -> Fault:
+def _fit(name: str, spared: int, agents_killed: Mapping[int, int]) -> list[int]:
+    """Whom it may happen to."""
+    if name == "kill agent":
+        return [node for node in range(NODES) if agents_killed[node] < AGENT_RESTARTS]
+    return [node for node in range(NODES) if KINDS[name].code is None or node != spared]
+
+
+def _fault(name: str, chance: random.Random, fit: Sequence[int]) -> Fault:
     kind = KINDS[name]
-    fit = [node for node in range(NODES) if node not in taken and (kind.code is None or node != spared)]
     nodes = chance.sample(fit, kind.victims or len(fit))
     return Fault(name, tuple(nodes), round(chance.uniform(*kind.seconds), 2))
 
@@ -108,8 +121,8 @@ def _fault(name: str, spared: int, chance: random.Random, taken: Sequence[int] =
 def expected(faults: Sequence[Fault]) -> Cost:
     """What faults that came together may cost.
 
-    Of several one may hide another's failure, or prevent it; none may be charged or start workers more often than all
-    do one by one.
+    Of several one may hide another's failure, or prevent it; none may be charged, or start workers, more often than
+    all do one by one.
     """
     kinds = [KINDS[fault.kind] for fault in faults]
     codes: list[tuple[int, ...]] = [() for _ in range(NODES)]
@@ -168,4 +181,4 @@ def are_right(code: int, text: str) -> bool:
         return text == ""
     reason = {0: "Succeeded", STOPPED: "Stopped"}.get(code)
     first = text.split("\n", 1)[0]
-    return reason is not None and first.startswith(f"reason={reason} exit={code} ") and len(text) <= 4096
+    return first.startswith(f"reason={reason} ") and f" exit={code} " in first and len(text.encode()) <= 4096

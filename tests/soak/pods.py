@@ -18,7 +18,7 @@ import psutil
 
 from tests.cli.launching import LAUNCHER
 from tests.hosts.network import SUBNET, Host
-from tests.soak.faults import NODES, Fault, Trouble
+from tests.soak.faults import KILLED, NODES, Fault, Trouble
 from tests.survival.jobs import agent_of
 from tests.survival.kubelet import Job, Pod, pods_of, wait_until
 
@@ -92,6 +92,11 @@ class Pods:
                 done.append(threads.submit(self._do, fault))
             for one in done:
                 one.result()
+
+    def codes(self, node: int) -> list[int]:
+        """How a pod has ended each time; of a killed process 1 util-linux' unshare may make 1."""
+        ends = zip(self.pods[node].codes, self.pods[node].last_words, strict=False)
+        return [KILLED if (code, text) == (1, "") else code for code, text in ends]
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -210,10 +215,12 @@ class Pods:
                 return launcher if caught >> (signal.SIGTERM - 1) & 1 else None
             return None
 
-        return self._wait(listens, f"the launcher of pod {node}")
+        launcher: psutil.Process = self._wait(listens, f"the launcher of pod {node}")
+        return launcher
 
     def _worker(self, node: int) -> psutil.Process:
-        return self._wait(self.pods[node].workers, f"the worker of pod {node}")[0]
+        workers: list[psutil.Process] = self._wait(self.pods[node].workers, f"the worker of pod {node}")
+        return workers[0]
 
     def _wait(self, ask: Callable[[], T], what: str) -> Any:
         found: list[T] = []
@@ -228,8 +235,8 @@ class Pods:
     def _before_restart(self, node: int) -> None:
         """As a kubelet: a container that is started again finds the pod's /dev/shm, and an empty /tmp."""
         left = sorted(path.name for path in self.tmp(node).iterdir())
-        if left and self.pods[node].codes[-1] != 128 + signal.SIGKILL:
-            self.left.append(f"pod {node} ended with {self.pods[node].codes[-1]} and left {left[:5]} in TMPDIR")
+        if left and self.codes(node)[-1] != KILLED:
+            self.left.append(f"pod {node} ended with {self.codes(node)[-1]} and left {left[:5]} in TMPDIR")
         for path in self.tmp(node).iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if node in self._moves:

@@ -1,4 +1,4 @@
-"""Sum up a soak's ledger, also while it runs: `python -m tests.soak.report FOLDER`. Ends with 1 when something was wrong."""
+"""Sum up a soak's ledger, also while it runs: `python -m tests.soak.report FOLDER`; 1 when something was wrong."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def summary(lines: Sequence[Line]) -> str:
         f"{sum(len(codes) for line in troubles for codes in line['codes'])} pods started again, "
         f"{sum(line['starts'] for line in troubles)} starts of workers, {len(wrong)} violations",
     ]
+    if troubles:
+        waits = [line["stalled_s"] for line in troubles]
+        told.append(
+            f"a thread of the soak itself waited up to {max(waits):.1f} s for a processor, in the median trouble "
+            f"{statistics.median(waits):.1f} s"
+        )
     told += [f"  {line['utc']}  {line['text'][:300]}" for line in wrong]
     told += ["", *_costs(troubles), "", *_memory(lines)]
     if "cores" in last:
@@ -62,7 +68,7 @@ def _memory(lines: Sequence[Line]) -> list[str]:
     table = [
         f"{'':28} {'looks':>5} {'min':>5} {'MiB at first':>12} {'KiB/h':>8}   memory of those that lived longest"
     ]
-    number, looks = -1, defaultdict(list)
+    number, looks = -1, defaultdict[int, list[Look]](list)
     for line in lines:
         if line["what"] == "episode begins":
             number = line["number"]
@@ -71,10 +77,11 @@ def _memory(lines: Sequence[Line]) -> list[str]:
     for number, some in looks.items():
         best: dict[str, tuple[float, str]] = {}
         for (node, role, _), history in histories(some).items():
-            line = fit([(at_s, process.memory_kb) for at_s, process in history])
-            if line is not None and line.seconds > best.get(role, (0.0, ""))[0]:
-                row = f"{line.samples:5} {line.seconds / 60:5.1f} {line.first / 1024:12.1f} {line.per_hour:8.0f}"
-                best[role] = line.seconds, f"{f'job {number}, pod {node}, {role}':28} {row}"
+            straight = fit([(at_s, process.memory_kb) for at_s, process in history])
+            if straight is not None and straight.seconds > best.get(role, (0.0, ""))[0]:
+                first, minutes = straight.first / 1024, straight.seconds / 60
+                row = f"{straight.samples:5} {minutes:5.1f} {first:12.1f} {straight.per_hour:8.0f}"
+                best[role] = straight.seconds, f"{f'job {number}, pod {node}, {role}':28} {row}"
         table += [row for _, row in best.values()]
     return table
 

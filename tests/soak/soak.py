@@ -7,6 +7,7 @@ time. SIGINT and SIGTERM end the soak in order. Ends with 1 when an invariant di
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,7 @@ from tests.survival.kubelet import wait_until
 BEGIN_S, RECOVER_S, END_S = 120.0, 120.0, 60.0
 _STEADY = 5  # steps after which workers train, and do not just start
 _PACE_S = 0.2
+_STALL_PACE_S = 0.25
 _LINES = 400  # of each pod, kept for whoever looks for a cause
 
 
@@ -60,16 +63,41 @@ class Ledger:
             self.note("violation", text=text)
 
 
+class Stalls:
+    """How long this machine has kept us waiting for a processor: leases and deadlines pass meanwhile."""
+
+    def __init__(self) -> None:
+        self._worst_s = 0.0
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._over.set()
+
+    def take(self) -> float:
+        """The longest since the last time that it was asked."""
+        worst_s, self._worst_s = self._worst_s, 0.0
+        return round(worst_s, 2)
+
+    def _watch(self) -> None:
+        begun_s = time.monotonic()
+        while not self._over.wait(_STALL_PACE_S):
+            self._worst_s = max(self._worst_s, time.monotonic() - begun_s - _STALL_PACE_S)
+            begun_s = time.monotonic()
+
+
 class Episode:
     """One job from its start to its good end; what it shows is compared with what its faults explain."""
 
-    def __init__(self, ledger: Ledger, job: Pods) -> None:
+    def __init__(self, ledger: Ledger, job: Pods, stalls: Stalls) -> None:
         self._ledger, self._job, self._folder = ledger, job, job.job.folder
         self._steps: list[Step] = []
         self._offset = 0
         self._events = [Events(self._folder / f"events-{node}.jsonl") for node in range(NODES)]
         self._looks: list[Look] = []
         self._told: set[str] = set()  # what a look shows is told once
+        self._stalls = stalls
 
     def begin(self) -> None:
         """Wait until all train."""
@@ -81,6 +109,7 @@ class Episode:
         names = [(fault.kind, fault.nodes, fault.seconds) for fault in trouble.faults]
         self._ledger.note("trouble", faults=names, delay_s=round(trouble.delay_s, 2))
         self._read()
+        self._stalls.take()
         first, charges, begun_s = len(self._steps), self._charges(), time.monotonic()
         known = {step.start for step in self._steps}
         ended = [len(pod.codes) for pod in self._job.pods]
@@ -94,15 +123,17 @@ class Episode:
         time.sleep(trouble.quiet_s)
         self._wait(lambda: self._is_steady(time.monotonic() - 3.0), "all to train still", RECOVER_S)
         seen = Seen(
-            codes=tuple(tuple(pod.codes[n:]) for pod, n in zip(self._job.pods, ended, strict=True)),
+            codes=tuple(tuple(self._job.codes(node)[n:]) for node, n in enumerate(ended)),
             last_words=tuple(tuple(pod.last_words[n:]) for pod, n in zip(self._job.pods, ended, strict=True)),
             charges=self._charges() - charges,
             starts=len({step.start for step in self._steps} - known),
             longest_s=round(steps.longest_s(self._steps, begun_s, self._steps[-1].at_s), 2),
         )
+        stalled_s = self._stalls.take()
         told = asdict(seen) | {"recovered_s": round(recovered_s - begun_s, 2), "faults": names}
-        self._ledger.note("recovered", **told)
-        self._judge([*faults.wrong(cost, seen), *steps.broken(self._steps[max(0, first - 1) :])], str(names))
+        self._ledger.note("recovered", **told, stalled_s=stalled_s, load=os.getloadavg()[0])
+        after = f"{names}; a thread of ours waited {stalled_s} s for a processor"
+        self._judge([*faults.wrong(cost, seen), *steps.broken(self._steps[max(0, first - 1) :])], after)
         self._look()
 
     def end(self) -> None:
@@ -119,7 +150,7 @@ class Episode:
                 for folder in (self._job.shm(node), self._job.tmp(node))
                 for path in folder.iterdir()
             ]
-            orderly = [code for code in pod.codes if code != faults.KILLED]
+            orderly = [code for code in self._job.codes(node) if code != faults.KILLED]
             if self._events[node].ends != orderly:
                 found.append(f"pod {node} ended with {orderly}, and told {self._events[node].ends} as events")
         found += [*steps.broken(self._steps), *judging.growing(judging.histories(self._looks))]
@@ -181,7 +212,7 @@ class Episode:
 
 
 def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | None = None) -> int:
-    """Run the episodes, fixed and elastic jobs in turn, each with at most `most` troubles; the number of violations."""
+    """Run fixed and elastic jobs in turn, each with at most `most` troubles; return the number of violations."""
     ledger = Ledger(folder)
     ledger.note("begins", pid=os.getpid(), minutes=minutes, seed=seed, episodes=episodes)
     for number in range(episodes):
@@ -208,8 +239,8 @@ def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | Non
 def _episode(
     ledger: Ledger, contract: str, home: Path, token: str, troubles: Iterator[Trouble], until_s: float
 ) -> None:
-    with pods(contract, home, token) as job:
-        episode = Episode(ledger, job)
+    with contextlib.closing(Stalls()) as stalls, pods(contract, home, token) as job:
+        episode = Episode(ledger, job, stalls)
         try:
             episode.begin()
             for trouble in troubles:

@@ -1,4 +1,4 @@
-"""What the lines of `train.py` tell: whether the checkpoint held at every start, and how long nothing new was done. Pure."""
+"""What the lines of `train.py` tell: whether the checkpoint held, and how long no new step was done. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Train nothing, slowly and visibly, until there is a file `enough`; a checkpoint every few steps, a line for each.
 
-Copied into the job's folder, where it keeps: `checkpoint`, `steps` (time, step, number of workers, a word that differs
-for each start of the workers), and `worker-HOST-LOCAL_RANK` with its process id. Like many a training script it leaves
-behind what others have to clear when it dies: a shared memory segment, and a helper in a session of its own.
+Copied into the job's folder, where it keeps: `checkpoint`, `steps` (time, step, number of workers, a word that
+differs for each start of the workers), and `worker-HOST-LOCAL_RANK` with its process id. When it dies it leaves
+behind what others have to clear: a shared memory segment, and a helper in a session of its own.
 """
 
 from __future__ import annotations

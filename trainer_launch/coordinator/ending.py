@@ -19,6 +19,8 @@ def die(state: State, reason: str, now_s: float, but: Key | None = None) -> Step
     run = state.run
     if run is None or not runs(state):
         return state, ()
+    if _lasted_s(state, now_s) >= state.settings.crash_loop_s:
+        state = replace(state, crashes=0)  # whatever has ended it
     restart = msg.Restart(run.number, reason)
     others = peers_of(state, tuple(key for key in run.members if key != but))
     state = replace(state, phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)

@@ -59,7 +59,7 @@ class System:
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
-        self._rank_fds: list[int] = []
+        self._rank_fds: dict[str, list[int]] = {}  # the write ends of each process's ranks
         self._tell_childless = False
 
     def now(self) -> float:
@@ -98,11 +98,16 @@ class System:
     def _rank_paths(self, process: Process) -> list[list[str]]:
         """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts."""
         me, paths = os.getpid(), []
+        self._close_rank_fds(process.name)  # of the one before, which was killed
         for rank, label in enumerate(process.rank_labels):
             fds = [self._output.open(process.name, label, stream, rank) for stream in (1, 2)]
-            self._rank_fds += fds
+            self._rank_fds.setdefault(process.name, []).extend(fds)
             paths.append([f"/proc/{me}/fd/{fd}" for fd in fds])
         return paths
+
+    def _close_rank_fds(self, process: str) -> None:
+        for fd in self._rank_fds.pop(process, ()):
+            os.close(fd)
 
     # -- signalling ---------------------------------------------------------------------------
 
@@ -268,9 +273,8 @@ class System:
 
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
-        for fd in self._rank_fds:
-            os.close(fd)
-        self._rank_fds.clear()
+        for process in tuple(self._rank_fds):
+            self._close_rank_fds(process)
         if not self._output.close(wait_s):
             log.warning("the reader of our output hangs; some lines are lost")
 

@@ -1,0 +1,194 @@
+"""What faults explain, what they do not, and what the lines of training steps and of memory tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tests.soak import judging, steps
+from tests.soak.faults import (
+    AGENT_RESTARTS,
+    CRASH_LOOP_S,
+    KILLED,
+    KINDS,
+    NODES,
+    STOPPED,
+    Fault,
+    Seen,
+    draw,
+    expected,
+    wrong,
+)
+from tests.soak.growth import fit
+from tests.soak.looking import Look, Process
+
+NOBODY: tuple[tuple[int, ...], ...] = ((),) * NODES
+QUIET = Seen(codes=NOBODY, last_words=((),) * NODES, charges=0, starts=0, longest_s=1.0)
+STOPPED_WORDS = "reason=Stopped node=2 host=job-node-0-2 exit=143 attempt=1 retryable=true seconds=26.4"
+
+
+def seen(**fields):
+    return dataclasses.replace(QUIET, **fields)
+
+
+# -- drawing --------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_draws_the_same_faults_and_another_one_others():
+    some = lambda seed: list(itertools.islice(draw(seed, 0), 40))  # noqa: E731
+    assert some(1) == some(1)
+    assert some(1) != some(2)
+
+
+@pytest.mark.parametrize("spared", [0, 3])
+def test_every_kind_comes_and_the_spared_pod_is_never_ended(spared):
+    drawn = [fault for trouble in itertools.islice(draw(5, spared), 300) for fault in trouble.faults]
+    assert {fault.kind for fault in drawn} == set(KINDS)
+    assert not [fault for fault in drawn if KINDS[fault.kind].code and spared in fault.nodes]
+    assert {node for fault in drawn for node in fault.nodes} == set(range(NODES))
+
+
+def test_two_faults_at_a_time_are_for_different_pods():
+    pairs = [trouble.faults for trouble in itertools.islice(draw(5, 0), 300) if len(trouble.faults) == 2]
+    assert pairs
+    assert not [pair for pair in pairs if set(pair[0].nodes) & set(pair[1].nodes)]
+
+
+def test_no_crash_loop_is_drawn_and_no_agent_killed_more_often_than_a_launcher_bears():
+    early, agents = 0, [0] * NODES
+    for trouble in itertools.islice(draw(3, 1), 2000):
+        early = (
+            0 if trouble.quiet_s > CRASH_LOOP_S else early + sum(KINDS[f.kind].charges[1] for f in trouble.faults)
+        )
+        assert early < 5 + 2
+        for fault in trouble.faults:
+            for node in fault.nodes:
+                agents[node] = 0 if KINDS[fault.kind].code else agents[node] + (fault.kind == "kill agent")
+                assert agents[node] <= AGENT_RESTARTS
+
+
+# -- what faults explain --------------------------------------------------------------------------
+
+
+def test_nothing_explains_nothing():
+    cost = expected([])
+    assert wrong(cost, seen(longest_s=0.0)) == []
+    assert wrong(cost, seen(charges=1, longest_s=0.0)) == ["1 failures charged, where the faults explain 0 to 0"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_explains_what_it_costs_and_no_more(kind):
+    nodes = tuple(range(1, 1 + (KINDS[kind].victims or NODES - 1)))
+    cost, code = expected([Fault(kind, nodes, 1.0)]), KINDS[kind].code
+    codes = tuple((code,) if code and node in nodes else () for node in range(NODES))
+    words = tuple(tuple("" if one == KILLED else STOPPED_WORDS for one in ends) for ends in codes)
+    right = seen(codes=codes, last_words=words, charges=cost.charges[0], starts=cost.starts[0])
+    assert wrong(cost, right) == []
+    assert len(wrong(cost, dataclasses.replace(right, charges=cost.charges[1] + 1))) == 1
+    assert len(wrong(cost, dataclasses.replace(right, starts=cost.starts[1] + 1))) == 1
+    assert len(wrong(cost, dataclasses.replace(right, longest_s=cost.bound_s + 0.1))) == 1
+    well = ((138,), *codes[1:])
+    assert "pod 0 ended with [138], where the faults explain []" in wrong(
+        cost, dataclasses.replace(right, codes=well, last_words=(("reason=PeerLost exit=138 ",), *words[1:]))
+    )
+
+
+def test_only_failed_workers_are_charged():
+    assert {kind for kind, values in KINDS.items() if values.charges[1]} == {
+        "kill worker",
+        "kill all workers",
+        "kill worker while starting",
+        "hang worker",
+    }
+
+
+def test_of_two_faults_at_a_time_one_may_hide_the_others_failure():
+    cost = expected([Fault("kill worker", (1,), 0.0), Fault("kill pod", (2,), 2.0)])
+    assert cost.codes == ((), (), (KILLED,), ())
+    assert cost.charges == (0, 1)
+    assert cost.starts[0] == 1
+
+
+def test_last_words_have_to_fit_the_end():
+    cost = expected([Fault("term pod", (2,), 1.0)])
+    ended = {"codes": ((), (), (STOPPED,), ()), "starts": 1}
+    assert wrong(cost, seen(last_words=((), (), (STOPPED_WORDS,), ()), **ended)) == []
+    for text in ("", "reason=Failed exit=143 attempt=1", STOPPED_WORDS + "x" * 4096):
+        assert len(wrong(cost, seen(last_words=((), (), (text,), ()), **ended))) == 1
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def lines(*runs, workers=4):
+    """Steps of starts of the workers: (first, last) each."""
+    numbers = [(name, number) for name, (a, b) in zip("abcdef", runs, strict=False) for number in range(a, b + 1)]
+    return "".join(f"{at}.0 {number} {workers} {name}\n" for at, (name, number) in enumerate(numbers))
+
+
+@pytest.mark.parametrize(
+    "runs", [[(1, 7)], [(1, 7), (6, 12)], [(1, 5), (6, 9)], [(1, 4), (6, 9)], [(1, 4), (1, 3)]]
+)
+def test_a_job_that_goes_on_from_its_checkpoint_has_lost_nothing(runs):
+    assert steps.broken(steps.parse(lines(*runs))) == []
+
+
+@pytest.mark.parametrize("runs", [[(1, 7), (1, 3)], [(1, 7), (8, 9)], [(1, 12), (6, 7)], [(1, 7), (11, 12)]])
+def test_a_job_that_goes_on_from_elsewhere_has(runs):
+    assert len(steps.broken(steps.parse(lines(*runs)))) == 1
+
+
+def test_two_starts_that_train_at_a_time_are_seen():
+    text = lines((1, 5), (6, 7)) + "20.0 6 4 a\n"
+    assert any("went on at step 6 although" in found for found in steps.broken(steps.parse(text)))
+
+
+def test_the_longest_time_without_a_new_step_counts_steps_done_again_as_none():
+    done = steps.parse(lines((1, 7), (6, 12)))  # a step a second; steps 6 and 7 come again at 7 and 8 s
+    assert steps.longest_s(done, 3.0, 13.0) == 3.0
+    assert steps.longest_s(done, 20.0, 24.0) == 4.0
+    assert steps.count_starts(done) == 2
+
+
+# -- growth ---------------------------------------------------------------------------------------
+
+
+def test_a_line_through_points_is_found_without_the_warm_up():
+    points = [(60.0 * n, 1000.0 + 2.0 * n if n >= 10 else 0.0) for n in range(41)]
+    line = fit(points)
+    assert line is not None
+    assert line.per_hour == pytest.approx(120.0)
+    assert fit(points[:10]) is None, "too few to tell"
+
+
+def process(role="launcher", **fields):
+    return Process(**{"role": role, "pid": 7, "started_s": 1.0, "memory_kb": 1, "threads": 5, "fds": 20, **fields})
+
+
+def look(at_s=0.0, **fields):
+    well = {"node": 1, "at_s": at_s, "roles": judging.ROLES, "long_lived": (), "segments": 8, "tmp_files": 9}
+    rest = {"tmp_bytes": 1, "close_wait": 0, "listening": 2, "sockets": 9, "hang_files": 0}
+    return Look(**{**well, **rest, **fields})
+
+
+def test_what_is_left_in_a_pod_is_strange():
+    assert judging.strange(look()) == []
+    for left in ({"roles": {**judging.ROLES, "zombie": 1}}, {"segments": 9}, {"tmp_files": 99}, {"close_wait": 1}):
+        assert len(judging.strange(look(**left))) == 1
+
+
+def test_descriptors_and_threads_that_become_more_are_found():
+    assert judging.grown(process(), process(fds=21)) == []
+    assert len(judging.grown(process(), process(fds=24, threads=7))) == 2
+
+
+def test_memory_that_grows_is_found_and_memory_that_is_flat_is_not():
+    def history(per_look):
+        return judging.histories(
+            [look(60.0 * n, long_lived=(process(memory_kb=26_000 + per_look * n),)) for n in range(31)]
+        )
+
+    assert judging.growing(history(10)) == []
+    assert len(judging.growing(history(100))) == 1

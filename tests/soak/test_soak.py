@@ -1,0 +1,30 @@
+"""A minute of what `make soak` does for two hours: random faults on 4 pods, a fixed job and an elastic one."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.hosts import network
+from tests.soak import report
+from tests.soak.soak import soak
+
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(400)]
+MINUTES = 1.2
+SEED = 11
+
+
+def test_a_minute_of_random_faults_breaks_no_invariant(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    require(network.missing() is None and shutil.which("nft"), "needs root, iproute2, util-linux, nftables")
+    violations = soak(tmp_path, MINUTES, SEED, episodes=2)
+    lines = report.read(tmp_path)
+    assert violations == 0, report.summary(lines)
+    counts = report.counts(lines)
+    assert counts["episode ends"] == 2, "both jobs have completed"
+    assert counts["recovered"] == counts["trouble"] >= 2
+    assert "has ended" in report.summary(lines)
