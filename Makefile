@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-frameworks test-containers lint bench bench-survival soak clean
+.PHONY: help venv system horovod demo test test-all test-frameworks test-containers lint bench bench-survival soak clean
 
 PYTHON ?=
 TORCH ?=
@@ -39,11 +39,18 @@ demo: venv ## train a small language model on 2 rehearsed pods with 2 processes 
 horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
 	@tests/setup/horovod.sh
 
-# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it. Two files of
-# tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other.
-test: system venv lint ## check style and types, run all tests
+# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it. Three files of
+# tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other. tests/conftest.py
+# has the order: quick ones first.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+
+test: system venv lint ## in ten minutes: check style and types, run all tests but the long ones
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 2 $(PYTEST_ARGS)
+	$(PYTEST) -m "not long and not frameworks and not containers" $(PYTEST_ARGS)
+
+test-all: system venv lint ## the same, and the long ones
+	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]

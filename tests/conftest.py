@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,9 +20,29 @@ hypothesis.settings.register_profile("trainer-launch", deadline=None)
 hypothesis.settings.load_profile("trainer-launch")
 
 
+_PROCESSES, _LONG = 1, 2
+
+
 def require(condition: object, reason: str) -> None:
     """Skip a test that this machine cannot run; in CI, where nothing may be missing, fail it."""
     if not condition:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must be able to run this: {reason}")
         pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is quick and tells most comes first: files of values, then of processes, then of long scenarios.
+
+    Among those, files of many tests come first, so that no process of pytest is left with a big one at the end.
+    """
+    counted = collections.Counter(item.path for item in items)
+    ranks: dict[Path, int] = {}
+    for item in items:  # a file is as slow as its quickest test, as those of one file stay together
+        ranks[item.path] = min(_rank(item), ranks.get(item.path, _LONG))
+    items.sort(key=lambda item: (ranks[item.path], -counted[item.path], item.path))
+
+
+def _rank(item: pytest.Item) -> int:
+    names = {mark.name for mark in item.iter_markers()}
+    return _LONG if "long" in names else _PROCESSES if names & {"process", "torch"} else 0

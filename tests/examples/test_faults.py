@@ -19,7 +19,12 @@ from tests.cli.launching import Started, clean_env, start
 from tests.conftest import require
 from tests.examples.test_manifests import ENV, EXAMPLES, pod_of
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.long("tests/examples/test_train_charlm.py"),
+]
 HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
 
 

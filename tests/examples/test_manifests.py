@@ -17,7 +17,12 @@ import pytest
 from tests.cli.launching import LAUNCHER, Started, clean_env, start
 from tests.conftest import require
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.long("tests/examples/test_train_charlm.py"),
+]
 
 EXAMPLES = Path(__file__).parents[2] / "docker" / "examples"
 ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}

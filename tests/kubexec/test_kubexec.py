@@ -23,7 +23,7 @@ from tests.conftest import require
 from tests.process.world import PID1, end_all, eventually, require_namespaces, survivors
 from trainer_launch.manifest.v1_mpi import _kubexec
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/kubexec/test_stand_in.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")
 RANK = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname) with $OF_THE_CONTAINER"'
 

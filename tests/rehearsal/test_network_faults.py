@@ -17,7 +17,12 @@ from tests.conftest import require
 from trainer_launch.commands import isolating
 from trainer_launch.rehearsal import ability
 
-pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.timeout(240),
+    pytest.mark.long("tests/rehearsal/test_networking.py"),
+]
 
 # Trains until it is told that it is enough; goes on from its checkpoint.
 TRAIN = """

@@ -15,7 +15,12 @@ from tests.cli.launching import DEADLINE_S, clean_env, launch, script
 from tests.conftest import require
 from tests.rehearsal import follower
 
-pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.timeout(240),
+    pytest.mark.long("tests/rehearsal/test_faults.py"),
+]
 
 TRAIN = """
 import os, pathlib, sys, time

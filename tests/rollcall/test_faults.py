@@ -18,7 +18,7 @@ from tests.host.test_real_cgroup import IS_V2, limited
 from tests.hosts.network import Host, hosts
 from tests.rollcall.test_hosts import LATEST_S, Pods, loud
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long("tests/rollcall/test_hosts.py")]
 
 HALF = str(Path(__file__).with_name("half_node.py"))
 BOUND = 260 << 20  # below what two workers take, above what the preflight itself does

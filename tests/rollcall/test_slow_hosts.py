@@ -13,7 +13,7 @@ from tests.hosts import middleman
 from tests.hosts.network import hosts
 from tests.rollcall.test_hosts import Pods, loud
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/rollcall/test_hosts.py")]
 
 NODES = 4
 SLOW = 2_000_000  # bytes per second; hosts on one machine have a hundred times as much

@@ -20,7 +20,7 @@ from tests.frameworks import building
 from tests.ssh import pods
 from tests.ssh.secrets import require_openssh, require_root
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/ssh/test_mpirun.py")]
 
 
 @pytest.fixture(autouse=True)

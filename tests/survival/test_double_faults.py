@@ -24,7 +24,12 @@ from tests.survival.jobs import (
 )
 from tests.survival.kubelet import job, wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(180),
+    pytest.mark.long("tests/survival/test_survival.py"),
+]
 STRANGERS = str(Path(__file__).with_name("strangers.py"))
 
 

@@ -11,7 +11,12 @@ from tests.hosts import network
 from tests.survival.jobs import ELASTIC, FIXED, Recovery, begun, completed, is_steady, plug, steps, training, unplug
 from tests.survival.kubelet import job, wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(180),
+    pytest.mark.long("tests/coordinator/test_divided.py"),
+]
 
 
 @pytest.fixture(autouse=True)

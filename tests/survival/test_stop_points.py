@@ -17,7 +17,7 @@ from tests.conftest import require
 from tests.process.world import end_all, eventually, survivors
 from trainer_launch.host.net import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.process]
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/cli/test_torch.py")]
 
 GRACE_S = 8.0
 TRAIN = """

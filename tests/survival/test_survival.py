@@ -32,7 +32,10 @@ from tests.survival.kubelet import job, wait_until
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module", params=["fixed", "elastic"])
+ELASTIC_TOO = pytest.param("elastic", marks=pytest.mark.long("tests/survival/test_survival.py"))
+
+
+@pytest.fixture(scope="module", params=["fixed", ELASTIC_TOO])
 def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """One job for all faults: it has to survive every one that came before, too."""
     # A pod 0 that is away for less than 2 s interrupts nobody's workers for its coordinator's sake.

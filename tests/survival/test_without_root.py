@@ -12,7 +12,12 @@ import pytest
 
 from tests.conftest import require
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(180),
+    pytest.mark.long("tests/survival/test_survival.py"),
+]
 FAULTS = (
     "worker-of-node-1-killed",
     "agent-of-node-1-killed",
