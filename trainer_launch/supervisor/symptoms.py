@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from trainer_launch import exits
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
+_FRAME = re.compile(
+    r'\s*File "[^"]*", line \d+|Detected at node |\s*$'
+)  # TensorFlow's graphs have theirs before the reason
 # How Python names what was not caught, perhaps with torch's prefix. Paddle's `FatalError` only repeats the signal.
 _UNCAUGHT = re.compile(
     r"(\[rank\d+\]: *)?(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
@@ -51,7 +54,8 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     if not named:
         return lines[-1:]
     first, *rest = lines[named[-1] :]
-    return (first, *[line for line in rest if not _LOGGED.match(line)][: _ERROR_LINES - 1])
+    own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
+    return (first, *own[: _ERROR_LINES - 1])
 
 
 def headline(lines: Iterable[str], *, only_named: bool) -> str:
@@ -215,6 +219,7 @@ SYMPTOMS = (
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
         _START + r"tensorflow\.\S*\.UnavailableError\b",
+        _START + r"tensorflow\.\S*\.AbortedError\b[\s\S]*?(?:/job:|Collective ops is aborted)",
         r"because the JAX distributed service detected fatal errors",
         _START + r"xgboost\.core\.XGBoostError: [^\n]*/collective/result\.cc",
         what="because another node or its network is gone",
