@@ -1,0 +1,99 @@
+"""What exit codes lead to, by a Job's podFailurePolicy or the v1 operator's restartPolicy; targets of a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tests.kubernetes.published import Pod
+
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+DEFAULT = "Count"
+# As the design has them: 2 and 30 say that the job itself has to be mended, 20 and 138 that another node may do.
+STOPS, AGAIN = frozenset({"FailJob"}), frozenset({"Count", "Ignore", "FailIndex"})
+MAIN = {2: STOPS, 138: AGAIN, 143: AGAIN, 137: AGAIN}
+PREFLIGHT = {2: STOPS, 30: STOPS, 20: AGAIN}
+
+
+def action(rules: Sequence[Mapping[str, Any]], container: str, code: int) -> str:
+    """What a Job does about a pod whose container has ended so: the first rule that fits; without one it counts."""
+    for rule in rules:
+        asked = rule.get("onExitCodes")
+        if asked is None or asked.get("containerName") not in (None, container):
+            continue
+        if (code in asked["values"]) == (asked["operator"] == "In"):
+            return str(rule["action"])
+    return DEFAULT
+
+
+def failure_policy(pod: Pod) -> Iterator[str]:
+    """What a Job's podFailurePolicy lacks, or would be refused for."""
+    rules = pod.job.get("podFailurePolicy", {}).get("rules", [])
+    if not rules:
+        yield "there is no podFailurePolicy"
+        return
+    if pod.restart != "Never":
+        yield f"a podFailurePolicy needs restartPolicy Never, not {pod.restart or 'the default'}"
+    names = {container["name"] for container in pod.containers}
+    for rule in rules:
+        asked = rule.get("onExitCodes", {})
+        if asked.get("containerName", next(iter(names))) not in names:
+            yield f"a rule is for the container {asked['containerName']}, which is not there"
+        values = asked.get("values", [1])
+        if values != sorted(set(values)) or (asked.get("operator") == "In" and 0 in values):
+            yield f"exit codes {values} have to be in order, without 0"
+    if not any(rule["action"] == "Ignore" and _of_disruption(rule) for rule in rules):
+        yield "an eviction would count as a failure"
+    for container in pod.containers:
+        wanted = MAIN if container in pod.spec["containers"] else PREFLIGHT
+        for code, allowed in wanted.items():
+            if (found := action(rules, container["name"], code)) not in allowed:
+                yield f"{container['name']}: exit code {code} leads to {found}"
+
+
+def _of_disruption(rule: Mapping[str, Any]) -> bool:
+    return any(one.get("type") == "DisruptionTarget" for one in rule.get("onPodConditions", []))
+
+
+def targets(runtime: Mapping[str, Any]) -> Iterator[str]:
+    """What a runtime's words refer to."""
+    jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    steps = [
+        one["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR)
+        for one in jobs
+        if ANCESTOR in one["template"].get("metadata", {}).get("labels", {})
+    ]
+    if steps.count("trainer") != 1:
+        yield f"{steps.count('trainer')} jobs have the label {ANCESTOR}: trainer"
+    pods = {one["name"]: one["template"]["spec"]["template"]["spec"] for one in jobs}
+    for one in jobs:
+        pod = pods[one["name"]]
+        if "node" not in {container["name"] for container in pod["containers"]}:
+            yield f"{one['name']} has no container called node"
+        for needed in one.get("dependsOn", []):
+            if needed["name"] not in pods or needed["name"] == one["name"]:
+                yield f"{one['name']} depends on {needed['name']}, which is not there"
+    if jobs[0].get("dependsOn"):
+        yield "the first job may not depend on another"
+    policy = runtime["spec"]["template"]["spec"].get("successPolicy", {})
+    for name in policy.get("targetReplicatedJobs", []):
+        if name not in pods:
+            yield f"successPolicy names {name}, which is not there"
+    torch = runtime["spec"].get("mlPolicy", {}).get("torch") or {}
+    for target in torch.get("envInjection", {}).get("targets", []):
+        pod = pods.get(target["jobName"], {})
+        there = {each["name"] for each in (*pod.get("initContainers", []), *pod.get("containers", []))}
+        for name in target["containerNames"]:
+            if name not in there:
+                yield f"envInjection names {target['jobName']}/{name}, which is not there"
+
+
+def restart_policy(kind: str, pod: Pod) -> Iterator[str]:
+    """What the operators allow, and what keeps a pod with wrong settings from being started for ever."""
+    if kind in ("PyTorchJob", "TFJob"):
+        if pod.restart != "ExitCode":
+            yield f"{pod.where}: restartPolicy {pod.restart}, though only ExitCode tells 2 from 138"
+    elif pod.restart not in ("Never", "OnFailure"):
+        yield f"{pod.where}: restartPolicy {pod.restart}"
+    if "restartPolicy" in pod.spec and not pod.job:
+        yield f"{pod.where}: the pod's restartPolicy is overwritten by the operator"

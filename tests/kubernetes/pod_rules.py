@@ -1,0 +1,153 @@
+"""What a pod must fulfil: Pod Security Standards' profile "restricted" (Kubernetes 1.34), and rules of our own.
+
+Each function returns what is wrong, a sentence for each; nothing: all is well. Of the profile, what holds for
+Windows, and AppArmor's annotations of old, are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.kubernetes.published import Pod
+
+VOLUMES = frozenset(
+    ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+)
+_TCP = ("syncookies", "keepalive_time", "fin_timeout", "keepalive_intvl", "keepalive_probes", "rmem", "wmem")
+_IP = ("ip_local_port_range", "ip_unprivileged_port_start", "ping_group_range", "ip_local_reserved_ports")
+SYSCTLS = frozenset(
+    ("kernel.shm_rmid_forced", *(f"net.ipv4.tcp_{one}" for one in _TCP), *(f"net.ipv4.{one}" for one in _IP))
+)
+SELINUX = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+GRACE_MARGIN_S = (5, 30)  # of the pod's grace over the launcher's: to kill, to speak, to end
+DEFAULT_GRACE_S = 25  # the launcher's
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
+
+
+def restricted(pod: Pod) -> Iterator[str]:
+    """What the profile "restricted" would refuse."""
+    spec, context = pod.spec, pod.spec.get("securityContext", {})
+    yield from (f"{flag} is set" for flag in ("hostNetwork", "hostPID", "hostIPC") if spec.get(flag))
+    for volume in spec.get("volumes", []):
+        for kind in volume.keys() - VOLUMES - {"name"}:
+            yield f"volume {volume['name']} is of the kind {kind}"
+    for sysctl in context.get("sysctls", []):
+        if sysctl["name"] not in SYSCTLS:
+            yield f"sysctl {sysctl['name']}"
+    if context.get("runAsUser") == 0:
+        yield "runs as root"
+    if context.get("seLinuxOptions", {}).get("type", "") not in SELINUX:
+        yield "SELinux type"
+    for container in pod.containers:
+        for problem in _container(container, context):
+            yield f"{container['name']}: {problem}"
+        for port in container.get("ports", []):
+            if port.get("hostPort"):
+                yield f"{container['name']}: hostPort {port['hostPort']}"
+
+
+def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator[str]:
+    own = container.get("securityContext", {})
+    if own.get("privileged"):
+        yield "privileged"
+    if own.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation is not false"
+    capabilities = own.get("capabilities", {})
+    if "ALL" not in capabilities.get("drop", []):
+        yield "does not drop ALL capabilities"
+    for added in capabilities.get("add", []):
+        if added != "NET_BIND_SERVICE":
+            yield f"adds the capability {added}"
+    if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
+        yield "runAsNonRoot is not true"
+    if own.get("runAsUser") == 0:
+        yield "runs as root"
+    if own.get("seccompProfile", pod.get("seccompProfile", {})).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "no seccompProfile"
+    if own.get("procMount", "Default") != "Default":
+        yield "procMount"
+    if own.get("seLinuxOptions", {}).get("type", "") not in SELINUX:
+        yield "SELinux type"
+
+
+def hardened(pod: Pod) -> Iterator[str]:
+    """What we promise beyond the profile: nothing is writable but volumes, and there is one at /tmp."""
+    for container in pod.containers:
+        if container.get("securityContext", {}).get("readOnlyRootFilesystem") is not True:
+            yield f"{container['name']}: readOnlyRootFilesystem is not true"
+        if "/tmp" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
+            yield f"{container['name']}: nothing is mounted at /tmp"
+
+
+def references(pod: Pod) -> Iterator[str]:
+    """What refers to nothing, or has a name that a server refuses."""
+    volumes = [volume["name"] for volume in pod.spec.get("volumes", [])]
+    names = [container["name"] for container in pod.containers]
+    for kind, given in (("volume", volumes), ("container", names)):
+        for one in sorted(set(given)):
+            if given.count(one) > 1:
+                yield f"two {kind}s are called {one}"
+            if not _LABEL.fullmatch(one):
+                yield f"{kind} {one!r} is not a DNS label"
+    mounted = set()
+    for container in pod.containers:
+        paths = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+        for mount in container.get("volumeMounts", []):
+            mounted.add(mount["name"])
+            if mount["name"] not in volumes:
+                yield f"{container['name']}: there is no volume {mount['name']}"
+            if paths.count(mount["mountPath"]) > 1:
+                yield f"{container['name']}: {mount['mountPath']} is mounted twice"
+        yield from _ports(container)
+    for unused in sorted(set(volumes) - mounted):
+        yield f"volume {unused} is mounted nowhere"
+
+
+def _ports(container: Mapping[str, Any]) -> Iterator[str]:
+    ports = container.get("ports", [])
+    for port in ports:
+        name = port.get("name", "")
+        if not _PORT_NAME.fullmatch(name):
+            yield f"{container['name']}: port {port['containerPort']} has the name {name!r}"
+    known = {port.get("name") for port in ports} | {port["containerPort"] for port in ports}
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        wanted = container.get(probe, {}).get("tcpSocket", {}).get("port")
+        if wanted is not None and wanted not in known:
+            yield f"{container['name']}: {probe} asks for port {wanted}, which is not declared"
+
+
+def grace(pod: Pod) -> Iterator[str]:
+    """The pod's grace must leave the launcher time to end what is deaf, and to say so."""
+    whole = pod.spec.get("terminationGracePeriodSeconds", 30)
+    for container in pod.spec["containers"]:
+        env = {one["name"]: one.get("value", "") for one in container.get("env", [])}
+        own = float(env.get("TRAINER_LAUNCH_GRACE", DEFAULT_GRACE_S))
+        low, high = GRACE_MARGIN_S
+        if not low <= whole - own <= high:
+            longer = f"{whole - own:g} s longer than the launcher's"
+            yield f"{container['name']}: the pod's grace of {whole} s is {longer}"
+
+
+def shared_memory(pod: Pod) -> Iterator[str]:
+    """Who trains by more than one process has more at /dev/shm than 64 MiB, bounded, and below the memory limit."""
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
+    for container in pod.containers:
+        for mount in container.get("volumeMounts", []):
+            if mount["mountPath"] == "/dev/shm":
+                folder = volumes.get(mount["name"], {}).get("emptyDir", {})
+                if folder.get("medium") != "Memory" or "sizeLimit" not in folder:
+                    yield f"{container['name']}: /dev/shm is not in memory, or not bounded"
+                elif (most := _limit(container)) and _bytes(folder["sizeLimit"]) > most / 2:
+                    yield f"{container['name']}: /dev/shm may take more than half of the memory limit"
+
+
+def _limit(container: Mapping[str, Any]) -> int:
+    return _bytes(container.get("resources", {}).get("limits", {}).get("memory", "0"))
+
+
+def _bytes(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([KMGT]i)?", str(quantity)).groups()  # type: ignore[union-attr]
+    return int(number) << {None: 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}[unit]

@@ -1,0 +1,85 @@
+"""Manifests for production run on a laptop as they stand, with a small script where one trains."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, start
+from tests.conftest import require
+from tests.kubernetes import published
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+# Says who it is by the variables that its framework would read, and leaves something in the folder of checkpoints.
+SCRIPT = """
+import json, os, pathlib, sys
+env = os.environ
+tf = json.loads(env.get("TF_CONFIG", "{}")).get("task", {}).get("index")
+ranks = (tf, env.get("RANK"), env.get("OMPI_COMM_WORLD_RANK"), env.get("JOB_COMPLETION_INDEX"))
+rank = next(str(one) for one in ranks if one is not None)
+path = next(pathlib.Path(word) for word in sys.argv if word.endswith((".pt", ".npz", ".json")))
+(path.parent / f"rank-{rank}").write_text("saved")
+sys.stdout.write(f"rank {rank} saved beside {path.name}\\n")
+"""
+INIT = ("preflight", "init-pytorch", "kubectl-delivery")  # to which the v1 operator says nothing of the job
+SCRIPTS = ("train_charlm.py", "train_tf.py", "train_mpi.py", "train_ngrams.py")
+JOBS = pytest.mark.parametrize("path", published.JOBS, ids=published.name)
+# What each job runs, by the name of its manifest.
+RANKS = {
+    "trainjob-torch": 3, "trainjob-preflight": 2, "trainjob-mpi": 8, "trainjob-plain": 4,
+    "pytorchjob": 3, "pytorchjob-elastic": 3, "tfjob": 2, "training-operator/mpijob": 4, "mpi-operator/mpijob": 4,
+}  # fmt: skip
+
+
+def needed(path: Path) -> list[str]:
+    """The options that name a job's manifest, and its runtime's."""
+    (job,) = published.documents(path)
+    if job["kind"] != "TrainJob":
+        return ["-f", str(path)]
+    runtime = published.KUBERNETES / "runtimes" / f"{job['spec']['runtimeRef']['name']}.yaml"
+    return ["-f", str(path), "-f", str(runtime)]
+
+
+def ranks_of(path: Path) -> int:
+    return RANKS.get(path.stem) or RANKS[f"{path.parent.name}/{path.stem}"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in SCRIPTS:
+        (tmp_path / name).write_text(SCRIPT)
+    return tmp_path
+
+
+@JOBS
+def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path) -> None:
+    made = launch("local", *needed(path), "--render", str(folder / "pods"))
+    assert made.returncode == 0, made.stderr
+    alike = {re.sub(r"\d+", "N", path.name): path for path in (folder / "pods").iterdir()}
+    assert alike
+    for snapshot in alike.values():
+        told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
+        assert told.returncode == 0, f"{snapshot.name}: {told.stderr}"
+        without = any(one in snapshot.name for one in INIT) and path.parent.name == "training-operator"
+        assert (json.loads(told.stdout)["contract"] == "unknown") == without, snapshot.name
+
+
+@JOBS
+def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
+    if "pytorchjob" in path.name or path.stem in ("trainjob-torch", "trainjob-preflight"):
+        pytest.importorskip("torch")
+    if "mpi" in path.name:
+        require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+        require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    env = {"PYTHONPATH": str(published.DOCKER.parent), "CUDA_VISIBLE_DEVICES": ""}
+    with start("local", *needed(path), env=env, cwd=folder) as rehearsal:
+        code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    found = sorted({int(rank) for rank in re.findall(r"rank (\d+) saved beside", output)})
+    assert found == list(range(ranks_of(path)))
+    assert re.search(r": Succeeded after [\d.]+ s", output)

@@ -1,0 +1,229 @@
+"""Published manifests keep the rules of pods and jobs; a manifest that breaks one is seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes import job_rules, pod_rules, published
+from tests.kubernetes.published import Pod
+
+RUNTIMES = tuple(sorted((published.KUBERNETES / "runtimes").glob("[!k]*.yaml")))
+RULES = (
+    *(pod_rules.restricted, pod_rules.hardened, pod_rules.references, pod_rules.grace, pod_rules.shared_memory),
+)
+each = pytest.mark.parametrize
+
+
+def wrong_in(path: Path, rule: Callable[[Pod], Iterator[str]]) -> list[str]:
+    return [f"{pod.where}: {text}" for pod in published.all_pods(path) for text in rule(pod)]
+
+
+def test_every_manifest_for_production_is_looked_at() -> None:
+    assert len(RUNTIMES) == 4
+    assert len(published.JOBS) >= 9
+    assert len({document["kind"] for path in published.JOBS for document in published.documents(path)}) == 4
+
+
+@each("rule", RULES, ids=lambda rule: rule.__name__)
+@each("path", published.FOR_PRODUCTION, ids=published.name)
+def test_a_pod_for_production(path: Path, rule: Callable[[Pod], Iterator[str]]) -> None:
+    assert wrong_in(path, rule) == []
+
+
+@each("path", published.ALL, ids=published.name)
+def test_what_a_pod_refers_to_is_there(path: Path) -> None:
+    assert wrong_in(path, pod_rules.references) == []
+
+
+@each("path", RUNTIMES, ids=published.name)
+def test_a_runtimes_targets_are_there_and_its_trainer_acts_on_exit_codes(path: Path) -> None:
+    (runtime,) = published.documents(path)
+    assert list(job_rules.targets(runtime)) == []
+    (trainer,) = [pod for pod in published.pods(runtime) if pod.where == _trainer(runtime)]
+    assert list(job_rules.failure_policy(trainer)) == []
+
+
+def _trainer(runtime: Mapping[str, Any]) -> str:
+    jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    return next(
+        str(job["name"])
+        for job in jobs
+        if job_rules.ANCESTOR in job["template"].get("metadata", {}).get("labels", {})
+    )
+
+
+@each("path", published.JOBS, ids=published.name)
+def test_an_operators_restart_policy_tells_wrong_settings_from_lost_nodes(path: Path) -> None:
+    for document in published.documents(path):
+        found = [
+            text for pod in published.pods(document) for text in job_rules.restart_policy(document["kind"], pod)
+        ]
+        assert found == []
+        if document["kind"] != "TrainJob":
+            assert document["spec"]["runPolicy"]["activeDeadlineSeconds"] > 0, "the only bound of ExitCode"
+
+
+GOOD = yaml.safe_load("""
+terminationGracePeriodSeconds: 60
+restartPolicy: Never
+securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+initContainers:
+  - name: preflight-check
+    securityContext: &context
+      {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+    volumeMounts: [{name: tmp, mountPath: /tmp}]
+containers:
+  - name: node
+    env: [{name: TRAINER_LAUNCH_GRACE, value: "50"}]
+    ports: [{name: ssh, containerPort: 2222}]
+    readinessProbe: {tcpSocket: {port: ssh}}
+    resources: {limits: {memory: 16Gi}}
+    securityContext: *context
+    volumeMounts: [{name: tmp, mountPath: /tmp}, {name: shm, mountPath: /dev/shm}]
+volumes: [{name: tmp, emptyDir: {}}, {name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}]
+""")
+NODE = ("containers", 0)
+CONTEXT = (*NODE, "securityContext")
+
+
+def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    """A copy in which `path` is `new`; None: is not there."""
+    copied = copy.deepcopy(value)
+    place = copied
+    for step in path[:-1]:
+        place = place[step]
+    if new is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = new
+    return copied
+
+
+def test_the_pod_that_violations_start_from_has_none() -> None:
+    pod = Pod(where="", spec=GOOD, job={}, restart="Never")
+    assert [text for rule in RULES for text in rule(pod)] == []
+
+
+@each(
+    ("path", "new", "told"),
+    [
+        (("hostNetwork",), True, "hostNetwork is set"),
+        (("hostPID",), True, "hostPID is set"),
+        (("hostIPC",), True, "hostIPC is set"),
+        (("volumes", 0), {"name": "tmp", "hostPath": {"path": "/tmp"}}, "volume tmp is of the kind hostPath"),
+        (("volumes", 0), {"name": "tmp", "nfs": {"path": "/", "server": "s"}}, "volume tmp is of the kind nfs"),
+        (("securityContext", "sysctls"), [{"name": "kernel.msgmax", "value": "1"}], "sysctl kernel.msgmax"),
+        (("securityContext", "runAsUser"), 0, "runs as root"),
+        (("securityContext", "runAsNonRoot"), False, "node: runAsNonRoot is not true"),
+        (("securityContext", "seccompProfile"), {"type": "Unconfined"}, "node: no seccompProfile"),
+        (("securityContext", "seccompProfile"), None, "node: no seccompProfile"),
+        ((*CONTEXT, "seccompProfile"), {"type": "Unconfined"}, "node: no seccompProfile"),
+        ((*CONTEXT, "runAsUser"), 0, "node: runs as root"),
+        ((*CONTEXT, "runAsNonRoot"), False, "node: runAsNonRoot is not true"),
+        ((*CONTEXT, "privileged"), True, "node: privileged"),
+        ((*CONTEXT, "allowPrivilegeEscalation"), None, "node: allowPrivilegeEscalation is not false"),
+        ((*CONTEXT, "capabilities"), {"drop": ["NET_RAW"]}, "node: does not drop ALL capabilities"),
+        (
+            (*CONTEXT, "capabilities"),
+            {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+            "node: adds the capability SYS_ADMIN",
+        ),
+        ((*CONTEXT, "procMount"), "Unmasked", "node: procMount"),
+        ((*CONTEXT, "seLinuxOptions"), {"type": "spc_t"}, "node: SELinux type"),
+        ((*CONTEXT, "readOnlyRootFilesystem"), None, "node: readOnlyRootFilesystem is not true"),
+        (("initContainers", 0, "securityContext"), None, "preflight-check: does not drop ALL capabilities"),
+        ((*NODE, "ports"), [{"name": "ssh", "containerPort": 2222, "hostPort": 22}], "node: hostPort 22"),
+        ((*NODE, "ports"), [{"containerPort": 2222}], "node: port 2222 has the name ''"),
+        ((*NODE, "ports"), [{"name": "a-name-too-long-for-it", "containerPort": 1}], "node: port 1 has the name"),
+        ((*NODE, "ports"), None, "node: readinessProbe asks for port ssh, which is not declared"),
+        ((*NODE, "volumeMounts"), [{"name": "tmp", "mountPath": "/tmp"}], "volume shm is mounted nowhere"),
+        ((*NODE, "volumeMounts", 1), {"name": "dshm", "mountPath": "/dev/shm"}, "node: there is no volume dshm"),
+        ((*NODE, "volumeMounts", 1), {"name": "shm", "mountPath": "/tmp"}, "node: /tmp is mounted twice"),
+        ((*NODE, "volumeMounts", 0), {"name": "tmp", "mountPath": "/var"}, "node: nothing is mounted at /tmp"),
+        (("volumes", 0, "name"), "Tmp", "volume 'Tmp' is not a DNS label"),
+        ((*NODE, "name"), "preflight-check", "two containers are called preflight-check"),
+        (("terminationGracePeriodSeconds",), 50, "the pod's grace of 50 s is 0 s longer"),
+        (("terminationGracePeriodSeconds",), None, "the pod's grace of 30 s is -20 s longer"),
+        ((*NODE, "env"), None, "the pod's grace of 60 s is 35 s longer"),
+        (("volumes", 1, "emptyDir"), {}, "node: /dev/shm is not in memory, or not bounded"),
+        (("volumes", 1, "emptyDir"), {"medium": "Memory"}, "node: /dev/shm is not in memory, or not bounded"),
+        (("volumes", 1, "emptyDir", "sizeLimit"), "12Gi", "node: /dev/shm may take more than half"),
+    ],
+)
+def test_a_pod_that_breaks_a_rule_is_seen(path: tuple[str | int, ...], new: Any, told: str) -> None:
+    pod = Pod(where="", spec=changed(GOOD, path, new), job={}, restart="Never")
+    found = [text for rule in RULES for text in rule(pod)]
+    assert any(told in text for text in found), found
+
+
+RULES_OF_JOB = [
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "FailJob", "onExitCodes": {"containerName": "preflight-check", "operator": "In", "values": [2, 30]}},
+    {"action": "FailJob", "onExitCodes": {"containerName": "node", "operator": "In", "values": [2]}},
+    {"action": "Count", "onExitCodes": {"containerName": "node", "operator": "In", "values": [138]}},
+]
+CODES = ("onExitCodes", "values")
+
+
+@each(
+    ("path", "new", "told"),
+    [
+        ((0,), None, "an eviction would count as a failure"),
+        ((1,), None, "preflight-check: exit code 30 leads to Count"),
+        ((1, *CODES), [30], "preflight-check: exit code 2 leads to Count"),
+        ((1, *CODES), [2, 20, 30], "preflight-check: exit code 20 leads to FailJob"),
+        ((1, *CODES), [30, 2], "exit codes [30, 2] have to be in order, without 0"),
+        ((2, *CODES), [2, 138], "node: exit code 138 leads to FailJob"),
+        ((2, "onExitCodes", "operator"), "NotIn", "node: exit code 138 leads to FailJob"),
+        ((2, "onExitCodes", "containerName"), "trainer", "a rule is for the container trainer, which is not there"),
+        ((2, "action"), "Count", "node: exit code 2 leads to Count"),
+    ],
+)
+def test_rules_about_exit_codes_that_do_the_wrong_thing_are_seen(
+    path: tuple[str | int, ...], new: Any, told: str
+) -> None:
+    def found(rules: Any, restart: str = "Never") -> list[str]:
+        job = {"podFailurePolicy": {"rules": rules}}
+        return list(job_rules.failure_policy(Pod(where="", spec=GOOD, job=job, restart=restart)))
+
+    assert found(RULES_OF_JOB) == []
+    assert found([]) == ["there is no podFailurePolicy"]
+    assert found(RULES_OF_JOB, "OnFailure") == ["a podFailurePolicy needs restartPolicy Never, not OnFailure"]
+    assert told in found(changed(RULES_OF_JOB, path, new))
+
+
+JOB = ("spec", "template", "spec", "replicatedJobs", 0)
+
+
+@each(
+    ("path", "new", "told"),
+    [
+        ((*JOB, "template", "metadata"), None, "0 jobs have the label"),
+        ((*JOB, "name"), "trainer", "envInjection names node/preflight-check, which is not there"),
+        (
+            (*JOB, "dependsOn"),
+            [{"name": "model", "status": "Complete"}],
+            "node depends on model, which is not there",
+        ),
+        ((*JOB, "template", "spec", "template", "spec", "containers", 0, "name"), "main", "node has no container"),
+        (("spec", "template", "spec", "successPolicy"), {"targetReplicatedJobs": ["launcher"]}, "names launcher"),
+    ],
+)
+def test_a_runtime_that_refers_to_nothing_is_seen(path: tuple[str | int, ...], new: Any, told: str) -> None:
+    (runtime,) = published.documents(published.KUBERNETES / "runtimes" / "torch-distributed-preflight.yaml")
+    assert any(told in text for text in job_rules.targets(changed(runtime, path, new)))
+
+
+def test_a_restart_policy_that_starts_wrong_settings_for_ever_is_seen() -> None:
+    def found(kind: str, restart: str) -> list[str]:
+        return list(job_rules.restart_policy(kind, Pod(where="Worker", spec={}, job={}, restart=restart)))
+
+    assert found("PyTorchJob", "ExitCode") == found("MPIJob", "Never") == []
+    assert found("PyTorchJob", "OnFailure")
+    assert found("MPIJob", "ExitCode")
