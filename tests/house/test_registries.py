@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from tests.house.package import module_of, plugins_in
+from tests.house.package import ROOT, module_of, plugins_in
 from trainer_launch.settings import Settings
 
 REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
@@ -45,3 +45,9 @@ def test_every_file_says_what_it_is_for(folder: str) -> None:
 def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own() -> None:
     names = {engine.NAME for engine in listed_in("engines")} - {"sshd"}
     assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
+
+
+@pytest.mark.parametrize("folder", ["contracts", "preflight"])
+def test_every_name_has_its_row_in_the_page(folder: str) -> None:
+    page = (ROOT / "docs" / f"{folder}.md").read_text(encoding="utf-8")
+    assert [module.NAME for module in listed_in(folder) if f"`{module.NAME}`" not in page] == []
