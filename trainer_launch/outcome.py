@@ -19,6 +19,7 @@ _SUMMARY_BYTES = 1024
 _HINT_BYTES = 512
 _LINE_BYTES = 512
 _CUT = " [...]"
+WHAT_TO_DO = "What to do:"  # begins the last line
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -68,7 +69,7 @@ def last_words(outcome: Outcome) -> str:
     failure = outcome.failure
     if failure is None and not outcome.survivors:
         return first + "\n"
-    hint = f"What to do: {_one_line(failure.hint)}" if failure and failure.hint else ""
+    hint = f"{WHAT_TO_DO} {_one_line(failure.hint)}" if failure and failure.hint else ""
     stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
     shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
     ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, hint) if text]

@@ -1,7 +1,9 @@
-"""Whether the program of a command is there and may be run, found before anything is started."""
+"""Whether what a command needs is there and may be run, found before anything is started."""
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import os
 import shutil
 import sys
@@ -30,6 +32,21 @@ def check(command: Command, path: str | None) -> None:
         _check_executable(command.argv[0], path)
 
 
+def check_torch(engine: str) -> None:
+    """See that torch's engine has its torch, where it is the one that runs the command; nothing is imported.
+
+    Raises:
+        NotRunnableError: this Python has none.
+    """
+    if engine != "torchrun" or importlib.util.find_spec("torch") is not None:
+        return
+    raise NotRunnableError(
+        f"torch is not installed for {sys.executable}, which is to start this job's workers; install torch there, "
+        "install trainer-launch beside the torch that the image has, or run the program alone by --engine plain",
+        found=False,
+    )
+
+
 def is_our_python(word: str, path: str | None) -> bool:
     """Whether an interpreter as typed is the very one that runs us, of the same virtual environment."""
     found = shutil.which(word, path=path)
@@ -56,6 +73,18 @@ def _check_executable(name: str, path: str | None) -> None:
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the path and the volume mounts"
+        near = _nearest(name)
+        where += f"; is {near} meant?" if near else ""
         raise NotRunnableError(f"the script {name!r} does not exist; {where}", found=False)
     if not os.access(name, os.R_OK):
         raise NotRunnableError(f"the script {name!r} may not be read by this user; chmod it", found=True)
+
+
+def _nearest(name: str) -> str | None:
+    """The script in the same folder whose name is most like it."""
+    folder, base = os.path.split(name)
+    try:
+        scripts = [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")]
+    except OSError:
+        return None
+    return next((os.path.join(folder, near) for near in difflib.get_close_matches(base, scripts, n=1)), None)

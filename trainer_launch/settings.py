@@ -246,4 +246,5 @@ def flag_of(name: str) -> str:
 
 def _expected(message: str) -> str:
     """Pydantic's message as the second half of our sentence."""
-    return message[0].lower() + message[1:]
+    told = re.sub(r"^Input should be |, unable to parse .*$", "", message)
+    return f"expected {told}" if told != message else message[0].lower() + message[1:]

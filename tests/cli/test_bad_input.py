@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch
+from tests.house.package import ROOT
 
 V2 = {
     "PET_NNODES": "2",
@@ -25,8 +26,13 @@ V2 = {
         (["run"], {}, 2, "no command"),
         (["run", "--grace", "soon", "--", "true"], {}, 2, "--grace is 'soon'"),
         (["run", "--graze", "1", "--", "true"], {}, 2, "--graze"),
-        (["walk"], {}, 2, "walk"),
-        ([], {}, 2, "COMMAND"),
+        (["run", "--nproc", "2", "--", "true"], {}, 2, "is --nproc-per-node meant?"),
+        (["local", "--faults", "oom", "--", "true"], {}, 2, "is --fault meant? Or see trainer-launch local --help"),
+        (["run", "--engine", "torch", "--", "true"], {}, 2, "expected 'auto', 'torchrun'"),
+        (["walk"], {}, 2, "trainer-launch run -- walk"),
+        (["loc", "--", "true"], {}, 2, "is local meant?"),
+        (["local"], {}, 2, "write a command after --, or name a manifest with -f"),
+        ([], {}, 2, "which command?"),
         (["run", "--", "true"], {"TRAINER_LAUNCH_GRACE": "soon"}, 2, "TRAINER_LAUNCH_GRACE"),
         (["run", "--contract", "trainer-v2-troch", "--", "true"], {}, 2, "did you mean trainer-v2-torch"),
         (["run", "--", "true"], V2 | {"PET_NNODES": "many"}, 2, "PET_NNODES"),
@@ -51,6 +57,37 @@ def test_bad_input_is_one_sentence(words: list[str], env: dict[str, str], code: 
     assert line.startswith("trainer-launch: error: ")
     assert said in line
     assert ended.stdout == ""
+
+
+def test_a_script_that_is_mistyped_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for command in ("run", "local"):
+        assert "is train.py meant?" in launch(command, "--", "trian.py", cwd=tmp_path).stderr
+
+
+def test_a_python_without_torch_is_one_sentence_for_all_pods(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "genuine = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'torch' else genuine(name, package)\n"
+    )
+    for words in (["local", "--nodes", "3"], ["run", "--nproc-per-node", "2"]):
+        ended = launch(*words, "--", "train.py", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+        assert ended.returncode == 127
+        (line,) = ended.stderr.splitlines()
+        assert "torch is not installed for" in line
+        assert "--engine plain" in line
+
+
+def test_without_a_platform_a_python_program_hears_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    assert "--nproc-per-node N" in launch("run", "--", "train.py", cwd=tmp_path).stderr
+    assert "--nproc-per-node N" not in launch("run", "--", "true", cwd=tmp_path).stderr
+
+
+def test_how_to_mend_it_is_in_the_log_as_well() -> None:
+    assert "what to do: check the command" in launch("run", "--", "sh", "-c", "exit 127").stderr
 
 
 def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
@@ -105,3 +142,9 @@ def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:
     ended = launch("run", "--", "true", env={"TRAINER_LAUNCH_GRASE": "1"})
     assert ended.returncode == 0
     assert "did you mean TRAINER_LAUNCH_GRACE?" in ended.stderr
+
+
+def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
+    ended = launch("local", "--", "sh", "-c", "exit 127")
+    assert ended.returncode == 127
+    assert "What to do (local-node-0-0): check the command, the image" in ended.stderr

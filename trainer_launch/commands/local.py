@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer_launch import programs
-from trainer_launch.command import parse_command
+from trainer_launch.command import Kind, parse_command
 from trainer_launch.commands import audience, troubles
 from trainer_launch.commands.audience import Audience
 from trainer_launch.commands.containers import image_path
@@ -90,8 +90,13 @@ def main(parsed: Parsed) -> int:
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
-    programs.check(parse_command(parsed.argv), path)
+    if not parsed.argv:
+        raise UsageError("nothing to rehearse was given; write a command after --, or name a manifest with -f")
+    command = parse_command(parsed.argv)
+    programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
+    if settings.engine == "torchrun" or (settings.engine == "auto" and command.kind is not Kind.PROGRAM):
+        programs.check_torch("torchrun")  # said once, and not by each pod
     setting = Setting(
         launchers=_for_our_pods(settings, is_mpi=is_mpi),
         path=path,

@@ -6,6 +6,7 @@ Everything after the first `--` is the command to run; without `--` it begins at
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import typing
@@ -148,6 +149,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
+    def refuse_unknown(self, word: str) -> typing.NoReturn:
+        """Say so of an option that this command does not have."""
+        flag = word.partition("=")[0]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        longer = [name for name in known if name.startswith(flag)]
+        near = longer if len(longer) == 1 else difflib.get_close_matches(flag, known, n=1)
+        raise UsageError(f"{self.prog} has no option {flag}; {_meant(near)}see {self.prog} --help")
+
 
 def parse(program: str, argv: Sequence[str]) -> Parsed:
     """Understand a command line, with TRAINER_LAUNCH_* behind it.
@@ -169,7 +178,14 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
     own, rest = _split(list(argv))
     called = tuple(name for name in COMMANDS if own[:1] == [name])
-    parsed = vars(build(program, called or tuple(COMMANDS)).parse_args(own))
+    if not called and not (own and own[0].startswith("-")):
+        raise UsageError(_no_command(program, own))
+    parser = build(program, called or tuple(COMMANDS))
+    found, unknown = parser.parse_known_args(own)
+    parsed = vars(found)
+    if unknown:
+        parsed.pop("parser", parser).refuse_unknown(unknown[0])
+    del parsed["parser"]
     command: Callable[[Parsed], int] = parsed.pop("command")
     words: list[str] = parsed.pop("words")
     if rest is not None and words:
@@ -207,8 +223,21 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
         for field in COMMANDS[name]:
             _add(sub, field, Settings.model_fields[field])
         sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        sub.set_defaults(command=module.main)
+        sub.set_defaults(command=module.main, parser=sub)
     return parser
+
+
+def _no_command(program: str, words: Sequence[str]) -> str:
+    """What is wrong with a command line that begins with none of ours."""
+    if not words:
+        return f"which command? one of {', '.join(COMMANDS)}; see {program} --help"
+    near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+    advice = _meant(near) or f"to run a program: {program} run -- {words[0]} …; "
+    return f"{words[0]!r} is no command of {program}; {advice}see {program} --help"
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"is {near[0]} meant? Or " if near else ""
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:

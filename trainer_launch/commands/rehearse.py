@@ -136,7 +136,7 @@ class Rehearsal:
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
         shown = table.table(self.state, self._words()) + table.condition(self._title, self.state, self._seconds)
-        return shown + table.missed(self._faults.missed)
+        return shown + table.advice(self.state, self._last_words()) + table.missed(self._faults.missed)
 
     @property
     def _title(self) -> str:
@@ -146,9 +146,12 @@ class Rehearsal:
         """What the container that counts wrote last; from any thread."""
         return "".join(self._system.last_lines(f"{pod.name}/{pod.draft.main}")[-1:])
 
-    def _words(self) -> dict[str, str]:
+    def _last_words(self) -> dict[str, str]:
         pods = self.state.pods.values()
-        return {pod.name: _first_line(self.stage.last_words(pod, pod.draft.main)) for pod in pods}
+        return {pod.name: _text_of(self.stage.last_words(pod, pod.draft.main)) for pod in pods}
+
+    def _words(self) -> dict[str, str]:
+        return {name: text.partition("\n")[0] for name, text in self._last_words().items()}
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -280,8 +283,8 @@ def _exited(at_s: float, end: Exit) -> machine.Exited:
     return machine.Exited(at_s, pod, container, end.exit_code)
 
 
-def _first_line(path: Path) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer_launch import engines, log, outcome, programs, run_folder
+from trainer_launch.command import Kind
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts import bare
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.host.secret import read_secret
@@ -97,6 +99,7 @@ def _planned(
     request = replace(request, shm_is_short=memory.is_short)
     programs.check(request.command, request.env.get("PATH"))
     plan = engines.plan(request)
+    programs.check_torch(plan.engine)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
         from trainer_launch.commands import recheck  # only who has a preflight needs the checks
@@ -130,6 +133,8 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
     """Say how it ended to everybody who reads it; the outcome with its place."""
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
     _log.info("%s", outcome.summary(ended))
+    if ended.failure and ended.failure.hint:
+        _log.info("what to do: %s", ended.failure.hint)
     write_last_words(outcome.last_words(ended), settings.termination_log)
     early.leave()
     observer.finished(ended)
@@ -166,6 +171,8 @@ def _tell(request: Request, plan: Plan) -> None:
         topology.local_world_size or "?",
         topology.coordinator or "-",
     )
+    if job.contract == bare.NAME and request.command.kind in (Kind.SCRIPT, Kind.MODULE) and plan.engine == "plain":
+        _log.info("no platform was recognised: one process, without RANK and WORLD_SIZE; torch: --nproc-per-node N")
 
 
 def _become(plan: Plan) -> NoReturn:

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from trainer_launch import exits
 from trainer_launch.manifest.machine import State
+from trainer_launch.outcome import WHAT_TO_DO
 from trainer_launch.rehearsal.fault import Fault
 
+_OF_OTHERS = ("reason=Stopped", "reason=PeerLost", "reason=Succeeded")  # other pods tell why
+_AT_MOST = 3  # different ones
 HEAD = ("POD", "PHASE", "STARTS", "RESTARTS", "EXIT", "LAST WORDS")
 
 
@@ -33,6 +36,20 @@ def condition(title: str, state: State, seconds: float) -> str:
         return f"{title}: stopped after {seconds:.1f} s\n"
     verdict = "Succeeded" if end.succeeded else "Failed"
     return f"{title}: {verdict} after {seconds:.1f} s ({end.reason}): {end.message}\n"
+
+
+def advice(state: State, last_words: Mapping[str, str]) -> str:
+    """What to do about the pods that failed by themselves, as their last words have it; each thing once."""
+    if state.condition is None or state.condition.succeeded:
+        return ""
+    pods: dict[str, str] = {}
+    for name, text in last_words.items():
+        first, *rest = text.splitlines() or [""]
+        if not first.startswith(_OF_OTHERS):
+            for line in rest:
+                if line.startswith(WHAT_TO_DO):
+                    pods.setdefault(line[len(WHAT_TO_DO) :].strip(), name)
+    return "".join(f"What to do ({name}): {text}\n" for text, name in list(pods.items())[:_AT_MOST])
 
 
 def missed(faults: Iterable[tuple[Fault, str]]) -> str:

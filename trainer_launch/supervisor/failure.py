@@ -240,7 +240,7 @@ def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
     told = f"{who} ended with {how}" + (f", {rule.what}" if rule.what else "")
     why = agent.message if agent else None
-    if why is None and (end.signal is None or end.signal in _CRASHES):
+    if why is None and not evidence.stopped and (end.signal is None or end.signal in _CRASHES):
         why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
     return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
 
