@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.frameworks import frameworks
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S)]
 
 READER = Path(__file__).with_name("api_classes.py")
+DISTIL = Path(__file__).with_name("distil.py")
+SCHEMAS = Path(__file__).parents[1] / "kubernetes" / "schemas"
 MANIFESTS = sorted(path for path in frameworks.EXAMPLES.parent.rglob("*.yaml") if path.name != "kustomization.yaml")
 
 
@@ -24,6 +27,16 @@ def wrong_in(*paths: Path) -> list[str]:
 def test_published_manifests_hold_nothing_that_their_api_does_not_know() -> None:
     assert len(MANIFESTS) > 8
     assert wrong_in(*MANIFESTS) == []
+
+
+def test_the_schemas_that_quick_tests_read_are_those_of_the_published_classes() -> None:
+    words = [frameworks.python("kubernetes"), str(DISTIL)]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    distilled = [json.loads(line) for line in told.splitlines()]
+    assert [one["file"] for one in distilled] == ["kubernetes", "trainer", "training-operator"]
+    for one in distilled:
+        kept = json.loads((SCHEMAS / f"{one.pop('file')}.json").read_text())
+        assert kept == one, "to renew a file, write there what distil.py prints for it"
 
 
 @pytest.mark.parametrize(
