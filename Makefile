@@ -66,14 +66,11 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## print the figures: start-up, idle, output, report(), recovery
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/output.py
-	$(BIN)/python benchmarks/report.py
-	$(BIN)/python benchmarks/recovery.py
+bench: venv ## measure this project and its peers in turn, for half an hour; write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-survival: venv ## as root, for an hour: what each fault costs, beside torchrun
-	$(BIN)/python benchmarks/survival.py $(BENCH_ARGS)
+bench-survival: venv ## as root, for hours: what each fault costs a job of three pods, beside its peers
+	$(BIN)/python -m benchmarks --only survival $(BENCH_ARGS)
 
 # The ledger is written as things happen: `.venv/bin/python -m tests.soak.report soak` sums it up at any time.
 soak: venv ## as root, for two hours: random faults on 4 pods, and a ledger of what has to hold; SOAK_ARGS="--minutes 20"

@@ -1,93 +1,42 @@
-"""An MPI job's start, wait and loss of a host, beside bare mpirun with the same keys; and a wait for 500 hosts.
-
-Run as root: PYTHONPATH=. python benchmarks/mpi.py [--repeats N] [--hosts N] [start late many loss]
-Needs Open MPI 4, OpenSSH and iproute2. Hosts are network namespaces, workers are `trainer-launch sshd`.
-"""
+"""An MPI job's start, wait and loss of a host, beside bare mpirun and horovodrun with the same keys and sshd."""
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
+import contextlib
+import functools
 import os
 import random
-import resource
-import selectors
-import socket
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks import peers
+from benchmarks.banners import HOSTS as MANY
+from benchmarks.measuring import Case, Failed, Section, Setup, keep_running
+from benchmarks.peers import Absent, version_here
 from tests.cli.launching import LAUNCHER
-from tests.hosts import mpi
+from tests.frameworks import building
+from tests.hosts import mpi, network
 from trainer_launch.model import Job
-from trainer_launch.mpi.crew import Crew
-from trainer_launch.mpi.probes import Probes
-from trainer_launch.mpi.sights import Stage
 from trainer_launch.ssh import client
 
-PROGRAM = ("echo", "first")
-MANY = 500
-MANY_WITHIN_S = 3.0
+HOSTS = 8
 LATE_WITHIN_S = 10.0
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--hosts", type=int, default=8)
-    parser.add_argument("what", nargs="*", default=["many", "start", "late", "loss"])
-    args = parser.parse_args()
-    if "many" in args.what:
-        many(args.repeats)
-    for what in ("start", "late", "loss"):
-        if what in args.what:
-            with tempfile.TemporaryDirectory() as folder, mpi.job(Path(folder), args.hosts) as job:
-                {"start": start, "late": late, "loss": loss}[what](job, args.repeats)
-
-
-def told(what: str, seconds: list[float]) -> float:
-    median = statistics.median(seconds)
-    print(
-        f"{what:<58} {median:6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f}, {len(seconds)} runs)", flush=True
-    )
-    return median
-
-
-# -- start, with bare mpirun ------------------------------------------------------------------
-
-
-def bare(job: mpi.Job) -> float:
-    """From the start of mpirun to its first line."""
-    folder = tempfile.mkdtemp(dir=job.folder)
-    keys = client.prepared(Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT)
-    env = {**job.env, "OMPI_MCA_plm_rsh_args": f"-F {keys.config}"}
-    return first_line(job, ("mpirun", "--allow-run-as-root", *PROGRAM), env)
-
-
-def ours(job: mpi.Job) -> float:
-    """From the start of the launcher to the first rank's first line."""
-    return first_line(job, (*LAUNCHER, "run", "--log-level", "error", "--", "mpirun", *PROGRAM), job.env)
-
-
-def first_line(job: mpi.Job, argv: tuple[str, ...], env: dict[str, str]) -> float:
-    begun_s = time.monotonic()
-    process = job.launcher.start(argv, env)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("first"):
-            break
-    took_s = time.monotonic() - begun_s
-    process.stdout.read()
-    process.stdout.close()
-    assert process.wait() == 0
-    return took_s
-
-
+LIMIT_S = 60.0
+OURS, MPIRUN, OUR_HOROVODRUN, HOROVODRUN = WHOS = (
+    *("trainer-launch, mpirun", "mpirun"),
+    *("trainer-launch, horovodrun", "horovodrun"),
+)
+START = f"{HOSTS} hosts, all sshd up: from the start to the first line"
+LATE = f"{HOSTS} sshd come up within {LATE_WITHIN_S:g} s: from the last banner to the first line"
+LOSS = f"one of {HOSTS} hosts is killed: to the others' next step"
+WAIT = f"{MANY} simulated hosts: from the last banner until all are seen"
+MEMORY = f"{MANY} simulated hosts: memory of what waits"
 # Runs on the launcher's host beside what is measured; monotonic time is the same on all of them.
 ALL_UP = """
 import socket, sys, time
@@ -104,6 +53,61 @@ print(time.monotonic())
 """
 
 
+def first_line(job: mpi.Job, argv: tuple[str, ...], env: Mapping[str, str]) -> Mapping[str, float]:
+    """From the start of something on the launcher's host to the first line of the program, `first`."""
+    begun_s = time.monotonic()
+    process = job.launcher.start(argv, env)
+    assert process.stdout is not None
+    said, took_s = [], None
+    for line in process.stdout:
+        said.append(line.strip())
+        if took_s is None and "first" in line and "echo" not in line:
+            took_s = time.monotonic() - begun_s
+    process.stdout.close()
+    if process.wait() != 0 or took_s is None:
+        raise Failed(f"ended with {process.returncode}: {' '.join(said[-2:])}")
+    return {START: took_s}
+
+
+def commands(job: mpi.Job) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+    """What starts `echo first` on all hosts, and its variables. Bare ones get our ssh configuration."""
+    folder = tempfile.mkdtemp(dir=job.folder)
+    keys = client.prepared(Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT)
+    ours = (*LAUNCHER, "run", "--log-level", "error", "--")
+    program = ("echo", "first")
+    return {
+        OURS: ((*ours, "mpirun", *program), job.env),
+        MPIRUN: (
+            ("mpirun", "--allow-run-as-root", *program),
+            {**job.env, "OMPI_MCA_plm_rsh_args": f"-F {keys.config}"},
+        ),
+        **_horovod(job, Path(folder), ours, str(keys.config), program),
+    }
+
+
+def _horovod(job: mpi.Job, folder: Path, ours: tuple[str, ...], config: str, program: tuple[str, ...]):
+    with contextlib.suppress(Absent):
+        peers.made("horovod.sh")
+        building.command(folder / "bin")
+        ssh = folder / "bare" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+        ssh.chmod(0o755)
+        path = f"{folder}/bin:{os.environ['PATH']}"
+        hosts = ",".join(f"{host.name}:1" for host in job.workers)
+        words = ("-np", str(len(job.workers)), "--gloo")
+        typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), "--network-interfaces", "eth0", *program)
+        env = {**building.env(), **job.env, "K_MPI_JOB_ROLE": "launcher"}
+        return {
+            OUR_HOROVODRUN: ((*ours, "horovodrun", *words, *program), {**env, "PATH": path}),
+            HOROVODRUN: (typed, {**env, "PATH": f"{ssh.parent}:{path}"}),
+        }
+    return {}
+
+
+# -- hosts that come late, hosts that go ------------------------------------------------------
+
+
 def up(job: mpi.Job) -> subprocess.Popen[str]:
     """Something that ends when every worker's sshd has answered, and says when that was."""
     addresses = [host.address for host in job.workers]
@@ -113,155 +117,105 @@ def up(job: mpi.Job) -> subprocess.Popen[str]:
 
 def at_s(watcher: subprocess.Popen[str]) -> float:
     """When it was; waits for it."""
-    return float(watcher.communicate(timeout=60)[0])
+    return float(watcher.communicate(timeout=LIMIT_S)[0])
 
 
-def start(job: mpi.Job, repeats: int) -> None:
-    job.start_workers()
-    at_s(up(job))
-    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
-    bare(job)  # warms what both use
-    for _ in range(repeats):
-        seconds["bare"].append(bare(job))
-        seconds["ours"].append(ours(job))
-    n = len(job.workers)
-    alone = told(f"bare mpirun, {n} hosts, all sshd up: to the first line", seconds["bare"])
-    whole = told("trainer-launch run, the same", seconds["ours"])
-    print(f"ratio {whole / alone:.2f}")
-
-
-def late(job: mpi.Job, repeats: int) -> None:
+def late(job: mpi.Job) -> Mapping[str, float]:
     """sshd come up in random order; from the last one's first answer to the first line."""
-    after: list[float] = []
-    alone: list[float] = []
-    for _ in range(repeats):
-        after.append(_late_once(job))
-        alone.append(bare(job))
-        for host in job.workers:
-            job.kill(host.name)
-    without = told(f"bare mpirun, {len(job.workers)} hosts, all sshd up", alone)
-    with_us = told("trainer-launch, from the last of sshd's banners", after)
-    print(f"difference {with_us - without:+.2f} s, ratio {with_us / without:.2f}")
-
-
-def _late_once(job: mpi.Job) -> float:
-    run = job.launch("mpirun", *PROGRAM, options=("--log-level", "error"))
+    run = job.launch("mpirun", "echo", "first", options=("--log-level", "error"))
     watcher = up(job)
-    timers = [
+    begun = [
         threading.Timer(random.uniform(0, LATE_WITHIN_S), job.start_workers, (host.name,)) for host in job.workers
     ]
-    for timer in timers:
+    for timer in begun:
         timer.start()
-    run.read_until("first")
-    now_s = time.monotonic()
-    for timer in timers:
-        timer.join()
+    try:
+        run.read_until("first")
+        now_s = time.monotonic()
+    finally:
+        for timer in begun:
+            timer.join()
     run.end()
-    return now_s - at_s(watcher)
+    return {LATE: now_s - at_s(watcher)}
 
 
-def loss(job: mpi.Job, repeats: int) -> None:
-    """A host is killed; to the next step of the others."""
-    seconds: list[float] = []
-    strays = 0
-    for _ in range(repeats):
-        job.start_workers()
-        at_s(up(job))
-        job.checkpoint.unlink(missing_ok=True)
-        options = ("--min-nodes", "2", "--shrink-after", "0", "--log-level", "error")
-        run = job.launch("mpirun", *job.train(100_000), options=options)
-        run.read_until(f"step 20 of {len(job.workers)} ")
-        killed_s = time.monotonic()
-        job.kill(job.workers[1].name)
-        run.read_until(f" of {len(job.workers) - 1} ranks")
-        seconds.append(time.monotonic() - killed_s)
-        ranks = [text.partition(":")[0] for text in job.strays() if "train.py" in text]
-        strays += len(ranks) - len(set(ranks))  # each survivor has one rank, of the new start
-        run.terminate()
-        run.end()
-        for host in (job.workers[0], *job.workers[2:]):
-            job.kill(host.name)
-    told(f"one of {len(job.workers)} hosts is killed: to the survivors' next step", seconds)
-    print(f"stray ranks on survivors then: {strays}")
-
-
-# -- the wait for many hosts ------------------------------------------------------------------
-
-
-def many(repeats: int) -> None:
-    """Banners of many hosts on loopback addresses come up in random order; the table settles."""
-    settled, memory = zip(*(_many_once() for _ in range(repeats)), strict=True)
-    told(f"{MANY} hosts: from the last banner until all are seen", list(settled))
-    print(
-        f"memory {max(memory) / 1024:.0f} MB at most, {max(memory) / 1024 - _base_mb():.0f} MB of it for the hosts"
+def loss(job: mpi.Job) -> Mapping[str, float]:
+    """A host is killed; to the next step of the others. None of its ranks may be left on them."""
+    job.start_workers()
+    at_s(up(job))
+    job.checkpoint.unlink(missing_ok=True)
+    run = job.launch(
+        "mpirun",
+        *job.train(100_000),
+        options=("--min-nodes", "2", "--shrink-after", "0", "--log-level", "error"),
     )
+    run.read_until(f"step 20 of {HOSTS} ")
+    killed_s = time.monotonic()
+    job.kill(job.workers[1].name)
+    run.read_until(f" of {HOSTS - 1} ranks")
+    took_s = time.monotonic() - killed_s
+    ranks = [text.partition(":")[0] for text in job.strays() if "train.py" in text]
+    if len(ranks) != len(set(ranks)):  # each survivor has one rank, of the new start
+        raise Failed("ranks of the first start were left")
+    run.terminate()
+    run.end()
+    return {LOSS: took_s}
 
 
-def _many_once() -> tuple[float, int]:
-    port = 20_000 + random.randrange(10_000)
-    ours, theirs = multiprocessing.Pipe()
-    banners = multiprocessing.Process(target=_banners, args=(port, theirs))
-    banners.start()
-    watcher_end, end = multiprocessing.Pipe()
-    watcher = multiprocessing.get_context("spawn").Process(target=_watcher, args=(port, end))
-    watcher.start()
-    last_s = ours.recv()
-    done_s, rss_kb = watcher_end.recv()
-    banners.terminate()
-    banners.join()
-    watcher.join()
-    return done_s - last_s, rss_kb
+def many() -> Mapping[str, float]:
+    """The wait alone, for more hosts than fit here."""
+    argv = (sys.executable, "-m", "benchmarks.banners")
+    told = subprocess.check_output(argv, text=True, timeout=LIMIT_S)
+    return dict(zip((WAIT, MEMORY), map(float, told.split()), strict=True))
 
 
-def _addresses() -> Iterator[str]:
-    return (f"127.1.{n // 250}.{n % 250 + 1}" for n in range(MANY))
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Hosts whose sshd stay up, and hosts whose sshd come and go."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as undo:
+        steady, changing = (undo.enter_context(mpi.job(Path(name), HOSTS)) for name in (one, two))
+        steady.start_workers()
+        at_s(up(steady))
+        keep_running()
+        lines = commands(steady)
+        cases = [
+            Case(who, {START: "s"}, functools.partial(first_line, steady, *line), LIMIT_S, 3.0)
+            for who, line in lines.items()
+        ]
+        faults: list[tuple[str, Callable[[mpi.Job], Mapping[str, float]], float]]
+        faults = [(LATE, late, LATE_WITHIN_S + 4), (LOSS, loss, 10.0)]
+        cases += [
+            Case(OURS, {row: "s"}, functools.partial(what, changing), LIMIT_S, about_s)
+            for row, what, about_s in faults
+        ]
+        cases.append(Case(OURS, {WAIT: "s", MEMORY: "MB"}, many, LIMIT_S, 6.0))
+        why = "Horovod cannot be built here: make horovod says why"
+        yield Setup(cases, {who: why for who in WHOS if who not in lines})
 
 
-def _banners(port: int, told_to: multiprocessing.connection.Connection) -> None:
-    """Hosts whose sshd come up one after the other."""
-    addresses = list(_addresses())
-    random.shuffle(addresses)
-    selector = selectors.DefaultSelector()
-    begun_s = time.monotonic()
-    for number, address in enumerate(addresses):
-        _serve(selector, begun_s + MANY_WITHIN_S * number / MANY)
-        made = socket.create_server((address, port))
-        made.setblocking(False)
-        selector.register(made, selectors.EVENT_READ)
-    told_to.send(time.monotonic())
-    _serve(selector, float("inf"))
+def missing() -> str | None:
+    """What this machine lacks for it."""
+    lacking = [name for name in ("mpirun.openmpi", "ssh") if not shutil.which(name)]
+    return network.missing() or (f"needs {', '.join(lacking)}" if lacking else None)
 
 
-def _serve(selector: selectors.BaseSelector, until_s: float) -> None:
-    while (left_s := until_s - time.monotonic()) > 0:
-        for key, _ in selector.select(min(left_s, 1.0)):
-            assert isinstance(key.fileobj, socket.socket)
-            met, _ = key.fileobj.accept()
-            met.sendall(b"SSH-2.0-benchmark\r\n")
-            met.close()
-
-
-def _watcher(port: int, told_to: multiprocessing.connection.Connection) -> None:
-    """What the agent does while it waits, and nothing else."""
-    hosts = {f"job-worker-{n}.job": (address, port) for n, address in enumerate(_addresses())}
-    selector, crew = selectors.DefaultSelector(), Crew(16)
-    selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-    probes = Probes(selector, crew, port, lambda _: None, aliases=hosts)
-    probes.watch(hosts)
-    while any(sight.stage is not Stage.READY for sight in probes.sights.values()):
-        due_s = probes.due_s
-        for key, _ in selector.select(None if due_s is None else max(0.0, due_s - time.monotonic())):
-            key.data()
-        probes.tick(time.monotonic())
-    told_to.send((time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
-    os._exit(0)
-
-
-def _base_mb() -> float:
-    """What Python with our modules takes without any host."""
-    code = "import resource, trainer_launch.mpi.probes; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    return int(subprocess.check_output(("python3", "-c", code), text=True)) / 1024
-
-
-if __name__ == "__main__":
-    main()
+SECTION = Section(
+    name="mpi",
+    title="MPI jobs",
+    about=f"""\
+{HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the
+same sshd, key and ssh configuration; the program is `echo`. Bare ones are started when all sshd are up, as
+neither waits for them; and when a host is lost, both end. horovodrun is told the network interface, which it
+would look for otherwise.""",
+    open=opened,
+    versions=lambda: {
+        "trainer-launch": version_here("trainer-launch"),
+        "Open MPI": peers.version_of_debian("openmpi-bin"),
+        "OpenSSH": peers.version_of_debian("openssh-server"),
+        "Horovod": peers.horovod_version(),
+    },
+    whos=WHOS,
+    missing=missing,
+    shown=(START,),
+    causes={START: "Before mpirun, two Pythons start: the launcher, and the agent that looks at every host."},
+)

@@ -1,18 +1,24 @@
-"""How fast labelled output is carried: MB/s for 1, 4 and 8 writers, beside `cat` moving the same bytes unlabelled.
-
-Run: python benchmarks/output.py [megabytes]
-"""
+"""How fast labelled output is carried, from the writers' pipes to whoever reads the container's."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from trainer_launch.model import Process
-from trainer_launch.supervisor.system import System
+from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.peers import TORCHRUN, version_here
+from tests.cli.launching import LAUNCHER, clean_env
 
+MEGABYTES = 128  # of all writers together
+WRITERS = (1, 4, 8)
+LIMIT_S = 120.0
 LINE = b"epoch 3 step 1200 loss 0.4312 lr 3.0e-4 grad_norm 1.02 tokens/s 81234 mem 61.2\n"
 WRITER = f"""
 import os, sys
@@ -21,50 +27,79 @@ for _ in range(int(sys.argv[1]) // len(block)):
     view = memoryview(block)
     while view:
         view = view[os.write(1, view):]
+os._exit(0)
 """
+CAT = 'for i in $(seq "$0"); do "$@" | cat & done; wait'
 
 
-def ours(writers: int, each_bytes: int) -> float:
-    """Seconds until everything has passed through the prefixing thread."""
-    system = System()
-    started = time.monotonic()
-    for i in range(writers):
-        argv = (sys.executable, "-S", "-c", WRITER, str(each_bytes))
-        system.spawn(Process(name=str(i), argv=argv, env=dict(os.environ), label=f"node0:rank{i}"))
-    left = writers
-    while left:
-        left -= len(system.wait(None))  # nothing but exits happens here
-    system.drain(60.0)
-    took = time.monotonic() - started
-    system.close()
-    return took
+def commands(writers: int, folder: str) -> dict[str, tuple[str, ...]]:
+    """What stands before the writer; `cat` labels nothing."""
+    ours = (*LAUNCHER, "run", "--log-level", "error", "--prefix", "--start-method", "exec")
+    tee = ("--log-dir", folder, "--tee", "3", "--standalone")
+    return {
+        "trainer-launch --prefix": (*ours, f"--nproc-per-node={writers}", "--"),
+        "torchrun --tee 3": (*TORCHRUN, *tee, f"--nproc-per-node={writers}"),
+        "cat": ("bash", "-c", CAT, str(writers), sys.executable, "-S"),
+    }
 
 
-def cat(writers: int, each_bytes: int) -> float:
-    """Seconds for one `cat` per writer."""
-    started = time.monotonic()
-    pipes = []
-    for _ in range(writers):
-        writer = subprocess.Popen([sys.executable, "-S", "-c", WRITER, str(each_bytes)], stdout=subprocess.PIPE)
-        pipes += [writer, subprocess.Popen(["cat"], stdin=writer.stdout)]
-    for process in pipes:
-        process.wait()
-    return time.monotonic() - started
+WHOS = tuple(commands(1, ""))
 
 
-def main() -> None:
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
-    report = os.dup(1)
-    sink = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert sink.stdin is not None
-    os.dup2(sink.stdin.fileno(), 1)  # a reader that is a process, as the container runtime is
-    sink.stdin.close()
-    for writers in (1, 4, 8):
-        each = megabytes * 1_000_000 // writers
-        for name, carry in (("prefixed", ours), ("cat", cat)):
-            took = carry(writers, each)
-            os.write(report, f"{name:>9} writers={writers} {megabytes / took:7.0f} MB/s\n".encode())
+def once(who: str, writers: int) -> Mapping[str, float | str]:
+    """MB of the writers' own bytes for each second between the first and the last byte that arrive."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "writer.py")
+        script.write_text(WRITER)
+        each = MEGABYTES * 1_000_000 // writers // (len(LINE) * 800) * (len(LINE) * 800)
+        argv = (*commands(writers, folder)[who], str(script), str(each))
+        env = clean_env({"OMP_NUM_THREADS": "1"})
+        with subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                arrived, took_s = _read(process.stdout.fileno())
+            finally:
+                process.kill()
+        if arrived < each * writers:
+            raise Failed(f"only {arrived / 1e6:.0f} of {each * writers / 1e6:.0f} MB arrived")
+        return {_row(writers): each * writers / 1e6 / took_s}
 
 
-if __name__ == "__main__":
-    main()
+def _read(fd: int) -> tuple[int, float]:
+    """Bytes until the end, and the seconds from the first to the last of them."""
+    arrived, first_s, last_s = 0, None, 0.0
+    while data := os.read(fd, 1 << 20):
+        last_s = time.monotonic()
+        first_s = first_s or last_s
+        arrived += len(data)
+    return arrived, max(last_s - (first_s or last_s), 1e-6)
+
+
+def _row(writers: int) -> str:
+    return f"{writers} writer{'s' * (writers > 1)}"
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Each way with each number of writers."""
+    cases = [
+        Case(who, {_row(n): "MB/s"}, functools.partial(once, who, n), LIMIT_S, 4.0) for n in WRITERS for who in WHOS
+    ]
+    yield Setup(cases)
+
+
+SECTION = Section(
+    name="output",
+    title="Output",
+    about=f"""\
+{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers at once and carried to one reader.
+The writers' own bytes count, from the first to the last that arrives. `trainer-launch --prefix` and `torchrun
+--tee 3` put each worker's label before its lines (torchrun by way of files), `cat` carries them as they are.""",
+    open=opened,
+    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
+    whos=WHOS,
+    more_is_better=True,
+    causes={"": "cat moves whole blocks and looks at no line; here each line is found and gets its label."},
+)

@@ -1,11 +1,9 @@
-"""How long the roll call, the facts and the verdict take for many nodes, and what they cost the node that holds it.
-
-Run: python benchmarks/preflight.py [nodes ...]     simulated nodes on real sockets, the pair tests answered at once
-     python benchmarks/preflight.py real [nodes]    real `trainer-launch preflight` processes, all levels
-"""
+"""How long all nodes together take to their verdict, and what that costs the node that holds the roll call."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -16,9 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 
+from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.peers import version_here
 from trainer_launch.coordinator.protocol import Challenge
+from trainer_launch.host import net
 from trainer_launch.manifest.flags import own_environment
 from trainer_launch.manifest.loopback import address_of
 from trainer_launch.model import Endpoint
@@ -30,6 +32,10 @@ from trainer_launch.rollcall.state import Settings
 
 JOB = "benchmark"
 LATEST_S = 120.0
+SIZES = (2, 8, 64, 512, 4096)
+REAL = 8
+WHOS = ("quick", "standard", "deep")
+SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
 FACTS = {ways.FACT: "gloo"} | {
     f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
 }  # about 4 KB, as a real node has
@@ -110,8 +116,8 @@ def serve(selector: selectors.BaseSelector, port: int, wait_s: float) -> set[int
     return done
 
 
-def simulate(n_nodes: int, *, is_deep: bool) -> None:
-    """All nodes in one loop."""
+def simulate(n_nodes: int, *, is_deep: bool) -> tuple[float, float, float]:
+    """All nodes in one loop: seconds to the last verdict, CPU seconds and MB of node 0."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=hold, args=(n_nodes, is_deep, theirs), daemon=True)
     process.start()
@@ -125,7 +131,6 @@ def simulate(n_nodes: int, *, is_deep: bool) -> None:
         selector.register(node.sock, selectors.EVENT_READ, node)
         if rank % 32 == 0:
             serve(selector, port, 0)
-    there_s = time.monotonic()
     waiting = set(range(n_nodes))
     while waiting:
         if time.monotonic() > began_s + LATEST_S:
@@ -135,72 +140,84 @@ def simulate(n_nodes: int, *, is_deep: bool) -> None:
     ours.send("stop")
     cpu_s, megabytes = ours.recv()
     process.join()
-    level = "deep" if is_deep else "standard"
-    found = [(one["check"], one["status"]) for one in json.loads(nodes[0].verdict)]
-    print(
-        f"{n_nodes} nodes, {level}: all connected {there_s - began_s:.2f} s, verdict after "
-        f"{ended_s - there_s:.2f} s more, together {ended_s - began_s:.2f} s; "
-        f"node 0 {cpu_s:.2f} s of CPU, {megabytes:.0f} MB; {found}"
-    )
+    if bad := [one["check"] for one in json.loads(nodes[0].verdict) if one["status"] == "fail"]:
+        raise SystemExit(f"the verdict was no: {bad}")
+    return ended_s - began_s, cpu_s, megabytes
 
 
-def rehearse(n_nodes: int, level: str, *more: str) -> None:
+def simulated(n_nodes: int, level: str) -> Mapping[str, float]:
+    """In a process of its own, as it grows with the nodes."""
+    argv = (sys.executable, "-m", "benchmarks.preflight", str(n_nodes), level)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LATEST_S)
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
+    return dict(zip(rows(n_nodes), map(float, done.stdout.split()), strict=True))
+
+
+def rows(n_nodes: int) -> dict[str, str]:
+    """The rows for so many simulated nodes."""
+    return {f"{n_nodes:,} nodes: {row}": unit for row, unit in SIMULATED.items()}
+
+
+def rehearsed(level: str) -> Mapping[str, float]:
     """Real processes, all started at once."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    options = ("--level", level, "--skip", "own-name,gloo-socket-ifname,cpu")
+    argv = (sys.executable, "-m", "trainer_launch", "preflight", *options)
+    shared = {
+        **own_environment(os.environ),
+        "PET_NNODES": str(REAL),
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": address_of(0),
+        "PET_MASTER_PORT": str(net.free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
         started = []
-        for number in range(n_nodes):
-            report = os.path.join(folder, f"{number}.json")
-            argv = (
-                sys.executable,
-                "-m",
-                "trainer_launch",
-                "preflight",
-                "--level",
-                level,
-                "--skip",
-                "own-name,gloo-socket-ifname,cpu",
-                *more,
+        for rank in map(str, range(REAL)):
+            own = {"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank, "HOSTNAME": f"local-node-0-{rank}"}
+            words = (*argv, "--report", os.path.join(folder, f"{rank}.json"))
+            started.append(
+                subprocess.Popen(
+                    words, env={**shared, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
+                )
             )
-            env = {
-                **own_environment(os.environ),
-                "PET_NNODES": str(n_nodes),
-                "PET_NPROC_PER_NODE": "1",
-                "PET_NODE_RANK": str(number),
-                "PET_MASTER_ADDR": address_of(0),
-                "PET_MASTER_PORT": str(port),
-                "JOB_COMPLETION_INDEX": str(number),
-                "HOSTNAME": f"local-node-0-{number}",
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
-            started.append(subprocess.Popen((*argv, "--report", report), env=env, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
-        ended_s = time.monotonic()
-        took_s = []
-        for number in range(n_nodes):
-            with open(os.path.join(folder, f"{number}.json"), encoding="utf-8") as file:
-                took_s.append(json.load(file)["took_s"])
-    print(
-        f"{n_nodes} processes, {' '.join((level, *more))}: "
-        f"{ended_s - began_s:.2f} s from the first start to the last end, "
-        f"the last one to come took {min(took_s):.2f} s; exit codes {sorted(set(codes))}"
-    )
+    if any(codes):
+        raise Failed(f"exit codes {sorted(set(codes))}")
+    return {_REAL: time.monotonic() - began_s}
 
 
-def main() -> None:
-    words = sys.argv[1:]
-    if words[:1] == ["real"]:
-        n_nodes = int(words[1]) if len(words) > 1 else 8
-        for level in (("container",), ("quick",), ("standard",), ("standard", "--pair-test", "gloo"), ("deep",)):
-            rehearse(n_nodes, *level)
-        return
-    for n_nodes in map(int, words or ["64", "512", "4096"]):
-        for is_deep in (False, True):
-            simulate(n_nodes, is_deep=is_deep)
+_REAL = f"{REAL} real nodes: from the first start to the last end"
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Each level for each number of nodes."""
+    cases = [
+        Case(level, rows(n), functools.partial(simulated, n, level), LATEST_S, 0.6 + n / 1200)
+        for n in SIZES
+        for level in WHOS[1:]
+    ]
+    cases += [Case(level, {_REAL: "s"}, functools.partial(rehearsed, level), LATEST_S, 4.0) for level in WHOS]
+    yield Setup(cases)
+
+
+SECTION = Section(
+    name="preflight",
+    title="Preflight of all nodes together",
+    about="""\
+Simulated nodes on real sockets of this machine, whose pair tests are answered at once, as seen by node 0: from
+the first connection until the last node has its verdict, and what that costs node 0, Python included. Then real
+`trainer-launch preflight` processes that all share this machine, without GPUs: their own checks, roll call, and
+from `standard` on real tests between pairs. No peer checks all nodes of a job before it starts, but dlrover-run
+with `--network-check`, which runs torch in pairs under its own master, and is not measured here.""",
+    open=opened,
+    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
+    whos=WHOS,
+    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), _REAL),
+)
 
 
 if __name__ == "__main__":
-    main()
+    print(*simulate(int(sys.argv[1]), is_deep=sys.argv[2] == "deep"))

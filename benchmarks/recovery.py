@@ -1,110 +1,136 @@
-"""How long a job takes to its first line after `import torch`: at first, and after a worker was killed.
-
-    python benchmarks/recovery.py [workers ...]
-
-Cold start: from the launcher's start to that line in the last worker. Recovery: from the SIGKILL of one worker to
-that line in all of them again, and to their first all-reduce. torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
-without which torch 2.13 does not recover. Prints figures, judges nothing.
-"""
+"""Cold start of torch workers on one node, recovery from a killed one, and the memory of what runs beside them."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-import statistics
-import subprocess
-import sys
+import signal
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-RUNS = 3
-WORKERS = (1, 4, 8)
-LAUNCHER = (sys.executable, "-m", "trainer_launch", "run", "--log-level", "warning", "--max-restarts", "1")
-WAYS = {
-    "trainer-launch": (*LAUNCHER, "--nproc-per-node={}", "--"),
-    "  --start-method exec": (*LAUNCHER, "--start-method", "exec", "--nproc-per-node={}", "--"),
-    "torchrun": (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"),
-        "--nproc-per-node={}",
-    ),
-}
+from benchmarks import trees
+from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.peers import Launcher, launchers, versions_of_launchers
+
+WORKERS = (1, 4)
+LIMIT_S = 60.0  # for a start
+BACK_S = 30.0  # after which a job counts as not recovered
+END_S = 10.0  # then it is killed: how it ends is not measured here
 TRAIN = """
 import os, sys, time
 import torch
 def note(word):
-    with open(sys.argv[1], "a") as file:
-        file.write(f"{word} {time.monotonic()}\\n")
-def count(word):
-    return open(sys.argv[1]).read().count(word)
-attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["WORLD_SIZE"])
-note("imported" + attempt)
+    with open("notes", "a") as file:
+        file.write(f"{word} {time.monotonic()} {os.getpid()}\\n")
+first = not os.path.exists("killed")
+start = "first" if first else "second"
+note(start + "-import")
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-note("step" + attempt)
-while count("step" + attempt) < size:
-    time.sleep(0.01)
-if attempt == "0":
-    time.sleep(0.5)
-    if dist.get_rank() == size - 1:
-        note("killed0")
-        os.kill(os.getpid(), 9)
-    time.sleep(60)
+note(start + "-step")
+while not os.path.exists("end"):
+    time.sleep(0.05)
 os._exit(0)
 """
-Figures = tuple[float, float, float]  # seconds: cold start, recovery to the import, to the first step
+ROWS = {
+    "cold start, to `import torch` done": "s",
+    "cold start, to the first step": "s",
+    "recovery, to `import torch` done": "s",
+    "recovery, to the first step": "s",
+    "memory beside the workers (PSS)": "MB",
+    "memory of all (PSS)": "MB",
+}
+
+CAUSES = {
+    "cold": "bash starts the workers at once; here a Python comes first, and then forks of torch.",
+    "memory beside": "torch's agent and the process that workers are forked from both hold torch; bash nothing.",
+    "memory of all": "The same: an agent with torch beside the workers.",
+}
 
 
-def main() -> None:
-    """Print a table for each number of workers."""
-    sizes = [int(word) for word in sys.argv[1:]] or WORKERS
-    bare_s = bare_import_s()
-    print(f"{len(os.sched_getaffinity(0))} CPUs; python -c 'import torch': {bare_s:.2f} s; medians of {RUNS} runs")
-    for size in sizes:
-        print(
-            f"\n{size} workers{'cold start':>31}{'x torchrun':>12}{'x import':>10}"
-            f"{'recovery':>12}{'x torchrun':>12}{'to a step':>12}"
-        )
-        figures = {way: median(way, size) for way in WAYS}
-        peer = figures["torchrun"]
-        for way, (cold_s, import_s, step_s) in figures.items():
-            print(
-                f"{way:<30}{cold_s:>8.2f} s{cold_s / peer[0]:>12.2f}{cold_s / bare_s:>10.2f}"
-                f"{import_s:>10.2f} s{import_s / peer[1]:>12.3f}{step_s:>10.2f} s"
-            )
+def rows(workers: int) -> dict[str, str]:
+    """The rows for so many workers."""
+    return {f"{workers} worker{'s' * (workers > 1)}: {row}": unit for row, unit in ROWS.items()}
 
 
-def bare_import_s() -> float:
-    """What nobody can be faster than."""
-    times = []
-    for _ in range(RUNS + 1):
-        start_s = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        times.append(time.monotonic() - start_s)
-    return statistics.median(times[1:])
+class Notes:
+    """What the workers have written: word, time, process."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder, "notes")
+
+    def of(self, word: str) -> list[tuple[float, int]]:
+        """Time and process id of each note of this word, in order."""
+        if not self._path.exists():
+            return []
+        lines = [line.split() for line in self._path.read_text().split("\n")[:-1]]
+        return sorted((float(at_s), int(pid)) for which, at_s, pid in lines if which == word)
+
+    def last_s(self, word: str) -> float:
+        """When the last worker came so far."""
+        return self.of(word)[-1][0]
 
 
-def median(way: str, size: int) -> Figures:
-    """Each figure's median."""
-    cold, imported, step = zip(*(once(way, size) for _ in range(RUNS)), strict=True)
-    return statistics.median(cold), statistics.median(imported), statistics.median(step)
+def once(launcher: Launcher, workers: int) -> Mapping[str, float | str]:
+    """One job with one killed worker. What came before a failure is kept."""
+    with tempfile.TemporaryDirectory() as folder, launcher.beside() as more:
+        program, notes = Path(folder, "train.py"), Notes(folder)
+        program.write_text(TRAIN)
+        words = (*launcher.command(workers), str(program))
+        with trees.started(words, {**launcher.env, **(more or {})}, folder) as job:
+            job.wait_for(lambda: len(notes.of("first-step")) == workers, "the first step of all", LIMIT_S)
+            time.sleep(0.5)
+            pids = [pid for _, pid in notes.of("first-step")]
+            beside, every = trees.pss_mb(job.others(pids)), trees.pss_mb(job.others([]))
+            cold = [notes.last_s(word) - job.began_s for word in ("first-import", "first-step")]
+            warm = _recovered(job, notes, folder, pids)
+            with contextlib.suppress(Exception):
+                Path(folder, "end").touch()
+                job.process.wait(END_S)
+        return dict(zip(rows(workers), (*cold, *warm, beside, every), strict=True))
 
 
-def once(way: str, size: int) -> Figures:
-    """One job with one killed worker."""
-    with tempfile.TemporaryDirectory() as folder:
-        script, notes = Path(folder, "train.py"), Path(folder, "notes")
-        script.write_text(TRAIN)
-        argv = [*(word.format(size) for word in WAYS[way]), str(script), str(notes)]
-        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-        start_s = time.monotonic()
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=150)
-        if done.returncode:
-            raise SystemExit(f"recovery: {argv!r} ended with {done.returncode}:\n{done.stderr}")
-        told = [line.split() for line in notes.read_text().splitlines()]
-    last = {word: max(float(at) for which, at in told if which == word) for word, _ in told}
-    return last["imported0"] - start_s, last["imported1"] - last["killed0"], last["step1"] - last["killed0"]
+def _recovered(job: trees.Started, notes: Notes, folder: str, pids: list[int]) -> list[float] | tuple[str, str]:
+    Path(folder, "killed").touch()
+    killed_s = time.monotonic()
+    os.kill(pids[-1], signal.SIGKILL)
+    try:
+        job.wait_for(lambda: len(notes.of("second-step")) == len(pids), "the first step again", BACK_S)
+    except Failed as why:
+        return str(why), str(why)
+    return [notes.last_s(word) - killed_s for word in ("second-import", "second-step")]
 
 
-if __name__ == "__main__":
-    main()
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Each launcher that is here, with each number of workers."""
+    found, absent = launchers()
+    cases = [
+        Case(one.who, rows(n), functools.partial(once, one, n), LIMIT_S + BACK_S + 2 * END_S, 2 * one.about_s + n)
+        for n in WORKERS
+        for one in found
+        if n >= one.least
+    ]
+    yield Setup(cases, absent)
+
+
+SECTION = Section(
+    name="recovery",
+    title="Cold start and recovery",
+    about=f"""\
+torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's own
+start, recovery from the SIGKILL, both until the last worker is there. Memory is taken between them. All
+launchers may restart three times; who is not back within {BACK_S:g} s has failed. `shell` is a loop in bash
+that starts all again.""",
+    open=opened,
+    versions=versions_of_launchers,
+    whos=(
+        *("trainer-launch", "torchrun", "torchrun, shared store off", "ft_launcher", "dlrover-run"),
+        *("accelerate launch", "shell"),
+    ),
+    causes={f"{n} worker{'s' * (n > 1)}: {row}": text for n in WORKERS for row, text in CAUSES.items()},
+)

@@ -1,6 +1,6 @@
 """How long rehearsals take on this machine: many pods to their first step, and every example to its end.
 
-    python benchmarks/rehearse.py [--pods N] [--fault TEXT] [pods | NAME of docker/examples ...]
+    python -m benchmarks.rehearse [--pods N] [--fault TEXT] [pods | NAME of docker/examples ...]
 
 Without names: 16 pods, one pod, and all examples that can run here. What to hold it against: 16 pods with one gloo
 worker each within 20 s on 2 cores, each example within 90 s. With --fault, the examples that are manifests get it.
@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.peers import ROOT, SETUP, Absent, made
+
 EXAMPLES = ROOT / "docker" / "examples"
-SETUP = ROOT / "tests" / "setup"
 PODS = 16
 LIMIT_S = 600
 MISCONFIGURED = 2  # what the launcher ends with when something it needs is not there
@@ -42,10 +42,6 @@ with open(sys.argv[1], "a") as file:
 dist.barrier()
 os._exit(0)
 """
-
-
-class Absent(Exception):
-    """What an example needs is not on this machine; why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +177,6 @@ def imported(scripts: Sequence[Path]) -> set[str]:
                     seen.add(beside)
                     left.append(beside)
     return found - set(sys.stdlib_module_names)
-
-
-def made(script: str, *words: str) -> str:
-    """What a script of tests/setup says that it has made.
-
-    Raises:
-        Absent: it cannot be made here.
-    """
-    env = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run([str(SETUP / script), *words], env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise Absent((done.stderr.strip().splitlines() or [f"{script} ended with {done.returncode}"])[-1])
-    return done.stdout.strip()
 
 
 # -- running ------------------------------------------------------------------------------------

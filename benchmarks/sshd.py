@@ -1,6 +1,6 @@
 """What an MPI worker costs: `trainer-launch sshd` beside the same sshd alone. Prints figures, judges nothing.
 
-    python benchmarks/sshd.py
+    python -m benchmarks.sshd
 
 Both have one configuration, the worker's; times are to the first bytes of the banner, from outside.
 """
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.startup import LAUNCHER, machine
+from benchmarks.results import machine
+from tests.cli.launching import LAUNCHER
 from trainer_launch.host import net
 from trainer_launch.model import Job
 from trainer_launch.ssh import client, keys

@@ -5,16 +5,18 @@
 # made it, too. It is kept in the user's cache, named for what it was made of.
 #   frameworks.sh NAME [NAME...]   makes these, prints a line for each; without a name: all there are
 #   PYTHON           the Python to make it with (default: .venv/bin/python)
+#   REQUIREMENTS     the folder of the NAME.txt, where it is another: benchmarks/peers
 #   XDG_CACHE_HOME   where caches are (default: ~/.cache); what CI has to keep is its folder trainer-launch-frameworks
 #   PIP_ARGS         further options for pip
 # Ends with 3 where one cannot be made here, and says why.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-.venv/bin/python}
+requirements=${REQUIREMENTS:-$here/frameworks}
 
 names=("$@")
 if [ $# = 0 ]; then
-    for file in "$here"/frameworks/*.txt; do names+=("$(basename "$file" .txt)"); done
+    for file in "$requirements"/*.txt; do names+=("$(basename "$file" .txt)"); done
 fi
 
 # Our own requirements, one a line; Python 3.10 reads TOML only with what pip brings.
@@ -31,7 +33,7 @@ END
 
 make_one() {
     local name=$1 wanted key cache venv log shared
-    wanted=$here/frameworks/$name.txt
+    wanted=$requirements/$name.txt
     [ -e "$wanted" ] || { echo "frameworks: there is no $wanted" >&2; exit 2; }
     shared=
     if grep -q '^# shares torch' "$wanted"; then

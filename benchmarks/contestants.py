@@ -1,0 +1,132 @@
+"""Who is put into the three pods of the survival matrix: the launcher, its contract, what it needs beside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks import peers
+from benchmarks.peers import SHARED_OFF, TORCHRUN
+from tests.cli.launching import LAUNCHER
+from tests.hosts.network import Host
+from tests.survival import jobs
+from tests.survival.kubelet import Job
+
+HANG_TIMEOUT_S = "5"
+EXPERT = {**SHARED_OFF, "PET_RDZV_CONF": "last_call_timeout=1,keep_alive_interval=1"}
+MASTER_PORT = 23480
+SHELL = (
+    "export RANK=$PET_NODE_RANK WORLD_SIZE=$PET_NNODES LOCAL_RANK=0 "
+    'MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT; exec "$0" "$@"'
+)
+NAMES = (
+    "trainer-launch, fixed",
+    "trainer-launch, elastic",
+    "torchrun, fixed",
+    "torchrun, elastic",
+    "torchrun, expert",
+    "ft_launcher, elastic",
+    "dlrover-run, elastic",
+    "accelerate, fixed",
+    "shell, fixed",
+)
+
+
+@contextlib.contextmanager
+def nothing(_job: Job) -> Iterator[None]:
+    """No helper."""
+    yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A launcher in pods of a contract."""
+
+    name: str
+    contract: jobs.Contract
+    words: tuple[str, ...]  # before the script
+    more: Mapping[str, str] | Callable[[int], Mapping[str, str]] = lambda _: {}
+    without: tuple[str, ...] = ()  # how variables begin that it must not get
+    helpers: tuple[str, ...] = ()  # hosts beside the pods
+    beside: Callable[[Job], contextlib.AbstractContextManager[None]] = nothing
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.contract is jobs.ELASTIC
+
+    def argv(self, script: str, *, is_hang: bool) -> tuple[str, ...]:
+        """What each pod runs; this project is told how long a silence is a hang, where that is asked."""
+        hang = ("--hang-timeout", HANG_TIMEOUT_S) if is_hang and self.words[: len(LAUNCHER)] == LAUNCHER else ()
+        if hang:
+            return (*self.words[:-1], *hang, "--", script)
+        return (*self.words, script)
+
+    def env(self, node: int) -> dict[str, str]:
+        """The pod's variables; torchrun survives nothing without a budget, which Trainer v2 does not give."""
+        given = {**self.contract.env_of(node), "PET_MAX_RESTARTS": "3"}
+        kept = {name: value for name, value in given.items() if not name.startswith(self.without or ("\0",))}
+        return kept | dict(self.more(node) if callable(self.more) else self.more)
+
+
+def here() -> tuple[list[Contestant], dict[str, str]]:
+    """All that are on this machine, in the order of the table; and why the others are not."""
+    ours = (*LAUNCHER, "run", "--grace", "5", "--")
+    found = [
+        Contestant(name=NAMES[0], contract=jobs.FIXED, words=ours),
+        Contestant(name=NAMES[1], contract=jobs.ELASTIC, words=ours),
+        Contestant(name=NAMES[2], contract=jobs.FIXED, words=TORCHRUN),
+        Contestant(name=NAMES[3], contract=jobs.ELASTIC, words=TORCHRUN),
+        Contestant(name=NAMES[4], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT),
+    ]
+    others, absent = peers.those_here(dict(zip(NAMES[5:8], (_nvrx, _dlrover, _accelerate), strict=True)))
+    found += others
+    found.append(Contestant(name=NAMES[8], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable)))
+    return found, absent
+
+
+def _nvrx(name: str) -> Contestant:
+    return Contestant(name=name, contract=jobs.ELASTIC, words=(peers.program_of("nvrx", "ft_launcher"),))
+
+
+def _accelerate(name: str) -> Contestant:
+    program = peers.program_of("accelerate", "accelerate")
+    words = "launch --multi_gpu --num_machines 3 --num_processes 3 --mixed_precision no --dynamo_backend no"
+    # What a manifest writes with $(PET_NODE_RANK) and the like.
+    ranks = "--machine_rank $PET_NODE_RANK --main_process_ip $PET_MASTER_ADDR --main_process_port $PET_MASTER_PORT"
+    line = f'exec "$0" {words} --max_restarts 3 {ranks} "$@"'
+    return Contestant(name=name, contract=jobs.FIXED, words=("sh", "-c", line, program))
+
+
+def _dlrover(name: str) -> Contestant:
+    python, program = peers.python_of("dlrover"), peers.program_of("dlrover", "dlrover-run")
+    return Contestant(
+        name=name,
+        contract=jobs.ELASTIC,
+        words=(program, "--nnodes", "1:3", "--nproc-per-node", "1", "--max-restarts", "3"),
+        more=lambda node: {
+            "DLROVER_MASTER_ADDR": f"dlrover-master:{MASTER_PORT}",
+            "NODE_ID": str(node),
+            "NODE_RANK": str(node),
+            "NODE_NUM": "3",
+            "WORKER_NUM": "3",
+        },
+        without=("PET_",),
+        helpers=("dlrover-master",),
+        beside=functools.partial(_master, python),
+    )
+
+
+@contextlib.contextmanager
+def _master(python: str, job: Job) -> Iterator[None]:
+    """DLRover's master, on the host behind those of the pods."""
+    host = job.machines[-1]
+    assert isinstance(host, Host)
+    words: Sequence[str] = peers.master(python, MASTER_PORT, 3)
+    process = host.start(("sh", "-c", 'exec "$@" >/dev/null 2>&1', "master", *words), {})
+    try:
+        yield
+    finally:
+        process.kill()

@@ -1,0 +1,189 @@
+"""What a process 1 costs while its program does nothing, and how long a signal takes through it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks import peers, trees
+from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
+from benchmarks.peers import version_here
+from tests.cli.launching import LAUNCHER
+
+SIGNALS = 20
+IDLE_S = 3.0
+SETTLE_S = 0.5
+LIMIT_S = 60.0
+ROWS = {"memory (PSS)": "MB", "memory (RSS)": "MB", "wake-ups": "/s", "CPU while idle": "ms/s", "a signal": "ms"}
+# Says when each SIGUSR1 came; blocked before the first line, so that none is lost.
+PROGRAM = """
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(file, b"0\\n")
+while True:
+    signal.sigwait({signal.SIGUSR1})
+    os.write(file, b"%.9f\\n" % time.monotonic())
+"""
+OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """A process 1. `argv` takes a folder of its own and the program; `send` says how the program gets a signal."""
+
+    who: str
+    argv: Callable[[Path, tuple[str, ...]], tuple[str, ...]]
+    send: Callable[[Path, psutil.Process], None]
+    note: str = ""
+    package: str = ""  # Debian's
+
+
+def _by_signal(_folder: Path, first: psutil.Process) -> None:
+    first.send_signal(signal.SIGUSR1)
+
+
+def _before(*words: str) -> Callable[[Path, tuple[str, ...]], tuple[str, ...]]:
+    return lambda _folder, program: (*words, *program)
+
+
+def _to_program(_folder: Path, first: psutil.Process) -> None:
+    """The program alone, without anybody between: what nobody can be faster than."""
+    next(process for process in (first, *first.children()) if process.name().startswith("python")).send_signal(
+        signal.SIGUSR1
+    )
+
+
+def _s6(folder: Path, program: tuple[str, ...]) -> tuple[str, ...]:
+    """A scan folder with one service."""
+    service = folder / "services" / "program"
+    service.mkdir(parents=True)
+    quoted = " ".join(f"'{word}'" for word in program)
+    (service / "run").write_text(f"#!/bin/sh\nexec {quoted}\n")
+    (service / "run").chmod(0o755)
+    return (peers.debian("s6-svscan", "s6"), str(folder / "services"))
+
+
+def _by_s6(folder: Path, _first: psutil.Process) -> None:
+    subprocess.run((peers.debian("s6-svc", "s6"), "-1", str(folder / "services" / "program")), check=True)
+
+
+def once(init: Init) -> Mapping[str, float | Reading]:
+    """Start it, let it be idle, send signals one after another, end it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, heard = Path(name), Path(name, "heard")
+        program = (sys.executable, "-S", "-c", PROGRAM.replace("'", '"'), str(heard))
+        with trees.started((*_namespace(), *init.argv(folder, program)), {}, name) as job:
+            job.wait_for(heard.exists, "the program's start", 30.0)
+            time.sleep(SETTLE_S)
+            first = _first(job)
+            beside = [one for one in (first, *first.children(recursive=True)) if PROGRAM_MARK not in _words(one)]
+            cpu = trees.cpu_s(beside)
+            woken = trees.wakeups(beside, IDLE_S)
+            used = (trees.cpu_s(beside) - cpu) / IDLE_S * 1000
+            memory = trees.pss_mb(beside), sum(one.memory_info().rss for one in beside) / 1e6
+            took = [_signalled(init, folder, heard, first) * 1000 for _ in range(SIGNALS)]
+        values = (*memory, woken, used, Reading(statistics.median(took), init.note))
+        return dict(zip(ROWS, values, strict=True))
+
+
+PROGRAM_MARK = "pthread_sigmask"
+
+
+def _words(process: psutil.Process) -> str:
+    """What the program's own process, but none that starts it, has as its words."""
+    words = process.cmdline()
+    return " ".join(words) if words[:1] == [sys.executable] and words[1:2] == ["-S"] else ""
+
+
+def _namespace() -> tuple[str, ...]:
+    return OWN_NAMESPACE if os.geteuid() == 0 else ()
+
+
+def _first(job: trees.Started) -> psutil.Process:
+    """Process 1 of the namespace, or of what was started where it has none."""
+    started = psutil.Process(job.process.pid)
+    return started.children()[0] if _namespace() else started
+
+
+def _signalled(init: Init, folder: Path, heard: Path, first: psutil.Process) -> float:
+    """Seconds until the program has heard a signal."""
+    before = heard.stat().st_size
+    sent_s = time.monotonic()
+    init.send(folder, first)
+    wait_for(lambda: heard.stat().st_size > before, "a signal", 10.0, 0.002)
+    return float(heard.read_text().split()[-1]) - sent_s
+
+
+INITS = (
+    Init(
+        "trainer-launch", _before(*LAUNCHER, "run", "--log-level", "warning", "--engine", "plain", "--"), _by_signal
+    ),
+    Init("tini", lambda _, program: (peers.debian("tini", "tini"), "--", *program), _by_signal, package="tini"),
+    Init(
+        "dumb-init",
+        lambda _, program: (peers.debian("dumb-init", "dumb-init"), "--", *program),
+        _by_signal,
+        package="dumb-init",
+    ),
+    Init(
+        "catatonit",
+        lambda _, program: (peers.debian("catatonit", "catatonit"), "--", *program),
+        _by_signal,
+        package="catatonit",
+    ),
+    Init("s6", _s6, _by_s6, "by `s6-svc -1`, as it forwards none", package="s6"),
+    Init("no init", _before("sh", "-c", '"$@"; exit $?', "sh"), _to_program, "sent to the program itself"),
+)
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Each init that is here."""
+
+    def made(who: str) -> Init:
+        init = next(one for one in INITS if one.who == who)
+        if init.package:
+            peers.debian({"s6": "s6-svscan"}.get(who, who), init.package)
+        return init
+
+    found, absent = peers.those_here({init.who: made for init in INITS})
+    yield Setup([Case(one.who, ROWS, functools.partial(once, one), LIMIT_S, 8.0) for one in found], absent)
+
+
+def versions() -> dict[str, str]:
+    """Ours, Python's, and Debian's packages."""
+    found = {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]}
+    return found | {one.package: peers.version_of_debian(one.package) for one in INITS if one.package}
+
+
+SECTION = Section(
+    name="idle",
+    title="Process 1 while nothing happens",
+    about=f"""\
+As process 1 of a process namespace of its own, with one program that waits for SIGUSR1: memory, wake-ups and
+CPU over {IDLE_S:g} s of whatever stands beside the program (for s6 its two processes), then the median time of
+{SIGNALS} signals from kill() until the program has heard. `no init` is a shell that waits; its signals go to
+the program itself, so they are what nobody can be faster than.""",
+    open=opened,
+    versions=versions,
+    whos=tuple(init.who for init in INITS),
+    causes={
+        "memory": "It is a Python program with psutil; the others are small C programs that do much less.",
+        "wake-ups": "It should have none: see the raw data.",
+        "CPU": "The clock of processes counts in 10 ms: one tick is 3 ms/s here.",
+        "a signal": "It wakes Python, which looks up what the signal is for before it sends it on; C has one call.",
+    },
+)

@@ -1,0 +1,214 @@
+"""How all figures are taken: contestants in turn, each run with a deadline and cleaned up after, failures noted."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+import psutil
+
+from benchmarks.results import Figure, Results
+
+PR_SET_CHILD_SUBREAPER = 36
+NEVER_TWICE = 2  # what failed so often and never worked is not tried again
+QUICKLY_S = 10.0  # for what is left of a run to go away
+
+
+class Late(Exception):
+    """A run passed its deadline."""
+
+
+class Failed(Exception):
+    """A run did not do what is measured; why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One value, in the unit of its row; `note` stands behind it in the table."""
+
+    value: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One contestant in one situation. A run gives a reading for each of `rows`, or a text: why it has none."""
+
+    who: str
+    rows: Mapping[str, str]  # row: unit
+    run: Callable[[], Mapping[str, Reading | float | str]]
+    limit_s: float = 60.0
+    about_s: float = 3.0  # what a run takes on a quiet machine, for the estimate
+    extra: Mapping[str, str] = field(default_factory=dict)  # rows that a run may have a reading for
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a section's runs need: the cases, in turn; whoever is not here, and why."""
+
+    cases: Sequence[Case]
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A group of figures with a table of its own. `open` makes what its runs share."""
+
+    name: str
+    title: str
+    about: str  # how it is measured, for the page
+    open: Callable[[], contextlib.AbstractContextManager[Setup]]
+    whos: tuple[str, ...]  # the order of columns
+    missing: Callable[[], str | None] = lambda: None  # why it cannot be measured here at all
+    causes: Mapping[str, str] = field(default_factory=dict)  # why this project loses a row, by how the row begins
+    more_is_better: bool = False
+    repeats: int | None = None  # where another number is right than what was asked for
+    is_warmed: bool = False  # a first turn is thrown away
+    versions: Callable[[], Mapping[str, str]]
+    shown: tuple[str, ...] = ()  # the rows in the picture; all, if none are named
+    is_by_default: bool = True
+    takes_turns: bool = False  # with other such sections: a turn of each, then the next
+
+
+def become_reaper() -> None:
+    """Whatever a run leaves behind becomes our child, however it was started."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How long and whom."""
+
+    repeats: int
+    until_s: float = float("inf")  # monotonic time after which no further run is begun
+    who: tuple[str, ...] = ()  # how the names of those begin that are measured; all, if empty
+    keep: Callable[[Results], None] = lambda _: None  # gets what there is after each turn
+
+
+def measure(section: Section, results: Results, terms: Terms) -> None:
+    """Run all cases in turn, so many times."""
+    n = section.repeats or terms.repeats
+    with section.open() as setup:
+        cases = [case for case in setup.cases if not terms.who or case.who.startswith(terms.who)]
+        results.absent = dict(setup.absent)
+        turns = [-1, *range(n)] if section.is_warmed else list(range(n))
+        left_s = sum(case.about_s for case in cases) * len(turns)
+        say(f"{section.name}: {len(cases)} cases, {n} times, about {left_s / 60:.1f} min")
+        for turn in turns:
+            begun_s = time.monotonic()
+            for case in cases:
+                if time.monotonic() > terms.until_s:
+                    say(f"{section.name}: the time is over; what was not measured is not in the table")
+                    terms.keep(results)
+                    return
+                _one(case, results, is_kept=turn >= 0)
+            if turn >= 0:
+                terms.keep(results)
+            took_s = time.monotonic() - begun_s
+            name = "warm-up" if turn < 0 else f"turn {turn + 1} of {n}"
+            say(f"{section.name}: {name} took {took_s:.0f} s; {took_s * (n - 1 - turn) / 60:.1f} min left")
+
+
+def _one(case: Case, results: Results, *, is_kept: bool) -> None:
+    """One run, whatever it does; its readings, or the same failure in all its rows."""
+    figures = [results.figure(row, case.who, unit) for row, unit in case.rows.items()]
+    if all(not figure.values and len(figure.failures) >= NEVER_TWICE for figure in figures):
+        return
+    found: Mapping[str, Reading | float | str] = {}
+    why = ""
+    load = os.getloadavg()[0]
+    try:
+        with deadline(case.limit_s):
+            found = case.run()
+    except Exception as error:  # noqa: BLE001 - whatever one run does, the others go on
+        why = _reason(error)
+        say(f"  {case.who}: {why}")
+    finally:
+        end_leftovers()
+    if is_kept:
+        for figure in figures:
+            _take(figure, found.get(figure.row, why or "no reading"), load)
+        for row in case.extra.keys() & found.keys():
+            _take(results.figure(row, case.who, case.extra[row]), found[row], load)
+
+
+def _take(figure: Figure, reading: Reading | float | str, load: float) -> None:
+    figure.loads.append(round(load, 1))
+    if isinstance(reading, str):
+        figure.failures.append(reading)
+        return
+    it = reading if isinstance(reading, Reading) else Reading(reading)
+    figure.values.append(float(f"{it.value:.5g}"))
+    if it.note:
+        figure.notes.append(it.note)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    name = "" if isinstance(error, Failed | Late) else f"{type(error).__name__}: "
+    return f"{name}{text}"[:200]
+
+
+@contextlib.contextmanager
+def deadline(limit_s: float) -> Iterator[None]:
+    """Raise Late in whatever the block waits for, when the time is over; again each 5 s, should it go on."""
+
+    def late(_number: int, _frame: FrameType | None) -> None:
+        raise Late(f"not done within {limit_s:g} s")
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 5.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+KEPT: set[int] = set()  # processes that all runs of a section share; the section ends them
+
+
+def keep_running() -> None:
+    """What runs below us now is no leftover of a run."""
+    KEPT.update(process.pid for process in psutil.Process().children(recursive=True))
+
+
+def end_leftovers() -> None:
+    """Kill and reap whatever the last run left below us, but not what runs share."""
+    end_s = time.monotonic() + QUICKLY_S
+    while time.monotonic() < end_s:
+        left = [process for process in psutil.Process().children(recursive=True) if process.pid not in KEPT]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) and pid not in KEPT:
+                pass
+
+
+def wait_for(condition: Callable[[], object], what: str, limit_s: float, step_s: float = 0.005) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        Failed: it did not, within the limit.
+    """
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise Failed(f"{what}: not within {limit_s:g} s")
+        time.sleep(step_s)
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

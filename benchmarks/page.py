@@ -1,0 +1,64 @@
+"""RESULTS.md and its pictures, drawn from the raw data of each section, whenever that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import contestants, plots, survival, tables
+from benchmarks.measuring import Section
+from benchmarks.results import FOLDER, Results, load
+
+PAGE = Path(__file__).with_name("RESULTS.md")
+HEAD = """\
+# Results
+
+Written by `make bench`, section by section, from the raw data in [results](results); what each section is for
+and what it needs stands in [README.md](README.md). Contestants run in turn (A B C A B C …) on the same machine.
+A cell is the median, with the least and the most in parentheses; a run that failed is in no median, and said.
+Under each table stands where this project loses, and why."""
+
+
+def write(sections: Sequence[Section], folder: Path = FOLDER, page: Path = PAGE) -> None:
+    """Draw all anew.
+
+    Raises:
+        Refused: the raw data of a section is none of ours.
+    """
+    measured = {section.name: load(section.name, folder) for section in sections}
+    parts = [HEAD]
+    for section in sections:
+        results = measured[section.name]
+        if section.name in survival.NAMES:
+            continue
+        parts.append(_section(section, results, page.parent) if results else _unmeasured(section))
+    faults = [found for name in survival.NAMES if (found := measured.get(name))]
+    parts.append(_survival(faults, page.parent))
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _unmeasured(section: Section) -> str:
+    return f"## {section.title}\n\n{section.about}\n\nNot measured yet: {section.missing() or 'nobody ran it'}."
+
+
+def _section(section: Section, results: Results, folder: Path) -> str:
+    parts = [f"## {section.title}", section.about]
+    if picture := plots.draw(section, results, folder):
+        parts.append(f"![{section.title}]({picture})")
+    parts.append(tables.table(results, section.whos))
+    if lost := tables.losses(results, section.causes, more_is_better=section.more_is_better):
+        parts.append("Where this project loses:\n\n" + "\n".join(lost))
+    parts.append(tables.circumstances(results))
+    return "\n\n".join(parts)
+
+
+def _survival(faults: Sequence[Results], folder: Path) -> str:
+    parts = ["## Survival", survival.ABOUT]
+    if not faults:
+        parts.append("Not measured yet.")
+    for number, group in enumerate(tables.alike(faults)):
+        if picture := plots.draw_survival(group, contestants.NAMES, folder, number):
+            parts.append(f"![Survival]({picture})")
+        parts.append(survival.table(group))
+        parts.append("\n\n".join(f"{one.section}: {tables.circumstances(one)}" for one in group))
+    return "\n\n".join(parts)

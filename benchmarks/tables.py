@@ -1,0 +1,138 @@
+"""Raw data as text: medians with their spread, tables, and where this project loses. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.results import Figure, Results
+
+OURS = "trainer-launch"
+CLEARLY = 1.1  # worse by so much is a loss; less is noise
+
+
+def number(value: float) -> str:
+    """Three digits that count, without an exponent."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - _magnitude(abs(value)))
+    return f"{value:,.{digits}f}"
+
+
+def _magnitude(value: float) -> int:
+    return int(f"{value:e}".partition("e")[2])
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and the least and the most behind it where they differ."""
+    middle = number(statistics.median(values))
+    least, most = number(min(values)), number(max(values))
+    return middle if least == most else f"{middle} ({least} to {most})"
+
+
+def cell(figure: Figure | None) -> str:
+    """One contestant in one row; what failed is said."""
+    if figure is None:
+        return "-"
+    tries = len(figure.values) + len(figure.failures)
+    if not tries:
+        return "-"
+    if not figure.values:
+        return f"**failed** {tries} of {tries}: {_most_common(figure.failures)}"
+    text = f"{spread(figure.values)} {figure.unit}".rstrip()
+    if figure.notes:
+        text += "; " + ", ".join(sorted(set(figure.notes)))
+    if figure.failures:
+        text += f"; failed {len(figure.failures)} of {tries}: {_most_common(figure.failures)}"
+    return text
+
+
+def _most_common(words: Sequence[str]) -> str:
+    return max(dict.fromkeys(words), key=words.count).replace("|", "/")
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table; the first line is its head."""
+    [head, *rows] = [[text or " " for text in line] for line in lines]
+    every = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in every)
+
+
+def table(results: Results, whos: Sequence[str]) -> str:
+    """Rows down, contestants across, in the order of `whos`."""
+    found = {(figure.row, figure.who): figure for figure in results.figures}
+    columns = [who for who in whos if any(figure.who == who for figure in results.figures)]
+    lines = [[row, *(cell(found.get((row, who))) for who in columns)] for row in rows_of(results)]
+    return markdown([["", *columns], *lines])
+
+
+def rows_of(results: Results) -> list[str]:
+    return list(dict.fromkeys(figure.row for figure in results.figures))
+
+
+def median_of(results: Results, row: str, who: str) -> float | None:
+    for figure in results.figures:
+        if (figure.row, figure.who) == (row, who) and figure.values:
+            return statistics.median(figure.values)
+    return None
+
+
+def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool) -> list[str]:
+    """A line for each row in which another is clearly better than this project at its best, with the cause."""
+    lines = []
+    for row in rows_of(results):
+        figures = [figure for figure in results.figures if figure.row == row and figure.values]
+        medians = {figure.who: statistics.median(figure.values) for figure in figures}
+        ours = [value for who, value in medians.items() if who.startswith(OURS)]
+        theirs = {who: value for who, value in medians.items() if not who.startswith(OURS)}
+        if not ours or not theirs:
+            continue
+        best = (max if more_is_better else min)(ours)
+        ahead = {who: value for who, value in theirs.items() if _is_worse(best, value, more_is_better)}
+        if ahead:
+            unit = figures[0].unit
+            named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
+            lines.append(f"- {row}: {number(best)} {unit} here; {named}. {_cause(row, causes)}")
+    return lines
+
+
+def _is_worse(ours: float, theirs: float, more_is_better: bool) -> bool:
+    return theirs > ours * CLEARLY if more_is_better else theirs * CLEARLY < ours
+
+
+def _cause(row: str, causes: Mapping[str, str]) -> str:
+    return next((text for start, text in causes.items() if row.startswith(start)), "The cause is not known.")
+
+
+def alike(measured: Iterable[Results]) -> list[list[Results]]:
+    """Groups that may stand in one table, in the order of their first."""
+    groups: list[list[Results]] = []
+    for results in measured:
+        for group in groups:
+            if group[0].is_like(results):
+                group.append(results)
+                break
+        else:
+            groups.append([results])
+    return groups
+
+
+def quiet_limit(machine: str) -> float:
+    """The load above which a machine had other work: half of its CPUs."""
+    return int(machine.split()[0]) / 2
+
+
+def circumstances(results: Results) -> str:
+    """Machine, versions, date, load, and how to repeat it."""
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(results.versions.items()))
+    loads = [load for figure in results.figures for load in figure.loads]
+    text = f"{results.date}; {results.machine}; {versions}. Load {results.load:.1f} at the start"
+    text += f", {min(loads):.1f} to {max(loads):.1f} before its runs." if loads else "."
+    if results.load > quiet_limit(results.machine):
+        text += " **Other work ran on this machine: read these as sizes, not as a record.**"
+    lines = [
+        text,
+        f"Medians of {results.repeats}, the least and the most in parentheses. Repeat: `{results.command}`.",
+    ]
+    lines += [f"Not measured: {who}: {why}." for who, why in results.absent.items()]
+    return "\n".join(lines)

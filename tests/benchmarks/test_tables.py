@@ -1,0 +1,107 @@
+"""Raw data as text: medians with their spread, failures, losses, tables that may not be mixed."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import tables
+from benchmarks.results import Figure, Results
+
+
+def results(*figures: Figure, **more: object) -> Results:
+    given = {
+        "section": "startup",
+        "date": "2026-11-22T01:10Z",
+        "machine": "2 CPUs (Model), 23 GiB, Linux 6",
+        "versions": {"torch": "2.13"},
+        "load": 0.1,
+        "repeats": 3,
+        "command": "make bench",
+    }
+    return Results(**{**given, **more}, figures=list(figures))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (1.0, "1.00"), (12.345, "12.3"), (275.4, "275"), (81234.5, "81,234")],
+)
+def test_three_digits_count_and_none_is_hidden_in_an_exponent(value: float, text: str) -> None:
+    assert tables.number(value) == text
+
+
+def test_the_spread_stands_behind_the_median_where_there_is_one() -> None:
+    assert tables.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+    assert tables.spread([1.5, 1.5]) == "1.50"
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        (None, "-"),
+        (Figure("r", "w", "s"), "-"),
+        (Figure("r", "w", "s", [1.0, 2.0, 3.0]), "2.00 (1.00 to 3.00) s"),
+        (Figure("r", "w", "s", [1.0], ["1/2/1", "1/2/1"]), "1.00 s; 1/2/1"),
+        (Figure("r", "w", "s", [1.0], [], ["late"]), "1.00 s; failed 1 of 2: late"),
+        (Figure("r", "w", "s", [], [], ["a", "b | c", "b | c"]), "**failed** 3 of 3: b / c"),
+    ],
+)
+def test_a_cell_says_what_failed_beside_what_did_not(figure: Figure | None, text: str) -> None:
+    assert tables.cell(figure) == text
+
+
+def test_a_table_has_rows_down_and_contestants_across_in_the_given_order() -> None:
+    made = results(
+        Figure("a", "theirs", "s", [2.0]), Figure("a", "ours", "s", [1.0]), Figure("b", "ours", "", [3.0])
+    )
+    assert tables.table(made, ["ours", "theirs", "not here"]).splitlines() == [
+        "|   | ours | theirs |",
+        "| --- | --- | --- |",
+        "| a | 1.00 s | 2.00 s |",
+        "| b | 3.00 | - |",
+    ]
+
+
+def test_rows_that_this_project_loses_are_told_with_the_cause() -> None:
+    made = results(
+        Figure("memory", "trainer-launch", "MB", [28.0]),
+        Figure("memory", "trainer-launch, plain", "MB", [20.0]),
+        Figure("memory", "tini", "MB", [0.1]),
+        Figure("time", "trainer-launch", "s", [1.0]),
+        Figure("time", "tini", "s", [0.95]),  # within the noise
+        Figure("other", "trainer-launch", "s", [1.0]),
+        Figure("other", "tini", "s", [0.5]),
+    )
+    assert tables.losses(made, {"memory": "Python."}, more_is_better=False) == [
+        "- memory: 20.0 MB here; tini 0.100 MB. Python.",
+        "- other: 1.00 s here; tini 0.500 s. The cause is not known.",
+    ]
+
+
+def test_where_more_is_better_the_smaller_figure_loses() -> None:
+    made = results(
+        Figure("1 writer", "trainer-launch", "MB/s", [100.0]), Figure("1 writer", "cat", "MB/s", [900.0])
+    )
+    assert tables.losses(made, {"": "Lines."}, more_is_better=True) == [
+        "- 1 writer: 100 MB/s here; cat 900 MB/s. Lines."
+    ]
+
+
+def test_a_row_that_this_project_failed_or_has_alone_is_no_comparison() -> None:
+    made = results(Figure("a", "trainer-launch", "s", [], [], ["late"]), Figure("a", "tini", "s", [0.1]))
+    assert tables.losses(made, {}, more_is_better=False) == []
+
+
+def test_machines_and_versions_are_never_mixed_in_a_table() -> None:
+    here, again = results(section="a"), results(section="b")
+    elsewhere, newer = results(section="c", machine="8 CPUs"), results(section="d", versions={"torch": "2.14"})
+    groups = tables.alike([here, elsewhere, again, newer])
+    assert [[one.section for one in group] for group in groups] == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_machine_with_other_work_is_told_so() -> None:
+    quiet, busy = results(load=0.4), results(load=6.0, absent={"dlrover-run": "pip has none"})
+    assert "Other work" not in tables.circumstances(quiet)
+    told = tables.circumstances(busy)
+    assert "Load 6.0 at the start" in told
+    assert "read these as sizes" in told
+    assert "Not measured: dlrover-run: pip has none." in told
