@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.containers.podman import ROOT, Cluster, Container, image
+from tests.containers.images import ROOT, image
+from tests.containers.podman import Cluster, Container
 
 EXAMPLES = ROOT / "docker" / "examples"
 PODS = 3
@@ -26,10 +27,10 @@ def env_of(node: int, job: str = "job", pods: int = PODS) -> dict[str, str]:
     }
 
 
-def options(cluster: Cluster, job: str = "job", *, memory: str = "1g", more: Sequence[str] = ()) -> list[str]:
-    """The user's code, a claim for checkpoints, and limits."""
+def options(cluster: Cluster, job: str = "job", *, more: Sequence[str] = ()) -> list[str]:
+    """The user's code, and a claim for checkpoints."""
     volumes = ["-v", f"{EXAMPLES}:/code:ro", "-v", f"{cluster.volume(job)}:/checkpoints", "-w", "/code"]
-    return [*volumes, "--memory", memory, *more]
+    return [*volumes, *more]
 
 
 def train(steps: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Podman for tests: images from the project's Dockerfile, and networks and containers that go away again."""
+"""Podman for tests: networks and containers that go away again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,22 +18,22 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import require
+from tests.containers import images
 
-ROOT = Path(__file__).parents[2]
-CONF = Path(__file__).with_name("containers.conf")
-IMAGES = ROOT / "tests" / "setup" / "images.sh"
-MAKING_S = 1200  # of the images, on a slow machine or line
 DEADLINE_S = 240.0
-_CANNOT_BE_MADE = 3
-NAME = "localhost/trainer-launch-test"
+MEMORY = "1g"  # of a container, unless an option says another
 
 
 def podman(*words: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run podman to its end."""
-    env = {**os.environ, "CONTAINERS_CONF": str(CONF)}
     ended = subprocess.run(
-        ["podman", *words], env=env, cwd=_own_folder(), capture_output=True, text=True, timeout=timeout_s
+        ["podman", *words],
+        env=images.environment(),
+        cwd=_own_folder(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
     if check and ended.returncode != 0:
         pytest.fail(f"podman {' '.join(words)}: {ended.stderr}")
@@ -47,52 +46,6 @@ def _own_folder() -> str:
     folder = tempfile.mkdtemp(prefix="trainer-launch-podman-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-@dataclass(frozen=True)
-class Bases:
-    """What images are built from."""
-
-    debian: str
-    torch: str
-    wheels: str
-
-
-@functools.cache
-def bases() -> Bases:
-    """Debian, Debian with torch, and the folder of wheels; skips the test where they cannot be made."""
-    made = subprocess.run([IMAGES], env=dict(os.environ, PYTHON=sys.executable), capture_output=True, text=True)
-    if made.returncode != 0:
-        if made.returncode != _CANNOT_BE_MADE:
-            pytest.fail(f"the images could not be made:\n{made.stderr}")
-        require(False, made.stderr.strip().splitlines()[-1])
-    return Bases(*made.stdout.splitlines())
-
-
-@functools.cache
-def image(target: str, base: str | None = None) -> str:
-    """The image of a target of docker/Dockerfile, built from this tree."""
-    start = bases().torch if base is None else base
-    name = f"{NAME}/{target}-on-{start.rpartition('/')[2].partition(':')[0]}"
-    # Debian 12's podman takes a step from its cache although what it mounts from another stage has changed.
-    # Debian's packages come from where this machine has its own; of Python's everything is in the wheelhouse.
-    network = "host" if target == "mpi" else "none"
-    podman(
-        *(
-            "build",
-            "-q",
-            "--no-cache",
-            "--network",
-            network,
-            "-v",
-            f"{bases().wheels}:/wheelhouse:ro",
-            "--target",
-            target,
-        ),
-        *("--build-arg", f"BASE_IMAGE={start}", "-f", str(ROOT / "docker" / "Dockerfile"), "-t", name, str(ROOT)),
-        timeout_s=600,
-    )
-    return name
 
 
 @dataclass
@@ -127,8 +80,8 @@ class Container:
             pytest.fail(f"{self.name} did not end within {within_s:g} s:\n{self.logs()[-3000:]}")
 
     def last_words(self) -> str:
-        """What the kubelet would show."""
-        return (self.folder / "termination-log").read_text()
+        """What the kubelet would show: the end of the file, 4,096 bytes at most."""
+        return (self.folder / "termination-log").read_bytes()[-4096:].decode()
 
     def until_it_says(self, text: str, within_s: float = DEADLINE_S) -> None:
         wait_until(
@@ -160,7 +113,10 @@ class Cluster:
         options: Sequence[str] = (),
         entrypoint: bool = True,
     ) -> Container:
-        """Start a pod's container, as the restricted profile has it; `words` are its `args`, else its `command`."""
+        """Start a pod's container, as the restricted profile has it; `words` are its `args`, else its `command`.
+
+        Its termination log is a file of its own that anybody may write, mounted over the path, as the kubelet does.
+        """
         folder = self.folder / f"{name}-{len(list(self.folder.glob(f'{name}-*')))}"
         folder.mkdir()
         (folder / "termination-log").touch(0o666)
@@ -184,6 +140,7 @@ class Cluster:
             ),
             *("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:mode=1777", "--user", "1000:1000"),
             *("--cap-drop", "all", "--security-opt", "no-new-privileges", "--pids-limit", "400"),
+            *("--memory", MEMORY),
             *("-v", f"{folder}/termination-log:/dev/termination-log"),
             *(word for key, value in env.items() for word in ("-e", f"{key}={value}")),
             *options,
@@ -206,7 +163,6 @@ class Cluster:
 def cluster(name: str, folder: Path) -> Iterator[Cluster]:
     """A network of its own for the pods of a test."""
     network = f"trainer-launch-{name}-{os.getpid()}"
-    require(shutil.which("podman"), "needs podman")
     podman("network", "create", "--internal", network)
     made = Cluster(network, folder)
     try:

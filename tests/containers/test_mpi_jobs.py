@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.containers.podman import MAKING_S, ROOT, Cluster, Container, image
+from tests.containers.images import MAKING_S, ROOT, image
+from tests.containers.podman import Cluster, Container
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 
 NODES = ("job-node-0-0", "job-node-0-1")
-SSH = "/home/trainer/.ssh"
+SSH = "/home/mpiuser/.ssh"  # sshAuthMountPath of the runtimes that Kubeflow Trainer ships
+ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # two cores for all of them
 TRAIN = ["mpirun", "python3", "train_mpi.py", "--steps", "20", "--checkpoint", "/checkpoints/model.npz"]
 
 
@@ -34,27 +36,31 @@ def secret(folder: Path) -> Path:
 
 def options(cluster: Cluster, keys: Path, more: Sequence[str] = ()) -> list[str]:
     code = ["-v", f"{ROOT}/docker/examples:/code:ro", "-w", "/code", "-v", f"{cluster.volume('job')}:/checkpoints"]
-    return [*code, "-v", f"{keys}:{SSH}:ro", "--memory", "1g", *more]
+    return [*code, "-v", f"{keys}:{SSH}:ro", *more]
 
 
-def start_node(cluster: Cluster, name: str, keys: Path) -> Container:
-    words = ["trainer-launch", "sshd"]
-    env = {"JOB_COMPLETION_INDEX": name[-1], "TRAINER_LAUNCH_SSH_DIR": SSH}
-    return cluster.start(name, image("mpi"), words, env=env, options=options(cluster, keys), entrypoint=False)
+def start_node(
+    cluster: Cluster, name: str, keys: Path, *more: str, words: Sequence[str] = ("trainer-launch", "sshd")
+) -> Container:
+    env = {"JOB_COMPLETION_INDEX": name[-1], **ENV}
+    return cluster.start(name, image("mpi"), words, env=env, options=options(cluster, keys, more), entrypoint=False)
 
 
-def start_launcher(cluster: Cluster, keys: Path, tmp_path: Path, *more: str) -> Container:
-    (tmp_path / "hostfile").write_text("".join(f"{name} slots=1\n" for name in NODES))
+def start_launcher(
+    cluster: Cluster, keys: Path, tmp_path: Path, *, slots: int = 1, more: Mapping[str, str] | None = None
+) -> Container:
+    (tmp_path / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in NODES))
     env = {  # kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go
         "JOB_COMPLETION_INDEX": "0",
         "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-        "OMPI_MCA_orte_set_default_slots": "1",
+        "OMPI_MCA_orte_set_default_slots": str(slots),
         "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-        "TRAINER_LAUNCH_SSH_DIR": SSH,
+        **ENV,
+        **(more or {}),
     }
     mounts = options(cluster, keys, ["-v", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro"])
-    return cluster.start("job-launcher-0-0", image("mpi"), [*more, *TRAIN], env=env, options=mounts)
+    return cluster.start("job-launcher-0-0", image("mpi"), TRAIN, env=env, options=mounts)
 
 
 def test_ranks_train_over_ssh_with_a_key_of_roots_that_only_the_group_may_read(
@@ -78,3 +84,28 @@ def test_a_host_with_another_key_is_refused_and_named(cluster: Cluster, tmp_path
     launcher.until_it_says("key")
     assert "step 1" not in launcher.logs()
     assert launcher.is_running, "it waits for the right one"
+
+
+def test_a_runtime_that_starts_sshd_itself_finds_its_configuration(cluster: Cluster, tmp_path: Path) -> None:
+    """kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml, with this image in place of its own."""
+    keys = secret(tmp_path / "keys")
+    command = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
+    nodes = [start_node(cluster, name, keys, words=command) for name in NODES]
+    launcher = start_launcher(cluster, keys, tmp_path)
+    assert launcher.code() == 0, launcher.logs()
+    assert "step 20" in launcher.logs()
+    entry = nodes[0].execute("sh", "-c", "id -un; getent passwd 1000; grep ^Port /home/mpiuser/.sshd_config")
+    assert entry.stdout.split() == ["mpiuser", "mpiuser:x:1000:1000:mpiuser:/home/mpiuser:/bin/sh", "Port", "2222"]
+
+
+@pytest.mark.parametrize("size", ["64m", "4m"])
+def test_four_ranks_of_a_node_train_where_shared_memory_is_too_small_for_open_mpi(
+    cluster: Cluster, tmp_path: Path, size: str
+) -> None:
+    keys = secret(tmp_path / "keys")
+    nodes = [start_node(cluster, name, keys, "--shm-size", size) for name in NODES]
+    launcher = start_launcher(cluster, keys, tmp_path, slots=4)
+    assert launcher.code() == 0, launcher.logs()
+    assert "step 20" in launcher.logs()
+    for node in nodes:
+        assert "emptyDir: {medium: Memory, sizeLimit: 2Gi}" in node.logs(), "the remedy"

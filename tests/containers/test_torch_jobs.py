@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.containers import jobs
-from tests.containers.podman import MAKING_S, Cluster, Container, image, podman, wait_until
+from tests.containers.images import MAKING_S, image
+from tests.containers.podman import Cluster, Container, podman, wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 LONG = 400  # steps: more than a test waits for

@@ -1,0 +1,154 @@
+"""Images from the project's Dockerfile, built once for each state of this tree."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+CONF = Path(__file__).with_name("containers.conf")
+SCRIPT = ROOT / "tests" / "setup" / "images.sh"
+MAKING_S = 1800  # of everything, on a slow machine or line
+BUILD_S = 600
+KEPT = 3  # of each image
+NAME = "localhost/trainer-launch-test"
+_CANNOT_BE_MADE = 3
+# What docker/Dockerfile copies: another state of it is another revision.
+_SOURCES = (
+    "docker/Dockerfile",
+    "docker/sshd_config",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "constraints.txt",
+    "trainer_launch",
+)
+
+
+@dataclass(frozen=True)
+class Bases:
+    """What images are built from."""
+
+    debian: str
+    torch: str
+    wheels: str  # a folder
+    storage: str  # podman's configuration of where all this is
+
+
+@functools.cache
+def _made() -> tuple[Bases | None, int, str]:
+    ended = subprocess.run(
+        [SCRIPT], env=dict(os.environ, PYTHON=sys.executable), capture_output=True, text=True, timeout=MAKING_S
+    )
+    words = ended.stdout.splitlines()
+    return (Bases(*words) if ended.returncode == 0 else None), ended.returncode, ended.stderr.strip()
+
+
+def bases() -> Bases:
+    """Debian, Debian with torch, and the wheels; skips the test where they cannot be made, in CI it fails."""
+    made, code, why = _made()
+    if made is None:
+        require(code != _CANNOT_BE_MADE, why.rpartition("\n")[2])
+        pytest.fail(f"the images could not be made:\n{why}")
+    return made
+
+
+def environment() -> dict[str, str]:
+    """What podman is started with."""
+    return {**os.environ, "CONTAINERS_CONF": str(CONF), "CONTAINERS_STORAGE_CONF": bases().storage}
+
+
+@functools.cache
+def revision() -> str:
+    """A name for the state of what images are built from."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        top = ROOT / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def image(target: str, base: str | None = None) -> str:
+    """The image of a target of docker/Dockerfile, built from this tree."""
+    return _image(target, base or bases().torch)
+
+
+@functools.cache
+def _image(target: str, base: str) -> str:
+    tail, _, key = base.rpartition("/")[2].partition(":")
+    name = f"{NAME}/{target}-on-{tail}"
+    tag = f"{name}:{revision()}-{key}"
+    with _lock():
+        if _podman("image", "exists", tag).returncode != 0:
+            build(tag, DOCKERFILE, {"BASE_IMAGE": base, "REVISION": revision()}, target=target)
+            _podman("rmi", *_podman("images", "-q", name).stdout.split()[KEPT:])  # the newest come first
+    return tag
+
+
+@functools.cache
+def launcher_wheels() -> str:
+    """A folder with the wheel of this tree, and all that it needs; torch is not among them."""
+    tag = image("wheels")
+    folder = tempfile.mkdtemp(prefix="trainer-launch-wheels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.chmod(folder, 0o755)
+    ended = _podman(
+        "run", "--rm", "--network", "none", "-v", f"{folder}:/out", tag, "cp", "-r", "/wheels/.", "/out"
+    )
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One builds at a time; what builds leave unnamed is removed when the bases are next asked for."""
+    with Path(bases().storage).with_name("lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _podman(*words: str) -> subprocess.CompletedProcess[str]:
+    line = ("podman", *words)
+    return subprocess.run(
+        line, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_S
+    )
+
+
+def build(
+    name: str,
+    dockerfile: Path,
+    arguments: Mapping[str, str],
+    *,
+    target: str = "",
+    wheels: str = "",
+    more: Sequence[str] = (),
+) -> None:
+    """Build an image from this tree.
+
+    Debian's packages come from where this machine has its own; of Python's everything is in the wheelhouse.
+    """
+    apt = [word for path in ("/etc/apt", "/usr/share/keyrings") for word in ("-v", f"{path}:{path}:ro")]
+    line = ["build", "-q", *(("--network", "host", *apt) if target == "mpi" else ("--network", "none"))]
+    line += ["-v", f"{wheels or bases().wheels}:/wheelhouse:ro", "-t", name, "-f", str(dockerfile), *more]
+    line += ["--target", target] if target else []
+    line += [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    ended = _podman(*line, str(ROOT))
+    assert ended.returncode == 0, f"{name} cannot be built:\n{(ended.stdout + ended.stderr)[-3000:]}"
