@@ -14,11 +14,20 @@ from __future__ import annotations
 
 from trainer_launch import exits
 
+# What reading somebody else's data raises that is not as it should be: no JSON or other fields, texts for numbers,
+# numbers beyond all floats, nests too deep.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_MAX_CHARS = 2_000  # lists of all names that would fit are the longest
+
 
 class LaunchError(Exception):
-    """Base of the four; `exit_code` is what the pod ends with."""
+    """Base of the four; `exit_code` is what the pod ends with. Whatever a message repeats, it is one line."""
 
     exit_code = exits.FAILED
+
+    def __init__(self, message: str) -> None:
+        text = message if message.isprintable() else "".join(map(_printable, message))
+        super().__init__(text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…")
 
 
 class UsageError(LaunchError):
@@ -51,3 +60,10 @@ class InternalError(LaunchError):
     """A promise of our own code is broken."""
 
     exit_code = exits.FAILED
+
+
+def _printable(sign: str) -> str:
+    """A control character would break the line or command a terminal; bytes that are no UTF-8 cannot be written."""
+    if sign.isprintable():
+        return sign
+    return " " if sign.isspace() else sign.encode("unicode_escape").decode()

@@ -6,8 +6,8 @@ The package has one such file; a site may have its own, written from what its ow
 from __future__ import annotations
 
 import json
-import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +104,7 @@ def _row(row: Any, where: str) -> Reference:
     for name in _FIELDS:
         if name != "value" and not (isinstance(row[name], str) and 0 < len(row[name]) <= _MAX_TEXT):
             raise UsageError(f"{where} has a {name} that is no text of 1 to {_MAX_TEXT} characters")
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         raise UsageError(f"{where} has the value {json.dumps(value)[:40]}; expected a number above 0")
     return Reference(**{**row, "value": float(value)})
 

@@ -14,8 +14,10 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from trainer_launch.errors import UsageError
+from trainer_launch.grammar import named
 
 PREFIX = "TRAINER_LAUNCH_"
+_LONGEST = 60  # characters of a name that is compared with ours
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
     {
@@ -233,9 +235,9 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
         rest = name.removeprefix(PREFIX)
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL or _SERVICE_LINK.fullmatch(rest):
             continue
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name[:_LONGEST], known, n=1)
         advice = f"did you mean {near[0]}?" if near else "see trainer-launch run --help for all"
-        sentences.append(f"{name} is no setting; {advice}")
+        sentences.append(f"{named(name)} is no setting; {advice}")
     return sentences
 
 

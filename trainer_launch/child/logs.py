@@ -74,7 +74,7 @@ def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

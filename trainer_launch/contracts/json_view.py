@@ -45,10 +45,10 @@ class JsonView:
         return self.value
 
     def items(self) -> tuple[tuple[str, JsonView], ...]:
-        """The entries of an object, by words."""
+        """The entries of an object, by words; in their order, as Go writes them: who wrote it may not have."""
         if not all(_WORD.fullmatch(key) for key in self.mapping()):
             raise self.error("keys of letters, digits, '_', '.' and '-'")
-        return tuple((key, self.get(key)) for key in self.mapping())
+        return tuple((key, self.get(key)) for key in sorted(self.mapping()))
 
     def list(self) -> tuple[JsonView, ...]:
         """The items of a list."""

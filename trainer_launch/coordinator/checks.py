@@ -108,7 +108,7 @@ def claim(value: Any) -> Claim:
     if not isinstance(value, list) or len(value) != len(Claim._fields):
         raise UnfitError("a generation, a seat, ranks and whether it is sure")
     generation, seat, ranks, sure = value
-    if not isinstance(ranks, str) or len(ranks) > MAX_TEXT or not _RANKS.fullmatch(ranks):
+    if not isinstance(ranks, str) or len(ranks) > MAX_TEXT or not _RANKS.fullmatch(ranks) or not _ascend(ranks):
         raise UnfitError("ranks such as 0-3,7")
     return Claim(number(MAX_NUMBER)(generation), number(MAX_NODES)(seat), ranks, flag(sure))
 
@@ -117,3 +117,14 @@ def claims(value: Any) -> tuple[Claim, ...]:
     if not isinstance(value, list) or len(value) > MAX_CLAIMS:
         raise UnfitError("a list of claims")
     return tuple(map(claim, value))
+
+
+def _ascend(ranks: str) -> bool:
+    """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
+    before = -1
+    for part in ranks.split(","):
+        low, _, high = part.partition("-")
+        if not before < int(low) <= int(high or low) < MAX_NODES:
+            return False
+        before = int(high or low)
+    return True

@@ -208,7 +208,10 @@ Message: TypeAlias = FromNode | FromServer
 
 def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
     """What a client that knows the secret answers to a challenge."""
-    return hmac.new(secret, "\n".join((nonce, job, incarnation)).encode(), hashlib.sha256).hexdigest()
+    text = "\n".join((nonce, job, incarnation)).encode(
+        errors="replace"
+    )  # who is no server of ours may send anything
+    return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 def render(message: Message) -> bytes:

@@ -50,7 +50,8 @@ class Vocabulary:
         kind = values.pop("kind", None)
         made = self._classes.get(kind) if isinstance(kind, str) else None
         if made is None:
-            raise ProtocolError(f"no message has the kind {str(kind)[:40]!r}")
+            shown = ascii(kind[:40]) if isinstance(kind, str) else f"of a {type(kind).__name__}"
+            raise ProtocolError(f"no message has the kind {shown}")
         return made, values
 
     def make(self, made: type[Any], values: Mapping[str, Any]) -> Any:

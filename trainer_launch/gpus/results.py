@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from trainer_launch.errors import MALFORMED
 from trainer_launch.measures import Checksum, Measure
 
 _NETWORK = re.compile(r"Using network (\S+)|Assigned NET plugin (\S+) to comm")
@@ -87,7 +88,7 @@ def benched(gpu: int, uuid: str, said: bytes, seen: Limits) -> Benched:
     """Put together what a child said and how it ended; a line that cannot be read is none."""
     made = Benched(gpu=gpu, uuid=uuid)
     for line in said.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(*MALFORMED):
             made = _with(made, json.loads(line))
     if made.ending is not Ending.NOT_RUN:
         return made

@@ -9,6 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from trainer_launch.errors import MALFORMED
+
 MAX_GPUS = 64
 
 
@@ -122,7 +124,7 @@ def facts_of(said: bytes) -> Facts:
             gpus=tuple(_gpu(one) for one in told["gpus"][:MAX_GPUS]),
             log=_fact(told["log"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return Facts(trouble="what was said of the GPUs cannot be read")
 
 
@@ -133,7 +135,7 @@ def watched_of(said: bytes) -> tuple[str, Mapping[int, Watched]]:
         if told["trouble"]:
             return str(told["trouble"])[:300], {}
         return "", {made.index: made for made in map(_watched, told["gpus"][:MAX_GPUS])}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return "what was seen under load cannot be read", {}
 
 

@@ -6,6 +6,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from trainer_launch.errors import MALFORMED
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
@@ -26,9 +28,7 @@ def read(pid: int, proc: str = "/proc") -> Activity | None:
             fields = file.read().rpartition(b")")[2].split()
         with open(f"{proc}/{pid}/status", "rb") as file:
             switches = _SWITCHES.search(file.read())
-    except (FileNotFoundError, ProcessLookupError):
+        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        return Activity(fields[0].decode(), cpu_s, int(switches[1]) if switches else 0)
+    except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
         return None
-    if not fields:
-        return None
-    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-    return Activity(fields[0].decode(), cpu_s, int(switches[1]) if switches else 0)

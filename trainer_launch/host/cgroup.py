@@ -7,6 +7,7 @@ of the host that is not mounted here, and the mount's root is the own group as w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def _v1_chain(mount: Path, paths: dict[str, str], controller: str) -> tuple[Path
 
 def _chain(mount: Path, path: str) -> Iterator[Path]:
     own = mount / path.lstrip("/")
-    if ".." in Path(path).parts or not own.is_dir():
+    if ".." in Path(path).parts or not os.path.isdir(own):
         own = mount
     while own != mount:
         yield own

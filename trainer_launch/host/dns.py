@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from trainer_launch.grammar import MAX_COUNT, parse_number
+
 RESOLV_CONF = "/etc/resolv.conf"
 _MAX_SERVERS = 3  # glibc asks no more
 _TRIES_S = 1.0  # between two datagrams to the same server
 _TYPES = {"A": 1, "AAAA": 28}
 _HEADER = struct.Struct("!HHHHHH")
 _MAX_LABEL = 63
+_MAX_NDOTS = 15  # glibc goes no further
 
 
 class Answer(str, Enum):
@@ -75,7 +78,8 @@ def resolver(path: str = RESOLV_CONF) -> Resolver:
                 search = tuple(suffix.rstrip(".") for suffix in rest if suffix != ".")
             elif word == "options":
                 given = [option[6:] for option in rest if option.startswith("ndots:")]
-                ndots = next((int(number) for number in given if number.isdigit()), ndots)
+                numbers = (parse_number(number, 0, MAX_COUNT) for number in given)
+                ndots = min(_MAX_NDOTS, next((number for number in numbers if number is not None), ndots))
     return Resolver(servers=tuple(servers[:_MAX_SERVERS]), search=search, ndots=ndots)
 
 
@@ -125,7 +129,7 @@ def _exchange(full: str, kind: int, server: tuple[str, int], limit_s: float) -> 
                 answer = _parsed(asking.recv(4096), number, kind)
                 if answer is not None:
                     return answer
-    except OSError:  # refused by the host there, or no way to it: it does not answer
+    except (OSError, UnicodeError):  # refused by the host there, or no way to it: it does not answer
         pass
     return Answer.TIMEOUT
 

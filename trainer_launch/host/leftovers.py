@@ -32,6 +32,7 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from trainer_launch.errors import MALFORMED
 from trainer_launch.host import shm
 from trainer_launch.sizes import in_units
 
@@ -183,5 +184,5 @@ def _parsed(said: bytes, hostname: str) -> frozenset[Key] | None:
         if note["hostname"] != hostname:
             return None
         return frozenset((str(name), int(inode)) for name, inode in note["before"])
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         return None

@@ -6,7 +6,9 @@ share one (the pod sandbox's, 64 MiB, or an emptyDir that they mount), and it ou
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from trainer_launch.errors import NodeError
 
 FOLDER = "/dev/shm"
 MAX_SEGMENTS = 20_000  # that one look reads; llm-d#352 counted hundreds after a night in a crash loop
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE)
 _CAP_SYS_ADMIN = 21
 _MS_REMOUNT = 32
 _MS_RELATIME = 1 << 21
@@ -100,7 +103,8 @@ def _mapped(path: str) -> Iterator[tuple[int, int]]:
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] != b"0":
             major, _, minor = fields[3].partition(b":")
-            yield os.makedev(int(major, 16), int(minor, 16)), int(fields[4])
+            with contextlib.suppress(ValueError, OverflowError):
+                yield os.makedev(int(major, 16), int(minor, 16)), int(fields[4])
 
 
 def _opened(folder: str) -> Iterator[tuple[int, int]]:
@@ -126,12 +130,14 @@ def may_enlarge(root: Path = Path("/")) -> bool:
         mounts = (root / "proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    capabilities = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    capabilities = _CAPABILITIES.search(status)
     mounted = [fields for fields in map(str.split, mounts) if fields[1:2] == [FOLDER]]
-    if not mounted or not int(capabilities, 16) >> _CAP_SYS_ADMIN & 1:
+    if not mounted or len(mounted[-1]) < 4 or not capabilities:
         return False
     kind, options = mounted[-1][2:4]  # the last one covers the others
-    return kind == "tmpfs" and "ro" not in options.split(",")
+    return (
+        bool(int(capabilities[1], 16) >> _CAP_SYS_ADMIN & 1) and kind == "tmpfs" and "ro" not in options.split(",")
+    )
 
 
 def enlarge(size_bytes: int, folder: str = FOLDER) -> Room:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from trainer_launch.errors import MALFORMED
+
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan
 
@@ -61,7 +63,7 @@ def read(pid: int, proc: str = "/proc") -> Entry | None:
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             return parse_stat(file.read().decode(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
         return None
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from trainer_launch.errors import MALFORMED
+
 _PROBE = Path(__file__).parents[1] / "child" / "probe.py"
+_SHOWN = 200  # characters of a stage
 _REAP_S = 0.5  # what SIGKILL may take; a process that does not go then is stuck inside the kernel
 
 
@@ -61,11 +64,11 @@ def _read(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool 
     for line in said.splitlines():
         try:
             told = json.loads(line)
-        except ValueError:
+            stage = str(told.get("stage", stage))[:_SHOWN]
+            number = int(told["errno"]) if "errno" in told else number
+            values = {str(name): float(value) for name, value in told.get("values", values).items()}
+        except MALFORMED:
             continue
-        stage = told.get("stage", stage)
-        number = told.get("errno", number)
-        values = told.get("values", values)
         ended = ended or "values" in told or "errno" in told
     trouble = "" if ended or timed_out else f"the child ended with {status} at the stage {stage or 'start'}"
     return Tried(

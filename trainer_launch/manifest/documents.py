@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer_launch.errors import UsageError
+from trainer_launch.errors import MALFORMED, UsageError
 from trainer_launch.grammar import shown
 from trainer_launch.manifest.fields import Field
 
@@ -16,6 +16,7 @@ MAX_BYTES = 1_048_576  # etcd takes no larger object
 MAX_DEPTH = 64
 MAX_NODES = 100_000
 MAX_DOCUMENTS = 64
+_MAX_INT = 1 << 64  # Kubernetes has none beyond; Python would, without end
 
 
 def read_documents(text: str, name: str) -> tuple[Field, ...]:
@@ -56,21 +57,31 @@ def read_values(text: str, name: str) -> list[Any]:
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         why = getattr(problem, "problem", None) or str(problem)
         raise UsageError(f"{name} is no YAML{place}: {' '.join(why.split())[:200]}") from None
-    except (ValueError, RecursionError) as problem:  # a date or number that none is; nesting
+    except MALFORMED as problem:  # what PyYAML itself trips over
         raise UsageError(f"{name} is no YAML that can be read: {shown(str(problem))}") from None
 
 
 def _strict(yaml: Any, loader: Any) -> Any:
     """A safe loader that takes no key twice, as Kubernetes does not, and leaves dates as they are written."""
 
+    def bad(text: str, node: Any) -> Exception:
+        return yaml.constructor.ConstructorError(None, None, text, node.start_mark)  # type: ignore[no-any-return]
+
     class Strict(loader):  # type: ignore[misc]
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                made = super().construct_object(node, deep)
+            except MALFORMED:  # as of !!int '', which PyYAML does not expect
+                raise bad(f"a value is no {node.tag.rpartition(':')[2]}", node) from None
+            if type(made) is int and not -_MAX_INT <= made <= _MAX_INT:
+                raise bad("a number has more than 64 bits", node)
+            return made
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
-            for key, _ in node.value:
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
                 if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice", key.start_mark
-                    )
+                    raise bad(f"the key {key.value!r} stands twice", key)
                 seen.add(str(key.value))
             return super().construct_mapping(node, deep)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +12,8 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, shown
 
 T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 class _Required:
@@ -93,6 +96,13 @@ class Field:
         if "\0" in self.value:
             raise self.bad("a text without NUL")
         return self.value
+
+    def name(self, default: str | _Required = REQUIRED) -> str:
+        """What an object, container or volume may be called; it becomes a part of paths and host names."""
+        found = self.text(default)
+        if self.value is not None and _NAME.fullmatch(found) is None:
+            raise self.bad("a name of letters, digits, '-' and '.', as in my-job, '-' and '.' only inside")
+        return found
 
     def number(self, default: int | _Required = REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
         """A whole number from `least` to `most`."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from trainer_launch.grammar import parse_number
 from trainer_launch.manifest.values import Container, Pod, Workload
 
 MAX_PODS = 200
@@ -54,8 +55,9 @@ def endpoints(ground: Ground, pods: Iterable[Pod]) -> set[Endpoint]:
                         found.add((owner, int(match[2])))
             for name, owner in ground.variables.items():
                 value = container.env.get(name, "")
-                if value.isdigit():
-                    found.add((owner, int(value)))
+                port = parse_number(value, 1, 65535)
+                if port is not None:
+                    found.add((owner, port))
     return found
 
 
@@ -69,8 +71,9 @@ def localised(container: Container, ground: Ground, folder_of: Callable[[str], s
     env = {name: text(value) for name, value in container.env.items()}
     for name, owner in ground.variables.items():
         value = container.env.get(name, "")
-        if value.isdigit():
-            env[name] = str(ground.ports.get((owner, int(value)), value))
+        port = parse_number(value, 1, 65535)
+        if port is not None:
+            env[name] = str(ground.ports.get((owner, port), value))
     return replace(
         container,
         env=env,

@@ -68,7 +68,7 @@ def read_template(template: Field) -> Template:
         raise spec.get("containers").bad("at least one container")
     init = tuple(map(read_container, spec.get("initContainers").items()))
     _unique(spec, containers, init)
-    volumes = {volume.get("name").text(): _volume(volume) for volume in spec.get("volumes").items()}
+    volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
     _mounted(spec, (*containers, *init), volumes)
     restart = spec.get("restartPolicy")
     return Template(
@@ -91,7 +91,7 @@ def read_container(found: Field) -> Container:
     resources = found.get("resources")
     resources.only(("limits", "requests", "claims"))
     return Container(
-        name=found.get("name").text(),
+        name=found.get("name").name(),
         command=found.get("command").texts(),
         args=found.get("args").texts(),
         items=read_env(found.get("env")),
@@ -157,8 +157,8 @@ def _quantity(found: Field) -> str:
 def _mount(found: Field) -> Mount:
     found.only(_MOUNT)
     path = found.get("mountPath").text()
-    if not path.startswith("/"):
-        raise found.get("mountPath").bad("an absolute path")
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise found.get("mountPath").bad("an absolute path without ..")
     part, expression = found.get("subPath"), found.get("subPathExpr")
     if part.given and expression.given:
         raise expression.bad("subPath or subPathExpr, not both")
@@ -175,7 +175,7 @@ def _volume(found: Field) -> str:
     if kinds and known != kinds:
         raise found.bad(f"a kind of volume, such as {', '.join(_OWN_VOLUMES[:1] + _ELSEWHERE[:1])}")
     if known and known[0] in _ELSEWHERE:
-        claim = found.get("persistentVolumeClaim", "claimName").text("") if known[0] == _ELSEWHERE[0] else ""
+        claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
         return f"claim:{claim or found.get('name').text()}"
     return f"claim:{found.get('name').text()}" if known and known[0] == "hostPath" else "pod"
 

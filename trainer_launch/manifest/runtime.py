@@ -104,7 +104,7 @@ def read_trainjob(request: Request) -> TrainJob:
     made = TrainJob(
         name=job_name(found),
         space=namespace(found),
-        subdomain=jobset.get("network", "subdomain").text("") or job_name(found),
+        subdomain=jobset.get("network", "subdomain").name("") or job_name(found),
         policy=policy,
         policy_field=policies.get(policy) if policy else Field(None, policies.path, policies.where),
         trainer=spec.get("trainer"),
@@ -198,7 +198,7 @@ def _replicated(job: Field, policies: Field, nodes: int) -> ReplicatedJob:
     if is_trainer:
         count = nodes
     return ReplicatedJob(
-        name=job.get("name").text(),
+        name=job.get("name").name(),
         ancestor=ancestor,
         count=count,
         replicas=1 if is_trainer else job.get("replicas").number(1, least=1, most=MAX_REPLICAS),

@@ -48,12 +48,15 @@ class Replicas:
 def job_name(found: Field) -> str:
     """The job's name; without one, as with generateName, what comes before the random part."""
     metadata = found.get("metadata")
-    return metadata.get("name").text("") or metadata.get("generateName").text().rstrip("-")
+    if metadata.get("name").given:
+        return metadata.get("name").name()
+    prefix = metadata.get("generateName")
+    return Field(prefix.text().rstrip("-"), prefix.path, prefix.where).name()
 
 
 def namespace(found: Field) -> str:
     """The job's namespace."""
-    return found.get("metadata", "namespace").text("") or "default"
+    return found.get("metadata", "namespace").name("") or "default"
 
 
 def replicas(found: Field, kind: Kind) -> dict[str, Replicas]:

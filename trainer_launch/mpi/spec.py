@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer_launch.errors import InternalError
+from trainer_launch.errors import MALFORMED, InternalError
 
 VARIABLE = "TRAINER_LAUNCH_MPI"  # the agent's, with the spec as JSON
 
@@ -57,5 +57,5 @@ def loaded(text: str) -> Spec:
         words: dict[str, Any] = json.loads(text)
         fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in words.items()}
         return Spec(**fields)
-    except (ValueError, TypeError, AttributeError) as problem:
+    except MALFORMED as problem:
         raise InternalError(f"{VARIABLE} is no spec of ours: {problem}") from None

@@ -5,7 +5,9 @@ A pair that cannot talk may end or hang all of MPI, so pairs are tested by an mp
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_launch import localise
+from trainer_launch.errors import MALFORMED
 from trainer_launch.findings import Finding, Scope, Status
 from trainer_launch.localise import Pair, Trial
 from trainer_launch.mpi import errand
@@ -131,16 +134,16 @@ def read(token: str, text: str) -> Heard:
     for line in text.splitlines():
         first, _, rest = line.partition(" ")
         if first == token:
-            try:
+            with contextlib.suppress(*MALFORMED):
                 said |= json.loads(rest)
-            except ValueError:
-                continue
+    hello: tuple[str, ...] = ()
+    found: tuple[tuple[int, int, float, float], ...] = ()
     try:
-        found = tuple((int(a), int(b), float(s), float(r)) for a, b, s, r in said.get("pairs") or ())
-    except (TypeError, ValueError):
-        found = ()
-        del said["pairs"]
-    hello = tuple(str(name) for name in said.get("hello") or ())
+        read = ((int(a), int(b), float(s), float(r)) for a, b, s, r in said.get("pairs") or ())
+        found = tuple(pair for pair in read if all(map(math.isfinite, pair)))
+        hello = tuple(str(name) for name in said.get("hello") or ())
+    except MALFORMED:
+        said.pop("pairs", None)
     return Heard(hello=hello, pairs=found, why="" if "pairs" in said else "it did not come to its end")
 
 

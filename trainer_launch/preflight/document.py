@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer_launch.findings import Basis, Fault, Finding, Report, Scope, Status
 from trainer_launch.model import Json
@@ -14,6 +14,8 @@ FORMAT = "trainer-launch-preflight"
 VERSION = 1  # raised when a reader of the old form would misread the new one
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_FINDINGS = 1000
+_LONGEST_S = 1e9
+_Word = TypeVar("_Word", Status, Scope, Fault, Basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +110,27 @@ def finding_of(told: Any) -> Finding:
         raise ValueError("a finding has a value that is neither number nor text")
     fault, basis = told.get("fault"), told.get("basis")
     return Finding(
-        **texts,
-        **values,
-        status=Status(told.get("status")),
-        scope=Scope(told.get("scope")),
-        fault=None if fault is None else Fault(fault),
-        basis=None if basis is None else Basis(basis),
-        evidence=tuple(evidence),
-        took_s=float(took_s) if isinstance(took_s, (int, float)) else 0.0,
+        **{key: _plain(text) for key, text in texts.items()},
+        **{key: _plain(value) if isinstance(value, str) else value for key, value in values.items()},
+        status=_one_of(Status, told.get("status")),
+        scope=_one_of(Scope, told.get("scope")),
+        fault=None if fault is None else _one_of(Fault, fault),
+        basis=None if basis is None else _one_of(Basis, basis),
+        evidence=tuple(map(_plain, evidence)),
+        took_s=float(took_s) if isinstance(took_s, (int, float)) and 0 <= took_s < _LONGEST_S else 0.0,
     )
+
+
+def _one_of(words: type[_Word], value: Any) -> _Word:
+    try:
+        return words(value)
+    except ValueError:
+        raise ValueError(f"a finding's {words.__name__.lower()} is none of {', '.join(words)}") from None
+
+
+def _plain(text: str) -> str:
+    """Others wrote it: nothing of it may break a line or command a terminal."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def _listed(evidence: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer_launch.errors import MALFORMED
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.ear import Ear
@@ -74,7 +75,7 @@ def _read(test: msg.Test, said: bytes, status: int) -> msg.Result:
     try:
         told = json.loads(said)
         rate, why = int(told["rate"]), str(told["why"])
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return _failed(test, f"its test ended with {status} and said nothing")
     return msg.Result(test.round, (msg.Seen(why[:300], max(0, min(rate, 2**52))),))
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer_launch.errors import MALFORMED
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.rollcall.ear import Ear
@@ -123,7 +124,7 @@ class Collectives:
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             told = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return told if isinstance(told, dict) else None
 
@@ -149,7 +150,7 @@ def _read(test: msg.Test, told: Mapping[str, Any]) -> tuple[msg.Seen, ...]:
     rails = told.get("rails")
     try:
         seen = [msg.Seen(str(why)[:300], max(0, min(int(rate), 2**52))) for why, rate in rails or ()]
-    except (TypeError, ValueError):
+    except MALFORMED:
         seen = []
     return tuple(seen) if len(seen) == test.rails else _failed(test, "its test said nothing of use")
 

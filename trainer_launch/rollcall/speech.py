@@ -42,7 +42,10 @@ def loaded(text: str) -> list[Finding]:
     Raises:
         ValueError: they are none.
     """
-    told = json.loads(text)
+    try:
+        told = json.loads(text)
+    except RecursionError:
+        raise ValueError("a nest that is too deep") from None
     if not isinstance(told, list):
         raise ValueError("no list of findings")
     return [finding_of(one) for one in told]

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import run_folder
+from trainer_launch.errors import MALFORMED
 from trainer_launch.status.story import EVENTS, Event
 
 _LAST_BYTES = 16_384
 _READ_BYTES = 262_144
 _MAX_FIELDS = 12
+_BIG = 1 << 53  # exact in every JSON reader
 _LATEST_S = 253_402_300_799  # the last second that has four digits for its year
 
 
@@ -66,7 +68,7 @@ def stand(told: Sequence[News]) -> Standing:
     for one in told:
         name, values = one.event
         if name in ("generation_formed", "workers_started"):
-            latest.update({key: value for key, value in values.items() if type(value) is int})
+            latest.update({key: value for key, value in values.items() if type(value) is int and abs(value) < _BIG})
     return Standing(**{name: latest.get(name) for name in ("generation", "nodes", "restarts", "workers")})
 
 
@@ -91,8 +93,8 @@ def _parse(text: bytes) -> News | None:
     """A line; None for what is none, such as the rest of one that was cut."""
     try:
         values = json.loads(text)
-        name, time_s = values.pop("event"), float(values.pop("time_s"))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        name, time_s = str(values.pop("event")), float(values.pop("time_s"))
+    except MALFORMED:
         return None
     if name not in EVENTS or not 0 <= time_s <= _LATEST_S or len(values) > _MAX_FIELDS or not _are_flat(values):
         return None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from trainer_launch import run_folder
+from trainer_launch.errors import MALFORMED
 from trainer_launch.host import tree
 from trainer_launch.host.files import LiveFiles
 
@@ -56,7 +57,7 @@ def read(folder: str) -> View | None:
         place = values["coordinator"]
         view = View(**{**values, "coordinator": None if place is None else (str(place[0]), int(place[1]))})
         entry = tree.read(int(view.pid))
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return None
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_launch.errors import MALFORMED
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.reporting import MAX_METRICS, MAX_NAME
 from trainer_launch.run_folder import PROGRESS, PROGRESS_END
@@ -67,7 +68,7 @@ def parse(text: bytes) -> Progress | None:
             eta_s=None if values["eta_s"] is None else _number(values["eta_s"], _BIG),
             metrics={_name(name): _any_number(value) for name, value in metrics.items()},
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except MALFORMED:
         return None
 
 

@@ -57,7 +57,7 @@ def parse_agent_failure(text: str) -> AgentFailure | None:
     """Parse an agent's note; None when it is no such note, because it must not hide the failure itself."""
     try:
         note = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(note, dict):
         return None

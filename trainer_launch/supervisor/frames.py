@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainer_launch.supervisor.hang import Worker, ranges
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
 # Where a rank waits for the others: in a collective, or in what torch runs one from.
 _COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher)|autograd/|nn/parallel/)")

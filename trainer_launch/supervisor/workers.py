@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import run_folder
+from trainer_launch.errors import MALFORMED
+from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.host import activity, stacks, tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.supervisor.hang import Sample, Worker
@@ -120,7 +122,7 @@ class Workers:
         try:
             note: dict[str, Any] = json.loads(self._files.read(path) or b"")
             entry, rank, where = alive[int(note["pid"])], int(note["rank"]), note.get("stacks")
-        except (ValueError, TypeError, KeyError):
+        except MALFORMED:  # a worker may write anything there
             return None
         return Worker(f"rank {rank}", entry.pid, entry.started, rank, local_rank, where and str(where))
 
@@ -181,8 +183,8 @@ def _subtree(pid: int, below: Below) -> tuple[tree.Entry, ...]:
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int] | None:
     """Rank and local rank that torch gave it."""
-    rank, local_rank = (env.get(name, "") for name in ("RANK", "LOCAL_RANK"))
-    return (int(rank), int(local_rank)) if rank.isdecimal() and local_rank.isdecimal() else None
+    rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
+    return None if rank is None or local_rank is None else (rank, local_rank)
 
 
 def _changed(path: str) -> int:

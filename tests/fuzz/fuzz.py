@@ -1,0 +1,158 @@
+"""Fuzz parsers for a while, guided by what each input reaches; keep what reaches something new.
+
+    python -m tests.fuzz.fuzz --seconds 60              # every target for a minute, one after the other
+    python -m tests.fuzz.fuzz --seconds 600 pod hosts   # two of them
+
+It needs atheris. What a defect takes is written to `crashes/NAME` in the folder that --work names; put it into
+`corpus/NAME` with the mend, where every run of the tests replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import nasty
+from tests.fuzz.registry import CORPUS, Target, in_home, targets
+
+ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 10  # for one input
+_MEMORY_MB = 1024
+_KEPT_FILES, _KEPT_BYTES = 70, 40_000  # of each target, in the repository
+_STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+).*?exec/s: (\d+)")
+_FORMS = {
+    "json": nasty.changed_json,
+    "lines": nasty.changed_lines,
+    "yaml": nasty.changed_yaml,
+    "text": nasty.changed_text,
+    "words": lambda data, chance: nasty.changed_text(data, chance, b"\0"),
+    "bytes": nasty.changed_text,
+}
+
+
+def main() -> int:
+    """Fuzz what was asked for; 1 when something was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="targets; all of them when none is named")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target (default 60)")
+    parser.add_argument("--work", default=tempfile.gettempdir() + "/trainer-launch-fuzz", help="scratch folder")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--keep", action="store_true", help="put what is new and small into the repository's corpus"
+    )
+    parsed, rest = parser.parse_known_args()
+    if parsed.one:
+        _in_this_process(parsed.names[0], rest)
+    chosen = [known for name, known in targets().items() if not parsed.names or name in parsed.names]
+    found = [one.name for one in chosen if not _fuzz(one, Path(parsed.work), parsed.seconds, keep=parsed.keep)]
+    print(f"found something: {', '.join(found)}" if found else "nothing found", flush=True)
+    return 1 if found else 0
+
+
+def _fuzz(one: Target, work: Path, seconds: int, *, keep: bool) -> bool:
+    """Fuzz one target; False when it found something."""
+    from tests.fuzz import seeds  # it imports what is fuzzed, which in the child comes later
+
+    grown, crashes = work / "grown" / one.name, work / "crashes" / one.name
+    for folder in (grown, crashes, CORPUS / one.name):
+        folder.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds.of(one.name)):
+        (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
+    words = work / f"{one.name}.dict"
+    words.write_text("".join(f'"{_escaped(word)}"\n' for word in _words(one)), encoding="ascii")
+    done = _libfuzzer(
+        one, seconds + 120, f"-max_total_time={seconds}", f"-timeout={_TIMEOUT_S}", f"-rss_limit_mb={_MEMORY_MB}",
+        f"-max_len={one.max_bytes}", f"-artifact_prefix={crashes}/", f"-dict={words}", "-print_final_stats=1",
+        str(grown), str(CORPUS / one.name),
+    )  # fmt: skip
+    states = _STATUS.findall(done.stderr)
+    count, _, edges, features, rate = states[-1] if states else ("0", "", "0", "0", "0")
+    verdict = "ok" if done.returncode == 0 else "FOUND"
+    print(
+        f"{one.name:18} {count:>9} runs {rate:>6}/s  edges {edges:>5}  features {features:>6}  {verdict}",
+        flush=True,
+    )
+    if done.returncode:
+        print("\n".join(_story(done.stdout + done.stderr)), flush=True)
+    elif keep:
+        _keep(one, grown)
+    return done.returncode == 0
+
+
+def _keep(one: Target, grown: Path) -> None:
+    """The smallest set that reaches the same, as much of it as may be kept, beside what is there by hand."""
+    kept = CORPUS / one.name
+    with tempfile.TemporaryDirectory() as merged:
+        _libfuzzer(one, 600, "-set_cover_merge=1", merged, str(kept), str(grown))
+        files = sorted(Path(merged).iterdir(), key=lambda file: file.stat().st_size)
+        room = _KEPT_BYTES
+        for file in (old for old in kept.iterdir() if re.fullmatch("[0-9a-f]{40}", old.name)):
+            file.unlink()
+        for file in files[:_KEPT_FILES]:
+            room -= file.stat().st_size
+            if room > 0:
+                shutil.copy(file, kept / file.name)
+
+
+def _libfuzzer(one: Target, limit_s: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "tests.fuzz.fuzz", "--one", f"{one.home}:{one.name}", *flags]
+    return subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, errors="replace", timeout=limit_s, check=False,
+    )  # fmt: skip
+
+
+def _story(text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next((n for n, line in enumerate(lines) if "Uncaught Python exception" in line or "ERROR:" in line), 0)
+    return lines[start : start + 60]
+
+
+def _in_this_process(name: str, flags: list[str]) -> None:
+    """Become libFuzzer for this target."""
+    atheris: Any = importlib.import_module("atheris")  # where there is none, all but this works
+
+    os.nice(19)
+    with atheris.instrument_imports(include=["trainer_launch"]):
+        one = in_home(*name.split(":"))
+    change = _FORMS[one.form]
+
+    def mutated(data: bytes, max_size: int, seed: int) -> bytes:
+        chance = random.Random(seed)
+        made = change(data, chance) if chance.random() < 0.5 else None
+        if made is None or len(made) > max_size:
+            return bytes(atheris.Mutate(data, max_size))
+        return bytes(made)
+
+    atheris.Setup([sys.argv[0], *flags], one.run, custom_mutator=mutated)
+    atheris.Fuzz()
+
+
+def _words(one: Target) -> list[str]:
+    """The texts in the modules that the target's own module imports: keys, names, kinds."""
+    home = sys.modules[one.run.__module__]
+    files = {getattr(value, "__file__", None) for value in vars(home).values()}
+    found = set()
+    for file in sorted(name for name in files if name and "trainer_launch" in name):
+        for part in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and 1 < len(part.value) < 40:
+                found.add(part.value)
+    return sorted(word for word in found if "\n" not in word)[:1500]
+
+
+def _escaped(word: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What may happen to a parser: it returns a value, or raises an error of ours with one sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainer_launch.errors import LaunchError
+
+T = TypeVar("T")
+MAX_SENTENCE = 2_000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The parser's own error."""
+
+    kind: type[Exception]
+    text: str
+
+
+def attempt(
+    parse: Callable[..., T],
+    *args: Any,
+    kinds: tuple[type[Exception], ...] = (LaunchError,),
+    names: str = "",
+    hides: Iterable[str] = (),
+) -> T | Refused:
+    """What the parser returns, or its refusal: a sentence with `names` in it, and without what it has to hide."""
+    try:
+        return parse(*args)
+    except kinds as problem:
+        text = str(problem)
+        assert_sentence(text)
+        assert names in text, f"{text!r} does not name {names!r}"
+        for secret in hides:
+            assert secret not in text, f"{text!r} shows {secret!r}"
+        return Refused(type(problem), text)
+
+
+def assert_sentence(text: str) -> None:
+    """One line that a terminal and a log can show."""
+    assert text.strip(), "an error without words"
+    assert text.isprintable(), f"not printable: {text!r}"
+    assert len(text) <= MAX_SENTENCE, f"{len(text)} characters: {text[:200]!r}"
+
+
+def assert_encodable(text: str) -> None:
+    """It can be written to a file or a socket as it is."""
+    text.encode()
+
+
+def text_of(data: bytes) -> str:
+    """As Python gives variables and arguments: bytes that are no UTF-8 are surrogates."""
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,98 @@
+"""What users type: commands of torchrun, mpirun and horovodrun, our own settings, and lists in them."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+from tests.fuzz.oracle import Refused, attempt, text_of
+from tests.fuzz.registry import target
+from trainer_launch import horovodrun_options, preflight, references, settings, signals, torchrun_options
+from trainer_launch.command import parse_command
+from trainer_launch.commands import audience, containers, gather, thresholds, watching
+from trainer_launch.contracts.bare import NAME as BARE
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.model import Job, Origin
+from trainer_launch.mpi import horovod, typed
+from trainer_launch.overlay import overlay, with_hosts, with_minimum
+from trainer_launch.ssh.environment import named
+
+
+@target("words")
+def command(data: bytes) -> None:
+    """A command line after `--`, words with NUL between them."""
+    words = text_of(data).split("\0")
+    found = attempt(parse_command, words, kinds=(UsageError,))
+    if not isinstance(found, Refused):
+        assert found.argv == tuple(words)
+        if found.torchrun is not None:
+            attempt(overlay, Job(contract=BARE), found.torchrun.options, Origin.COMMAND)
+    taken = attempt(torchrun_options.split_command, words, kinds=(UsageError,))
+    if not isinstance(taken, Refused):
+        again = torchrun_options.split_command((*torchrun_options.render(taken.options), "--", *taken.program))
+        assert (again.options, again.program) == (taken.options, taken.program)
+        for name, value in taken.options.items():
+            attempt(torchrun_options.check_value, torchrun_options.OPTIONS[name], value, "--it", names="--it")
+    mpirun = attempt(typed.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
+    assert isinstance(mpirun, Refused) or mpirun.program
+    _horovodrun(words)
+
+
+def _horovodrun(words: list[str]) -> None:
+    horovodrun_options.is_horovodrun(words)
+    found = attempt(horovodrun_options.split_command, words, kinds=(UsageError,), names="")
+    if isinstance(found, Refused):
+        return
+    again = horovodrun_options.split_command((*horovodrun_options.render(found), "--", *found.program, "x"))
+    kept = tuple(one for one in found.typed if one[0] != "help")
+    assert again.typed == kept
+    for name in ("num_proc", "slots", "ssh_port"):
+        attempt(found.number, name, kinds=(UsageError,))
+    attempt(horovod.members_of, found, (), None)
+
+
+@target("words")
+def setting(data: bytes) -> None:
+    """Our variables, NAME=VALUE with NUL between them, without their prefix."""
+    pairs = [word.partition("=")[::2] for word in text_of(data).split("\0")]
+    env = {f"{settings.PREFIX}{name.upper()}": value for name, value in pairs if name and "\0" not in value}
+    with mock.patch.dict(os.environ, env, clear=True):
+        found = attempt(settings.load, {}, kinds=(UsageError,), names=settings.PREFIX)
+        for sentence in settings.unknown_variables(os.environ):
+            assert sentence.isprintable()
+    if isinstance(found, Refused):
+        return
+    job = attempt(with_hosts, Job(contract=BARE), found.hosts)
+    if not isinstance(job, Refused):
+        job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
+    if not isinstance(job, Refused):
+        attempt(with_minimum, job, found.min_nodes)
+    attempt(gather._ports, found, names="--port-range")
+    attempt(gather._names, found.preload, names="--preload")
+    attempt(watching.seconds, found.hang_timeout or "auto", names="--hang-timeout")
+
+
+@target("text", 1000)
+def option(data: bytes) -> None:
+    """Values of options that have a grammar of their own."""
+    text = text_of(data)
+    given = attempt(signals.parse, text, kinds=(UsageError,), names="--signals")
+    if not isinstance(given, Refused):
+        assert signals.parse(signals.render(given)) == given
+        attempt(signals.stop_signal, given, names="--signals")
+    attempt(thresholds.parse, text, kinds=(UsageError,), names="--threshold")
+    attempt(preflight.names_in, text, "--only", kinds=(UsageError,), names="--only")
+    attempt(named, text, kinds=(UsageError,), names="--forward-env")
+    attempt(watching.seconds, text, kinds=(UsageError,), names="--hang-timeout")
+    attempt(audience._steps, text, kinds=(UsageError,), names="--max-lost-steps")
+    words = attempt(containers.words_of, text, kinds=(LaunchError,), names="--command")
+    assert isinstance(words, Refused) or words
+
+
+@target("json", 8000)
+def reference(data: bytes) -> None:
+    """A table of what GPUs should deliver."""
+    found = attempt(references.parse, data, "--reference it", kinds=(UsageError,), names="--reference it")
+    if not isinstance(found, Refused):
+        again = references.parse(references.render(found.rows.values()).encode(), "again")
+        assert again == found

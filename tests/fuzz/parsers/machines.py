@@ -1,0 +1,110 @@
+"""What the kernel, the drivers and DNS say of this machine: files below a root, and datagrams."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from tests.fuzz.oracle import text_of
+from tests.fuzz.registry import target
+from trainer_launch.child import gpu_facts
+from trainer_launch.host import activity, cgroup, dns, gpu, interfaces, limits, shm, stacks, tree
+from trainer_launch.model import Gpus
+from trainer_launch.rollcall import facts
+from trainer_launch.ssh import config, environment
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+_V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
+_FILES = (
+    *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
+    *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),
+    *("proc/self/cgroup", "proc/self/status", "proc/self/mounts", "proc/7/stat", "proc/7/status", "proc/7/maps"),
+    *("proc/sys/net/ipv4/ip_local_port_range", "proc/sys/net/ipv4/ip_local_reserved_ports", "etc/resolv.conf"),
+    *("proc/driver/nvidia/version", "proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
+    *("sys/class/infiniband/mlx5_0/ports/1/state", "sys/class/infiniband/mlx5_0/ports/1/rate"),
+)
+
+
+@target("text")
+def kernel_file(data: bytes) -> None:
+    """The first byte chooses which file has this content; all others are as they were."""
+    root = Path(_FOLDER.name)
+    if not (root / _V2 / "cgroup.controllers").exists():
+        (root / _V2).mkdir(parents=True)
+        (root / _V2 / "cgroup.controllers").touch()
+    if data:
+        path = root / _FILES[data[0] % len(_FILES)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data[1:])
+    groups = cgroup.own_groups(root)
+    for read in (cgroup.memory_limit_bytes, cgroup.memory_peak_bytes, cgroup.memory_used_bytes, cgroup.oom_kills):
+        amount = read(groups)
+        assert amount is None or amount >= 0
+    quota = cgroup.cpu_quota(groups)
+    assert quota is None or quota >= 0
+    cgroup.pids_left(groups)
+    assert all(low >= 0 for low, _ in limits.limits(root).reserved_ports)
+    shm.may_enlarge(root)
+    set(shm._mapped(str(root / "proc/7/maps")))
+    proc = str(root / "proc")
+    stacks.catches(7, 2, proc)
+    _processes(proc)
+    resolver = dns.resolver(str(root / "etc/resolv.conf"))
+    resolver.full_names("job-0.job")
+    assert isinstance(facts.devices(2, root), dict)
+    interfaces.adapter_ports(root)
+    assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
+
+
+def _processes(proc: str) -> None:
+    if os.path.exists(f"{proc}/7/stat"):
+        tree.read(7, proc)
+    if os.path.exists(f"{proc}/7/status"):
+        activity.read(7, proc)
+
+
+@target("bytes", 600)
+def dns_answer(data: bytes) -> None:
+    """A datagram of a name server, or of somebody who pretends to be it."""
+    for kind in (1, 28):
+        assert dns._parsed(b"\x12\x34" + data, 0x1234, kind) in (None, *dns.Answer)
+
+
+@target("words")
+def variables(data: bytes) -> None:
+    """An environment, NUL between its entries: what of it reaches sshd's configuration as one line each."""
+    entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
+    env = {name: value for name, value in entries if name}
+    handed = environment.handed_on(env, ())
+    files = config.Files(folder="/run/x")
+    server = config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env=handed.env)
+    text = config.server(server)
+    bare = config.server(
+        config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env={"A": "b"})
+    )
+    assert text.count("\n") <= bare.count("\n")
+    if handed.env:
+        assert _arguments(text.split("\n")[-2]) == [f"{name}={value}" for name, value in handed.env.items()]
+    found = gpu.count(env, Path(_FOLDER.name))
+    assert isinstance(found, Gpus)
+
+
+def _arguments(line: str) -> list[str]:
+    """A line of sshd_config as sshd takes it apart does: quotes group, a backslash keeps a quote or itself."""
+    found: list[str] = []
+    word, quoted, at = None, False, 0
+    while at < len(line):
+        sign = line[at]
+        if sign == "\\" and line[at + 1 : at + 2] in ('"', "'", "\\"):
+            word, at = (word or "") + line[at + 1], at + 1
+        elif sign == '"':
+            word, quoted = word or "", not quoted
+        elif sign in " \t" and not quoted:
+            found += [] if word is None else [word]
+            word = None
+        else:
+            word = (word or "") + sign
+        at += 1
+    assert not quoted
+    return (found if word is None else [*found, word])[1:]

@@ -1,0 +1,76 @@
+"""Manifests of all kinds, and files of faults: YAML."""
+
+from __future__ import annotations
+
+import json
+
+from tests.fuzz.oracle import Refused, attempt
+from tests.fuzz.registry import target
+from trainer_launch.contracts.snapshot import pod_from_snapshot
+from trainer_launch.errors import UsageError
+from trainer_launch.grammar import parse_host
+from trainer_launch.manifest import baking, documents, loopback, machine, snapshots, workload_of
+from trainer_launch.manifest.values import Workload
+from trainer_launch.rehearsal import chaos, files, grammar
+
+
+@target("yaml", 8000)
+def manifest(data: bytes) -> None:
+    """A job, its pods with addresses, their snapshots, and what of them would lie where on this machine."""
+    text = data.decode("utf-8", "replace")
+    found = attempt(documents.read_documents, text, "job.yaml", kinds=(UsageError,), names="job.yaml")
+    if isinstance(found, Refused):
+        return
+    job = attempt(workload_of, found, kinds=(UsageError,))
+    if not isinstance(job, Refused) and len(job.drafts) <= 8:
+        _check(job)
+
+
+def _check(job: Workload) -> None:
+    made = attempt(baking.pods, job, kinds=(UsageError,))
+    if isinstance(made, Refused):
+        return
+    for pod in made:
+        assert parse_host(pod.name) == pod.name, f"a pod is called {pod.name!r}"
+    for name, told in snapshots.rendered(job, made).items():
+        assert "/" not in name
+        assert name not in (".", "..")
+        attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
+    machine.begin(job, made, 0.0)
+    ground = loopback.ground_of(job, made)
+    loopback.endpoints(ground, made)
+    for pod in made:
+        for container in (*pod.init, *pod.containers):
+            here = loopback.localised(container, ground, lambda volume: f"/scratch/{volume}")
+            for path in here.files:
+                assert path.startswith("/scratch/"), f"a file would be written to {path}"
+                assert ".." not in path.split("/"), f"a file would be written to {path}"
+            for mount in container.mounts:
+                assert ".." not in f"/scratch/{mount.volume}/{mount.part}".split("/"), mount
+
+
+@target("text", 2100)
+def fault(data: bytes) -> None:
+    """A fault in words, and chaos: what is read is said again in one canonical way."""
+    text = data.decode("utf-8", "replace")
+    found = attempt(grammar.parse, text, kinds=(UsageError,), names="--fault")
+    if not isinstance(found, Refused):
+        assert grammar.parse(found.text) == found
+        assert grammar.render(found) == found.text
+    drawn = attempt(chaos.parse, text, kinds=(UsageError,), names="--chaos")
+    if not isinstance(drawn, Refused):
+        over = attempt(drawn.over, range(4), kinds=(UsageError,))
+        if not isinstance(over, Refused):
+            for number in range(3):
+                made = chaos.draw(over, number, 0.0)
+                assert made is None or grammar.parse(made.text) == made
+
+
+@target("yaml")
+def fault_file(data: bytes) -> None:
+    """Faults as a list in a file."""
+    found = attempt(
+        files.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
+    )
+    if not isinstance(found, Refused):
+        assert all(grammar.parse(one.text) == one for one in found)

@@ -1,0 +1,162 @@
+"""What strangers may say: the coordinator's protocol and the roll call's, as lines and as whole conversations."""
+
+from __future__ import annotations
+
+from tests.fuzz.oracle import Refused, assert_encodable, attempt
+from tests.fuzz.registry import target
+from trainer_launch.coordinator import machine, table
+from trainer_launch.coordinator import protocol as coordination
+from trainer_launch.coordinator import state as states
+from trainer_launch.coordinator.claims import ranks_of, wanted_seats
+from trainer_launch.coordinator.connection import Connection
+from trainer_launch.coordinator.wire import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.model import Endpoint
+from trainer_launch.preflight import document
+from trainer_launch.rollcall import hall, speech
+from trainer_launch.rollcall import protocol as calling
+from trainer_launch.rollcall import state as calls
+from trainer_launch.rollcall.names import Names
+
+_SETTINGS = (
+    states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
+    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, seat=0),
+    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, seat=2),
+)
+
+
+@target("lines")
+def coordinator_lines(data: bytes) -> None:
+    """A line is a message, or a ProtocolError says why not; a message is read as it was written."""
+    for line in data.split(b"\n"):
+        found = attempt(coordination.parse, line, kinds=(ProtocolError,))
+        if isinstance(found, Refused):
+            continue
+        written = coordination.render(found)
+        assert len(written) <= MAX_LINE_BYTES
+        assert coordination.parse(written) == found
+        if isinstance(found, coordination.Hello):
+            assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
+            connection = Connection(None, 1, "10.0.0.1", "nonce", 0.0)  # type: ignore[arg-type]
+            assert not connection.is_proven(found.proof, b"secret", found.job, found.incarnation)
+
+
+@target("lines")
+def coordinator_talk(data: bytes) -> None:
+    """Whatever any nodes say in any order, the coordinator goes on, and all that it says can be written.
+
+    The first byte chooses the job; each line begins with a byte that tells who says it, and when.
+    """
+    if not data:
+        return
+    state, now_s = machine.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
+    greeted: set[int] = set()
+    for line in data[1:].split(b"\n")[:60]:
+        if not line:
+            continue
+        peer, now_s = line[0] % 6, now_s + (line[0] // 6) % 8
+        event = _event(peer, line[1:], greeted)
+        if event is None:
+            continue
+        if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
+            coordination.render(table.answer(event.message, state, now_s, None))
+            continue
+        state, replies = machine.step(state, event, now_s)
+        for reply in replies:
+            if isinstance(reply, states.Send):
+                assert coordination.parse(coordination.render(reply.message)) == reply.message
+            elif isinstance(reply, states.Say):
+                assert_encodable(reply.text)
+                assert reply.text.isprintable(), reply.text
+            elif isinstance(reply, states.Disconnect):
+                greeted.discard(reply.peer)
+        wanted_seats(state)
+        states.deadline_s(state)
+        coordination.render(table.status(state, now_s))
+
+
+def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
+    if line == b"-":
+        greeted.discard(peer)
+        return states.Gone(peer)
+    if line == b"+":
+        return states.Connected(peer)
+    if line == b"t":
+        return states.Tick()
+    message = attempt(coordination.parse, line, kinds=(ProtocolError,))
+    if isinstance(message, Refused):
+        return None
+    if peer not in greeted:
+        if isinstance(message, coordination.Hello):
+            greeted.add(peer)
+        elif not isinstance(message, coordination.StatusQuery):
+            return None
+    return states.Said(peer, message)
+
+
+@target("lines")
+def roll_call_lines(data: bytes) -> None:
+    """As the coordinator's."""
+    for line in data.split(b"\n"):
+        found = attempt(calling.parse, line, kinds=(ProtocolError,))
+        if isinstance(found, Refused):
+            continue
+        written = calling.render(found)
+        assert isinstance(found, coordination.Hello) or calling.parse(written) == found
+
+
+@target("lines")
+def roll_call_talk(data: bytes) -> None:
+    """Whatever any nodes say in any order, the roll call comes to its end."""
+    if not data:
+        return
+    names = Names(home=Endpoint("n-0", 1), pattern="n-#")
+    flags = data[0]
+    settings = calls.Settings(
+        job="job",
+        min_nodes=2,
+        max_nodes=2 + flags % 2,
+        deadline_s=20.0,
+        names=names,
+        salt="salt",
+        is_deep=bool(flags & 4),
+        storage={"/ckpt": True} if flags & 8 else {},
+    )
+    room, now_s = hall.Hall(settings, 0.0), 0.0
+    for line in data[1:].split(b"\n")[:60]:
+        if not line:
+            continue
+        peer, now_s = line[0] % 6, now_s + (line[0] // 6) % 8
+        event: calls.Event | None = calls.Tick()
+        if line[1:] == b"-":
+            event = calls.Gone(peer)
+        elif line[1:] != b"t":
+            message = attempt(calling.parse, line[1:], kinds=(ProtocolError,))
+            event = None if isinstance(message, Refused) else calls.Said(peer, "10.0.0.1", message)
+        if event is not None:
+            _said(room, event, now_s)
+    for _ in range(40):
+        due_s = room.due_s()
+        if due_s is None:
+            break
+        now_s = max(now_s, due_s)
+        _said(room, calls.Tick(), now_s)
+        room.measured()
+    assert room.phase is hall.Phase.OVER, "it does not end"
+    speech.dumped(room.findings)
+
+
+def _said(room: hall.Hall, event: calls.Event, now_s: float) -> None:
+    for reply in room.step(event, now_s):
+        if isinstance(reply, calls.Send):
+            assert calling.parse(calling.render(reply.message)) == reply.message
+        elif isinstance(reply, calls.Look):
+            _said(room, calls.Looked(()), now_s)
+
+
+@target("json", 8000)
+def findings(data: bytes) -> None:
+    """Findings of other nodes, and a report that another container has left."""
+    found = attempt(speech.loaded, data.decode("utf-8", "replace"), kinds=(ValueError,))
+    if not isinstance(found, Refused):
+        assert len(speech.loaded(speech.dumped(found))) <= len(found)
+    attempt(document.parse, data, kinds=(ValueError,))

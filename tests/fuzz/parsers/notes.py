@@ -1,0 +1,131 @@
+"""What programs and children leave behind or print for us: a worker may write anything into any of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from tests.fuzz.oracle import assert_encodable, attempt
+from tests.fuzz.registry import target
+from trainer_launch import measures, run_folder
+from trainer_launch.gpus import results, values
+from trainer_launch.host import leftovers, tree, tryout
+from trainer_launch.mpicheck import ring
+from trainer_launch.rollcall import bench, collectives
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.status import news, node, progress, prometheus, trainjob
+from trainer_launch.supervisor import clues, workers
+from trainer_launch.supervisor.workers import Sources, Workers
+
+_VIEW = node.View(
+    version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
+    phase="running", since_s=0.0, started_s=0.0,
+)  # fmt: skip
+_TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
+@target("json")
+def agents_note(data: bytes) -> None:
+    """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
+    found = clues.parse_agent_failure(data.decode("utf-8", "replace"))
+    if found is not None:
+        for text in (found.reason, found.message, found.hostname, found.why_not_again):
+            assert text is None or isinstance(text, str)
+    told = news._parse_all(data)
+    standing = news.stand(told)
+    for one in told:
+        json.dumps(one.event, allow_nan=True)
+    assert_encodable(prometheus.text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
+
+
+@target("json")
+def report(data: bytes) -> None:
+    """What a training process reports: for Prometheus, and for the TrainJob."""
+    found = progress.parse(data)
+    if found is None:
+        return
+    text = prometheus.text(_VIEW, news.Standing(), (found,), now_s=1.0, at_s=1.0)
+    assert_encodable(text)
+    assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
+    told = json.loads(trainjob.body(found, finished=False))["trainerStatus"]
+    assert 0 <= told.get("progressPercentage", 0) <= 100
+    assert all(len(one["value"]) <= 64 for one in told["metrics"])
+
+
+@target("json")
+def launchers_view(data: bytes) -> None:
+    """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
+    path = Path(_FOLDER.name, run_folder.LAUNCHER)
+    path.write_bytes(
+        data.replace(b"@PID", str(_self().pid).encode()).replace(b"@TICKS", str(_self().started).encode())
+    )
+    view = node.read(_FOLDER.name)
+    if view is not None:
+        assert_encodable(prometheus.text(view, news.Standing(), (), now_s=1.0, at_s=1.0))
+        sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
+
+
+def _self() -> tree.Entry:
+    found = tree.read(int(Path("/proc/self").readlink().name))
+    assert found is not None
+    return found
+
+
+@target("json")
+def workers_note(data: bytes) -> None:
+    """What a worker says of itself, and what its environment tells."""
+    Path(_FOLDER.name, f"{run_folder.WORKER}3").write_bytes(data)
+    sources = Sources(pids=dict, heard=lambda name, rank: 0, run_dir=_FOLDER.name, below_agent=True)
+    seen = Workers(sources)._said_by_themselves({1: tree.Entry(1, "python", "R", 0, 1, 1, 5)})
+    assert set(seen) <= {3}
+    entries = data.decode("utf-8", "surrogateescape").split("\0")
+    ranks = workers._ranks(dict(entry.partition("=")[::2] for entry in entries))
+    assert ranks is None or min(ranks) >= 0
+
+
+@target("json")
+def childs_answer(data: bytes) -> None:
+    """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
+    leftovers._parsed(data, "h")
+    tried = tryout._read(data)
+    assert isinstance(tried.stage, str)
+    assert all(isinstance(value, float | int) for value in tried.values.values())
+    for seen in bench._read(_TEST, data, 1).seen:
+        msg.render(msg.Result(1, (seen,)))
+    with suppress(ValueError, RecursionError):
+        told = json.loads(data)
+        if isinstance(told, dict):
+            msg.render(msg.Result(1, collectives._read(_TEST, told)))
+    heard = ring.read("t", data.decode("utf-8", "replace"))
+    assert all(math.isfinite(rate) for *_, rate in heard.pairs)
+    attempt(measures.measures_of, _loaded(data), kinds=(measures.UnfitMeasuresError,))
+    attempt(measures.checksums_of, _loaded(data), kinds=(measures.UnfitMeasuresError,))
+
+
+def _loaded(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+@target("json", 8000)
+def gpu_answer(data: bytes) -> None:
+    """What the children that look at GPUs print."""
+    facts = values.facts_of(data)
+    for gpu in facts.gpus:
+        assert isinstance(gpu.uuid + gpu.model + gpu.label, str)
+    values.visible(facts.gpus, "0,GPU-1")
+    _, watched = values.watched_of(data)
+    for one in watched.values():
+        assert isinstance(one.index, int)
+    made = results.benched(0, "", data, results.Limits(status=1, timed_out=False, limit_s=1.0))
+    assert all(math.isfinite(one.value) for one in measures.fitted(results.measures([made])))
+    results.network(made.lines)
+    results.measures([made])
+    for check in results.checksums([made], facts.driver):
+        assert isinstance(check.value, str)

@@ -1,0 +1,111 @@
+"""What programs print: errors and their causes, stacks, mpirun's and horovodrun's words, steps."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from tests.fuzz.oracle import attempt
+from tests.fuzz.registry import target
+from trainer_launch import localise
+from trainer_launch.errors import UsageError
+from trainer_launch.mpi import dialect, horovod, messages
+from trainer_launch.mpicheck import refusals, script
+from trainer_launch.rehearsal import listening, stops
+from trainer_launch.ssh import keys
+from trainer_launch.status import scrape
+from trainer_launch.supervisor import frames, symptoms
+from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
+
+_PATTERN = re.compile("loss")
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
+@target("text")
+def symptom(data: bytes) -> None:
+    """The error that ended a program, and its cause; a text of 60 KB is understood as fast as it was written."""
+    text = data.decode("utf-8", "replace")
+    for shown in (text, (text * 30)[:60_000]):
+        lines = tuple(shown.split("\n"))
+        error = symptoms.final_error(lines)
+        assert len(error) <= len(lines)
+        symptoms.headline(lines, only_named=bool(len(data) % 2))
+        symptoms.essence(shown)
+        symptoms.recognise("\n".join(error))
+        symptoms.recognise(shown)
+        for line in lines[:50]:
+            symptoms.error_name(line)
+
+
+@target("text")
+def stacks(data: bytes) -> None:
+    """What faulthandler has written, cut anywhere."""
+    text = data.decode("utf-8", "replace")
+    found = frames.main_thread(text)
+    frames.waits_for_others(found)
+    assert isinstance(frames.where(found), str)
+    frames.main_thread((text * 20)[:60_000])
+
+
+@target("text")
+def mpi_output(data: bytes) -> None:
+    """Lines of mpirun, horovodrun and ssh, and versions of mpirun."""
+    text = data.decode("utf-8", "replace")
+    said, elastic = messages.Said(), messages.Said()
+    for line in text.split("\n"):
+        said = messages.heard(said, line)
+        elastic = horovod.heard(elastic, line, is_elastic=True)
+        horovod.heard(said, line, is_elastic=False)
+    for one in (said, elastic):
+        assert one.rank is None or one.rank >= 0
+        assert len(one.words) <= 400
+    found = dialect.recognised((text * 20)[:60_000])
+    assert found is None or str(found)
+    answer = script.read("T", text)
+    for code in (None, 0, 1, 255):
+        refusals.refusal(code, text, answer)
+
+
+@target("text")
+def heard(data: bytes) -> None:
+    """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
+    whole, parts = listening.Ear(), listening.Ear()
+    cut = data[0] % 50 + 1 if data else 1
+    whole.hear(data, (_PATTERN,))
+    for at in range(0, len(data), cut):
+        for one in parts.hear(data[at : at + cut], (_PATTERN,)):
+            assert len(one.line) <= listening.MAX_TEXT
+            assert one.step is None or 0 <= one.step < 10**12
+    assert len(whole.rest) <= LINE_BYTES
+    source = Source(b"[x] ", Stream())
+    written = b"".join(source.feed(data[at : at + cut]) for at in range(0, len(data), cut)) + source.flush(end=True)
+    kept = written.replace(b"[x] ", b"")
+    assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
+    source.last_lines(60)
+    stops._LAST_STEP.search(data.decode("utf-8", "replace"))
+
+
+@target("bytes")
+def request(data: bytes) -> None:
+    """What somebody says to the port of Prometheus' metrics."""
+    answer = scrape.answer(data, lambda: "trainer_launch_info 1\n")
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert b"\r\n\r\n" in answer
+
+
+@target("bytes")
+def key_file(data: bytes) -> None:
+    """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
+    folder = Path(_FOLDER.name)
+    (folder / "id_rsa").write_bytes(data)
+    found = attempt(keys._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    assert not isinstance(found, bytes) or found.endswith(b"\n")
+    (folder / "authorized_keys").write_bytes(data)
+    attempt(
+        keys._check_authorized,
+        folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
+        kinds=(UsageError,), names="authorized_keys",
+    )  # fmt: skip
+    keys._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    localise.pair(0, 1)

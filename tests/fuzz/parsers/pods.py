@@ -1,0 +1,129 @@
+"""Pods: variables and files of all contracts, from a snapshot; TF_CONFIG and MX_CONFIG; lists of hosts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.fuzz.oracle import Refused, attempt, text_of
+from tests.fuzz.registry import target
+from trainer_launch import hostfile
+from trainer_launch.command import parse_command
+from trainer_launch.contracts import read_job, snapshot
+from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.source import Pod
+from trainer_launch.errors import ContractError, LaunchError
+from trainer_launch.grammar import parse_host
+from trainer_launch.model import Cpus, Gpus, Host, Job
+from trainer_launch.redact import REDACTED, redact
+from trainer_launch.topology import place
+
+_HOST = Host(
+    hostname="pod",
+    cpus=Cpus(affinity=8, quota=None),
+    gpus=Gpus(count=2, reason="two"),
+    memory_limit_bytes=None,
+    shm_bytes=None,
+)
+
+
+@target("json", 6000)
+def pod(data: bytes) -> None:
+    """A snapshot, as `explain --pod` reads it: contract, job, place among the nodes, and a snapshot of it again."""
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    found = attempt(snapshot.pod_from_snapshot, told)
+    if isinstance(found, Refused):
+        return
+    job = _job(found)
+    if isinstance(job, Refused):
+        return
+    json.dumps(flat(job))
+    attempt(place, job, _HOST)
+    again = snapshot.snapshot_of(found, job)
+    attempt(read_job, snapshot.pod_from_snapshot(json.loads(json.dumps(again))))
+    if found.command:
+        attempt(parse_command, found.command)
+
+
+def _job(found: Pod) -> Job | Refused:
+    """Read it twice, in two orders of its variables: that is never a difference."""
+    hidden = [v for n, v in found.env.items() if len(v) > 8 and redact(n, v) == REDACTED and v not in n]
+    job = attempt(read_job, found, hides=hidden)
+    turned = Pod(
+        env=dict(reversed(list(found.env.items()))),
+        files=found.files,
+        hostname=found.hostname,
+        command=found.command,
+        namespace=found.namespace,
+    )
+    assert attempt(read_job, turned) == job
+    return job
+
+
+@target("json")
+def json_config(data: bytes) -> None:
+    """TF_CONFIG and MX_CONFIG, whose keys may stand in any order."""
+    text = text_of(data)
+    for name, contract, more in (
+        ("TF_CONFIG", "tfjob-v1", {}),
+        ("MX_CONFIG", "mxjob-v1", {"DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": "9091", "DMLC_NUM_WORKER": "1"}),
+    ):
+        job = attempt(_read, {name: text, **more}, contract, names=name)
+        turned = _turned(text)
+        if not isinstance(job, Refused) and turned is not None:
+            other = _read({name: turned, **more}, contract)
+            assert _comparable(other) == _comparable(job)
+
+
+def _read(env: dict[str, str], contract: str) -> Job:
+    return read_job(Pod(env=env, files=snapshot.SnapshotFiles({}), hostname="job-worker-0"), contract)
+
+
+def _comparable(job: Job) -> object:
+    return json.dumps({**flat(job), "warnings": sorted(job.warnings)}, sort_keys=True)
+
+
+def _turned(text: str) -> str | None:
+    def reversed_keys(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reversed_keys(inner) for key, inner in reversed(value.items())}
+        return [reversed_keys(inner) for inner in value] if isinstance(value, list) else value
+
+    try:
+        return json.dumps(reversed_keys(json.loads(text)))
+    except (ValueError, RecursionError):
+        return None
+
+
+_DIALECTS = (
+    (hostfile.parse_open_mpi, hostfile.render_open_mpi),
+    (hostfile.parse_hydra, hostfile.render_hydra),
+    (hostfile.parse_horovod, hostfile.render_horovod),
+    (hostfile.parse_discovery, hostfile.render_hydra),
+)
+
+
+@target("text")
+def hosts(data: bytes) -> None:
+    """Lists of hosts of all dialects, Flux's short form among them; each is written as it was read."""
+    if not data:
+        return
+    text = text_of(data[1:])
+    number = data[0] % (len(_DIALECTS) + 1)
+    if number == len(_DIALECTS):
+        names = attempt(hostfile.expand_hostlist, text, "the list", kinds=(LaunchError,), names="the list")
+        if not isinstance(names, Refused):
+            assert len(names) <= hostfile.MAX_HOSTS
+            assert hostfile.expand_hostlist(",".join(names)) == names
+        return
+    parse, render = _DIALECTS[number]
+    members = attempt(parse, text, "/etc/hosts of\nit", kinds=(ContractError,), names="/etc/hosts of")
+    if isinstance(members, Refused):
+        return
+    assert len({member.host for member in members}) == len(members) <= hostfile.MAX_HOSTS
+    assert all(parse_host(member.host) == member.host for member in members)
+    assert all(member.slots is None or 0 <= member.slots < 10**7 for member in members)
+    assert tuple((m.host, m.slots) for m in parse(render(members))) == tuple((m.host, m.slots) for m in members)

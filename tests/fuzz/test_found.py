@@ -1,0 +1,178 @@
+"""What fuzzing has found, each as one case with the sentence that people now read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from tests.manifest.manifests import job_of, pytorch, replica
+from trainer_launch import references
+from trainer_launch.contracts import read_job
+from trainer_launch.contracts.snapshot import SnapshotFiles
+from trainer_launch.contracts.source import Pod
+from trainer_launch.coordinator import protocol as coordination
+from trainer_launch.errors import UsageError
+from trainer_launch.findings import Finding, Status
+from trainer_launch.gpus import values
+from trainer_launch.host import activity, dns, shm, tree, tryout
+from trainer_launch.manifest.documents import read_values
+from trainer_launch.preflight import document
+from trainer_launch.rollcall import protocol as calling
+from trainer_launch.rollcall import speech
+from trainer_launch.settings import unknown_variables
+from trainer_launch.status import news, node
+from trainer_launch.supervisor import clues, frames
+
+HUGE = "9" * 400  # an int beyond every float
+DEEP = "[" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind":"time","sent":' + HUGE.encode() + b"}",
+        b'{"kind":"timeis","sent":1,"heard":-' + HUGE.encode() + b',"answered":1}',
+        b'{"kind":' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)
+def test_a_strangers_number_or_nest_does_not_end_the_roll_call(line: bytes) -> None:
+    with pytest.raises(coordination.ProtocolError):
+        calling.parse(line)
+
+
+@pytest.mark.parametrize("ranks", [",".join(["0-99999"] * 250), "3-1", "1,1", "5,2", "0-65536"])
+def test_a_strangers_claim_names_each_rank_once_so_that_it_costs_nothing(ranks: str) -> None:
+    hello = coordination.Hello(coordination.VERSION, "job", 0, "n", "i")
+    told = json.loads(coordination.render(hello)) | {"claims": [[1, 0, ranks, True]]}
+    with pytest.raises(coordination.ProtocolError, match="ranks such as 0-3,7"):
+        coordination.parse(json.dumps(told).encode())
+
+
+def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
+    assert coordination.prove(b"secret", "\ud800", "job", "i")
+
+
+def test_findings_of_others_are_one_line_and_have_bounds() -> None:
+    told = document.finding_as_json(_finding()) | {"text": "a\nb\x1b[2J", "took_s": int(HUGE), "evidence": ["\r"]}
+    (found,) = speech.loaded(json.dumps([told]))
+    assert (found.text, found.took_s, found.evidence) == ("a b [2J", 0.0, (" ",))
+    with pytest.raises(ValueError, match="a nest that is too deep"):
+        speech.loaded(DEEP)
+    with pytest.raises(ValueError, match="a finding's scope is none of"):
+        speech.loaded(json.dumps([told | {"scope": "1" * 4000}]))
+
+
+def _finding() -> Finding:
+    return Finding(check="dns", status=Status.PASS, text="well")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: !!int ''", "line 1, column 4: a value is no int"),
+        ("a: !!float ''", "a value is no float"),
+        ("a: !!bool x", "a value is no bool"),
+        ("a: !!timestamp x", "a value is no timestamp"),
+        ("a: !!map [a]", "expected a mapping"),
+        ("a: !!set [a]", "expected a mapping"),
+        ("a: 0x" + "f" * 4000, "more than 64 bits"),
+        ("a: " + "1" * 5000, "a value is no int"),
+    ],
+)
+def test_values_that_yaml_itself_trips_over_are_refused_with_their_place(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=r"^job.yaml is no YAML at line 1.*") as caught:
+        read_values(text, "job.yaml")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/tmp/x", "..", "a/b", "-", "a b", "x" * 300, "é"])
+def test_names_in_manifests_become_no_paths(name: str) -> None:
+    spec = f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"
+    with pytest.raises(UsageError, match=r"metadata.name is .*; expected a name of letters, digits"):
+        job_of(pytorch(spec).replace("name: job", f"name: {json.dumps(name)}"))
+
+
+@pytest.mark.parametrize("field", ["volumes: [{name: ../../x, emptyDir: {}}]", "containers: [{name: ../x}]"])
+def test_nor_do_names_of_volumes_and_containers(field: str) -> None:
+    spec = (
+        f"{{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {{containers: [{{name: pytorch}}], {field}}}}}}}}}}}"
+    )
+    with pytest.raises(UsageError, match=r"expected a name|stands twice"):
+        job_of(pytorch(spec))
+
+
+def test_a_mount_stays_where_it_is_said_to_be() -> None:
+    more = "volumeMounts: [{name: v, mountPath: /a/../../../root}]"
+    with pytest.raises(UsageError, match="an absolute path without"):
+        job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch', more)}}}}}"))
+
+
+def test_a_reference_beyond_every_float_is_refused() -> None:
+    row = {"model": "H100", "measure": "gemm", "value": int(HUGE), "unit": "TFLOP/s", "source": "me"}
+    data = json.dumps({"format": references.FORMAT, "version": references.VERSION, "references": [row]}).encode()
+    with pytest.raises(UsageError, match=r"it, reference 1 has the value 9+; expected a number above 0"):
+        references.parse(data, "it")
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "[1]", HUGE, DEEP, '"x"', '{"event":["x"],"time_s":1}', '{"pid":Infinity}']
+)
+def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) -> None:
+    data = text.encode()
+    (tmp_path / "launcher.json").write_bytes(data)
+    assert node.read(str(tmp_path)) is None
+    assert news._parse_all(data) == []
+    note = clues.parse_agent_failure(text)
+    assert note is None or note.rank is None
+    assert tryout._read(data, status=1).trouble
+    assert values.facts_of(data).trouble
+
+
+def test_numbers_in_news_are_such_as_metrics_can_have() -> None:
+    told = json.dumps({"event": "generation_formed", "time_s": 1, "restarts": int(HUGE), "nodes": 2}).encode()
+    standing = news.stand(news._parse_all(told))
+    assert (standing.restarts, standing.nodes) == (None, 2)
+
+
+def test_a_line_number_of_5000_digits_is_none() -> None:
+    text = f'Current thread 0x1 (most recent call first):\n  File "t.py", line {"1" * 5000} in main\n'
+    assert frames.main_thread(text) == ()
+
+
+@pytest.mark.parametrize("stat", [b"", b"7 (a) S", b"7 (a) S 1 x 7 " + b"0 " * 40, b"x (a) S 1 7 7 " + b"0 " * 40])
+def test_a_process_of_which_a_sandbox_shows_too_little_is_none(stat: bytes, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_bytes(stat)
+    (tmp_path / "7/status").touch()
+    assert tree.read(7, str(tmp_path)) is None
+    assert activity.read(7, str(tmp_path)) is None or len(stat) > 40  # it looks at other fields
+
+
+def test_files_of_the_kernel_that_are_cut_short_tell_nothing(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("CapEff:\n")
+    (tmp_path / "proc/self/mounts").write_text("tmpfs /dev/shm\n")
+    assert shm.may_enlarge(tmp_path) is False
+    (tmp_path / "resolv.conf").write_text("nameserver ..\noptions ndots:² ndots:99\n")
+    found = dns.resolver(str(tmp_path / "resolv.conf"))
+    assert found.ndots == 15
+    assert dns._exchange("a", 1, found.servers[0], 0.1) is dns.Answer.TIMEOUT
+
+
+def test_the_order_of_keys_in_tf_config_means_nothing() -> None:
+    def members(cluster: dict[str, list[str]]) -> object:
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+        return read_job(Pod(env={"TF_CONFIG": config}, files=SnapshotFiles({}), hostname="")).members
+
+    lists = {"worker": ["w-0:1"], "chief": ["c-0:1"], "ps": ["p-0:1"]}
+    assert members(lists) == members(dict(reversed(lists.items())))
+
+
+def test_messages_are_one_line_whatever_they_repeat() -> None:
+    assert str(UsageError("it is 'a\nb\x1b[2J\udcff'; expected c")) == r"it is 'a b\x1b[2J\udcff'; expected c"
+    assert len(str(UsageError("x" * 100_000))) == 2_000
+    (sentence,) = unknown_variables(MappingProxyType({"TRAINER_LAUNCH_A\nB": "1"}))
+    assert sentence.isprintable()
