@@ -64,9 +64,11 @@ class Shares:
     of_peers: float | None = None
 
     def share(self, kind: Kind) -> float:
+        """The share of the reference that is enough."""
         return self.of_reference.get(kind.name, kind.share)
 
     def peers(self, kind: Kind) -> float:
+        """The share of the peers' median that is enough."""
         return kind.peers if self.of_peers is None else self.of_peers
 
 

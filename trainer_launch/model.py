@@ -274,6 +274,6 @@ class Outcome:
     stop_signal: int | None = None  # what asked us to stop
     failure: Failure | None = None
     exits: tuple[Exit, ...] = ()
-    seconds: float = 0.0
+    took_s: float = 0.0
     attempt: int = 1
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end

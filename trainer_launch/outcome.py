@@ -50,7 +50,7 @@ def summary(outcome: Outcome) -> str:
     code = exit_code(outcome)
     again = failure.again if failure else None
     words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code, again)]
-    words.append(f"seconds={outcome.seconds:.1f}")
+    words.append(f"seconds={outcome.took_s:.1f}")
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
     text = failure.message if failure else _how_all_ended(outcome)
@@ -120,11 +120,11 @@ def _latest(lines: Sequence[str], room: int) -> list[str]:
     """Return as many of the last lines as fit; the very last one matters most."""
     kept: list[str] = []
     for line in reversed(lines):
-        line = _cut(line, _LINE_BYTES)
-        room -= _size(line)
+        short = _cut(line, _LINE_BYTES)
+        room -= _size(short)
         if room < 0:
             break
-        kept.insert(0, line)
+        kept.insert(0, short)
     return kept
 
 

@@ -207,7 +207,7 @@ def test_a_snapshot_shows_nothing_of_a_secret_wherever_it_went() -> None:
         CONFIG,
         SECRET,
     )
-    text = json.dumps(rendered(made, pods(made)))
+    text = json.dumps(rendered(pods(made)))
     assert "pass" not in text
     shown = json.loads(text)["job-worker-0.json"]
     assert {name: shown["env"][name] for name in ("A", "B", "C", "D", "A2")} == {

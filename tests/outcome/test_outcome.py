@@ -22,7 +22,7 @@ FAILURE = Failure(
     last_lines=("step 1", "step 2"),
     hint="raise the memory limit",
 )
-FAILED = Outcome(verdict=Verdict.FAILED, failure=FAILURE, seconds=12.34, attempt=3)
+FAILED = Outcome(verdict=Verdict.FAILED, failure=FAILURE, took_s=12.34, attempt=3)
 
 
 def with_lines(*lines):
@@ -49,7 +49,7 @@ def test_the_summary_can_be_read_alone():
         " seconds=12.3"
         " | rank 11 ended with signal SIGKILL"
     )
-    assert outcome.summary(Outcome(verdict=Verdict.SUCCEEDED, seconds=1)) == (
+    assert outcome.summary(Outcome(verdict=Verdict.SUCCEEDED, took_s=1)) == (
         "reason=Succeeded exit=0 attempt=1 seconds=1.0"
     )
 

@@ -41,8 +41,8 @@ def test_ranks_write_through_the_launchers_descriptors(tmp_path, as_pid1):
         assert launcher.wait() == 4
         out, err = launcher.output().decode(), launcher.log()
     for rank in (0, 1):
-        assert re.findall(rf"^\[n0:r{rank}\] {rank} out (\d)$", out, re.M) == list("01201")
-        assert re.findall(rf"^\[n0:r{rank}\] {rank} err (\d)$", err, re.M) == list("01201")
+        assert re.findall(rf"^\[n0:r{rank}\] {rank} out (\d)$", out, re.MULTILINE) == list("01201")
+        assert re.findall(rf"^\[n0:r{rank}\] {rank} err (\d)$", err, re.MULTILINE) == list("01201")
 
 
 def test_a_process_that_is_started_again_and_again_costs_no_descriptors(tmp_path):

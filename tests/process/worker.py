@@ -56,8 +56,7 @@ def ranks(count):
     for rank, paths in enumerate(json.loads(os.environ["TRAINER_LAUNCH_RANK_OUTPUT"])):
         for path, stream in zip(paths, ("out", "err"), strict=True):
             with open(path, "w") as file:
-                for i in range(int(count)):
-                    file.write(f"{rank} {stream} {i}\n")
+                file.writelines(f"{rank} {stream} {i}\n" for i in range(int(count)))
 
 
 def lines(count, mark):

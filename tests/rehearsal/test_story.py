@@ -228,10 +228,10 @@ def test_whatever_happened_a_lane_is_in_order_and_sums_make_sense(chronicle: Chr
     for stretch in story.curve:
         assert all(one[0] <= after[0] and one[1] < after[1] for one, after in pairwise(stretch.points))
     for cost in story.costs:
-        assert cost.downtime_s is None or 0 <= cost.downtime_s <= story.totals.seconds
+        assert cost.downtime_s is None or 0 <= cost.downtime_s <= story.totals.took_s
         assert cost.lost is None or cost.lost >= 0
     assert len(story.costs) == story.totals.faults + story.totals.missed
-    assert story.totals.downtime_s is None or 0 <= story.totals.downtime_s <= story.totals.seconds
+    assert story.totals.downtime_s is None or 0 <= story.totals.downtime_s <= story.totals.took_s
 
 
 @given(st.integers(2, 80), st.integers(1, 80))

@@ -85,7 +85,7 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_the_last_line_has_the_outcome() -> None:
     failure = Failure(reason="WorkerFailed", message="rank 3 died", exit_code=9, rank=3, node_rank=1, host="pod-1")
-    line = story.line(0.0, 1, story.of_outcome(Outcome(verdict=Verdict.FAILED, failure=failure, seconds=1.5)))
+    line = story.line(0.0, 1, story.of_outcome(Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)))
     values = json.loads(line)
     assert values["time"] == "1970-01-01T00:00:00.000Z"
     for name, value in {"event": "finished", "node": 1, "exit_code": 9, "rank": 3, "failed_node": 1}.items():

@@ -31,7 +31,7 @@ def run(start, *script, **world):
 
 def test_a_good_run():
     ended_, calls = run(plan(), ended(5))
-    assert (ended_.verdict, ended_.failure, ended_.seconds) == (Verdict.SUCCEEDED, None, 5)
+    assert (ended_.verdict, ended_.failure, ended_.took_s) == (Verdict.SUCCEEDED, None, 5)
     assert calls == [(0, "spawn", "a"), (5, "all", TERM), (5, "drain")]
 
 
@@ -49,7 +49,7 @@ def test_a_stop_that_nobody_obeys():
 
 def test_what_hangs_in_the_kernel_does_not_keep_us():
     ended_, _ = run(plan(), ev.Signalled(1, TERM), immortal=["pid 7 (a, stuck)"])
-    assert (ended_.survivors, ended_.seconds) == (("pid 7 (a, stuck)",), 14.0)
+    assert (ended_.survivors, ended_.took_s) == (("pid 7 (a, stuck)",), 14.0)
     assert outcome.exit_code(ended_) == 143
 
 
@@ -108,7 +108,7 @@ def test_the_gate_opens_and_the_program_runs():
 def test_the_gate_stays_shut():
     ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), ev.Unresolved(1, "x: unknown"))
     assert (ended_.failure.reason, ended_.failure.message) == ("PeerLost", "x: unknown")
-    assert (outcome.exit_code(ended_), ended_.seconds, calls[-2]) == (138, 9, (9, "no gate"))
+    assert (outcome.exit_code(ended_), ended_.took_s, calls[-2]) == (138, 9, (9, "no gate"))
 
 
 def test_evidence_is_gathered_when_it_happens():
@@ -134,7 +134,7 @@ def test_of_two_failures_the_first_counts():
 
 def test_pods_of_a_rehearsal_do_not_stop_each_other():
     ended_, calls = run(plan("a", "b", stop_all_on_failure=False), ended(2, "b", 7), ended(50, "a"))
-    assert (outcome.exit_code(ended_), ended_.seconds) == (7, 50)
+    assert (outcome.exit_code(ended_), ended_.took_s) == (7, 50)
     assert "leader" not in [call[1] for call in calls]
 
 

@@ -184,6 +184,7 @@ class FirstDeath:
         self._watch(pid)
 
     def __call__(self) -> WorkerDeath | None:
+        """The first death that has not been told yet, None when there is none."""
         self._look()
         deaths = list(self._deaths.items())[self._seen :]
         self._seen += len(deaths)

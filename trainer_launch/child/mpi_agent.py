@@ -35,8 +35,11 @@ class Runs(Protocol):
     """What was started."""
 
     @property
-    def pid(self) -> int: ...
-    def signal(self, number: int) -> None: ...
+    def pid(self) -> int:
+        """Its process."""
+
+    def signal(self, number: int) -> None:
+        """Hand a signal on to it."""
 
 
 class Agent:
@@ -144,7 +147,7 @@ class Agent:
 
     def _launch(self, start: st.Start) -> None:
         self._hosts.rest()
-        command = self._hosts.command(start.members, start.number)
+        command = self._hosts.command(start.members)
         if start.members:
             _say(f"start {start.number}: mpirun on {len(start.members)} hosts")
             secrets = forward.withheld(command.env, (*self._spec.forward, *self._typed.named))

@@ -194,7 +194,7 @@ class Hosts:
 
     # -- mpirun -------------------------------------------------------------------------------
 
-    def command(self, hosts: Sequence[Member], start: int) -> compose.Command:
+    def command(self, hosts: Sequence[Member]) -> compose.Command:
         """The command for these hosts; their list is written.
 
         Raises:

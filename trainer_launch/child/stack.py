@@ -38,8 +38,9 @@ def run_above(
     finish: Callable[[dict[str, Any], BaseException | None], None],
     script: str | None,
 ) -> None:
-    """Call `begin`, and in the process where it returns True run what `prepare` returns: a script's code or, when
-    there is no script, a module's name; `finish` is the end of that process. Return in the other one.
+    """Call `begin`, and in the process where it returns True run what `prepare` returns; return in the other one.
+
+    That is a script's code or, when there is no script, a module's name; `finish` is the end of that process.
     """
     ended = _thread.allocate_lock()
     ended.acquire()

@@ -154,10 +154,10 @@ def _lane(axes: Any, told: Any, lane: int, segments: Any) -> None:
     for doing, look in looks.items():
         mine = [one for one in segments if one[2] == doing]
         fills = [colours[(max(1, attempt) - 1) % len(colours)][0] for *_, attempt in mine]
-        look = look | {"running": {"facecolors": fills}, "stopping": {"edgecolors": fills}}.get(doing, {})
+        shown = look | {"running": {"facecolors": fills}, "stopping": {"edgecolors": fills}}.get(doing, {})
         spans = [(begin_s, until_s - begin_s) for begin_s, until_s, *_ in mine]
         if spans:
-            axes.broken_barh(spans, (lane - 0.42, 0.84), zorder=2, **look)
+            axes.broken_barh(spans, (lane - 0.42, 0.84), zorder=2, **shown)
     downs = [one for one in segments if one[2] == "down"]
     axes.hlines([lane] * len(downs), [one[0] for one in downs], [one[1] for one in downs], color=_MARK, zorder=2)
     for begin_s, until_s, doing, attempt in segments if lane == 0 or not is_small else ():

@@ -34,11 +34,20 @@ class AnyDriver(Protocol):
     state: machine.State
     inside: Inside
 
-    def now_s(self) -> float: ...
-    def take(self, event: machine.Event) -> None: ...
-    def tell(self, happening: Happening) -> None: ...
-    def leader(self, pod: str) -> int | None: ...
-    def grow(self) -> None: ...
+    def now_s(self) -> float:
+        """Seconds since the rehearsal began."""
+
+    def take(self, event: machine.Event) -> None:
+        """Let the job's machine have an event."""
+
+    def tell(self, happening: Happening) -> None:
+        """Note what has happened, for people."""
+
+    def leader(self, pod: str) -> int | None:
+        """The pid of a pod's first process, None while there is none."""
+
+    def grow(self) -> None:
+        """Add a node to the job."""
 
 
 class NotNow(Exception):

@@ -44,7 +44,7 @@ def render(workload: Workload, folder: str) -> str:
     Raises:
         UsageError: the folder cannot be written, or holds something already.
     """
-    made = rendered(workload, pods(workload))
+    made = rendered(pods(workload))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -86,10 +86,6 @@ class Source:
         self._facts: list[Fact] = []
         self._warnings: list[str] = []
 
-    def bound_to(self, contract: str) -> Source:
-        """The same pod, read afresh for `contract`."""
-        return Source(self.pod, contract)
-
     # -- presence -----------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:

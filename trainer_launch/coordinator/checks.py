@@ -33,6 +33,8 @@ Check: TypeAlias = Callable[[Any], Any]
 
 
 def number(below: int, start: int = 0) -> Check:
+    """A whole number from `start` to below `below`."""
+
     def check(value: Any) -> int:
         if type(value) is not int or not start <= value < below:  # a bool is an int, and is not meant
             raise UnfitError(f"a number from {start} to {below - 1}")
@@ -42,6 +44,7 @@ def number(below: int, start: int = 0) -> Check:
 
 
 def text(value: Any) -> str:
+    """A text of bounded length."""
     if not isinstance(value, str) or len(value) > MAX_TEXT:
         raise UnfitError(f"a text of at most {MAX_TEXT} characters")
     return value
@@ -59,6 +62,7 @@ def name(value: Any) -> str:
 
 
 def names(value: Any) -> tuple[str, ...]:
+    """Names, in a list."""
     if not isinstance(value, list) or len(value) > MAX_NODES:
         raise UnfitError("a list of names")
     return tuple(map(name, value))
@@ -72,18 +76,21 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def flag(value: Any) -> bool:
+    """True or false."""
     if not isinstance(value, bool):
         raise UnfitError("true or false")
     return value
 
 
 def seconds(value: Any) -> float:
+    """A positive number of seconds, at most 11 days."""
     if type(value) not in (int, float) or not 0 < value < 1e6:
         raise UnfitError("a positive number of seconds")
     return float(value)
 
 
 def amount(value: Any) -> float:
+    """A number of at least 0."""
     if type(value) not in (int, float) or not 0 <= value < 1e12:
         raise UnfitError("a number of at least 0")
     return float(value)
@@ -101,10 +108,12 @@ def rows(value: Any) -> tuple[tuple[int | None, str, str, float | None], ...]:
 
 
 def optional(check: Check) -> Check:
+    """What may be null, and else has to pass the check."""
     return lambda value: None if value is None else check(value)
 
 
 def claim(value: Any) -> Claim:
+    """What a node says it was before the coordinator was lost."""
     if not isinstance(value, list) or len(value) != len(Claim._fields):
         raise UnfitError("a generation, a seat, ranks and whether it is sure")
     generation, seat, ranks, sure = value
@@ -114,6 +123,7 @@ def claim(value: Any) -> Claim:
 
 
 def claims(value: Any) -> tuple[Claim, ...]:
+    """Such claims, in a list."""
     if not isinstance(value, list) or len(value) > MAX_CLAIMS:
         raise UnfitError("a list of claims")
     return tuple(map(claim, value))

@@ -16,6 +16,7 @@ class Complaints:
         self._said: set[str] = set()
 
     def __call__(self, why: str, address: str) -> None:
+        """Say that a connection from this address was dropped, and why, unless the same was said before."""
         if why not in self._said and len(self._said) < _MANY:
             self._said.add(why)
             self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")

@@ -101,6 +101,7 @@ def stumble(state: State, reason: str, now_s: float) -> Step:
 
 
 def give_up(state: State, reason: str) -> Step:
+    """The job has failed, for the failure that is known or else for this reason."""
     return end(state, replace(state.failure or msg.GiveUp(""), reason=reason))
 
 
@@ -135,5 +136,6 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
 
 
 def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
+    """The connections of these nodes."""
     peers = (state.nodes[key].peer for key in keys if key in state.nodes)
     return [peer for peer in peers if peer is not None]

@@ -181,4 +181,5 @@ def with_key(values: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
 
 
 def without_key(values: Mapping[_K, _V], key: _K | None) -> Mapping[_K, _V]:
+    """A mapping without this key."""
     return {k: v for k, v in values.items() if k != key}

@@ -208,9 +208,8 @@ Message: TypeAlias = FromNode | FromServer
 
 def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
     """What a client that knows the secret answers to a challenge."""
-    text = "\n".join((nonce, job, incarnation)).encode(
-        errors="replace"
-    )  # who is no server of ours may send anything
+    # Who is no server of ours may send anything.
+    text = f"{nonce}\n{job}\n{incarnation}".encode(errors="replace")
     return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 

@@ -49,6 +49,7 @@ class ReplicatedJob:
 
     @property
     def is_trainer(self) -> bool:
+        """Whether its pods are the TrainJob's nodes."""
         return self.ancestor == TRAINER
 
 
@@ -96,8 +97,7 @@ def read_trainjob(request: Request) -> TrainJob:
     nodes = _nodes(policies, spec.get("trainer"))
     claims = _claims(jobset, job_name(found))
     jobs = tuple(
-        _replicated(_claiming(_patched(job, spec), claims), policies, nodes)
-        for job in jobset.get("replicatedJobs").items()
+        _replicated(_claiming(_patched(job, spec), claims), nodes) for job in jobset.get("replicatedJobs").items()
     )
     if not jobs:
         raise jobset.get("replicatedJobs").bad("at least one replicatedJob")
@@ -188,7 +188,7 @@ def _override(job: dict[str, Any], over: Field) -> dict[str, Any]:
     return made
 
 
-def _replicated(job: Field, policies: Field, nodes: int) -> ReplicatedJob:
+def _replicated(job: Field, nodes: int) -> ReplicatedJob:
     job.only(("name", "replicas", "template", "dependsOn", "groupName"))
     labels = job.get("template", "metadata", "labels")
     ancestor = labels.get(ANCESTOR).text("") or None

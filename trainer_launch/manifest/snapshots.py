@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer_launch.manifest.values import Container, Pod, Workload
+from trainer_launch.manifest.values import Container, Pod
 from trainer_launch.model import Json
 from trainer_launch.redact import REDACTED
 
 
-def rendered(workload: Workload, pods: tuple[Pod, ...]) -> dict[str, Json]:
+def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
     made: dict[str, Json] = {}
     for pod in pods:

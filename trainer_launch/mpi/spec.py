@@ -1,4 +1,4 @@
-"""What the agent that runs mpirun has to know, as one value; the engine writes it, the agent reads it."""
+"""What the agent that runs mpirun has to know, as one value; the engine writes it, the agent reads it. Pure."""
 
 from __future__ import annotations
 

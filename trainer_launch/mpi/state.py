@@ -1,4 +1,4 @@
-"""Where an MPI job is, what happens to it, and what has to be done. Values; `machine` decides what follows."""
+"""Where an MPI job is, what happens to it, and what has to be done. Values only; `machine` decides what follows."""
 
 from __future__ import annotations
 
@@ -183,7 +183,6 @@ class State:
     running: tuple[Member, ...] = ()
     starts: int = 0
     started_s: float = 0.0
-    wait_from_s: float = 0.0
     wait_until_s: float = 0.0
     shrink_from_s: float | None = None  # since when enough hosts are there to go on with fewer
     most_ready: int = 0  # hosts at the last look

@@ -13,12 +13,12 @@ Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
 def wait(state: State, at_s: float, limit_s: float, *afresh: str) -> Step:
+    """Wait for hosts until `limit_s` from now; `afresh` are those to be looked at again."""
     waiting = replace(
         state,
         phase=Phase.WAITING,
         ready=state.ready - set(afresh),
         running=(),
-        wait_from_s=at_s,
         wait_until_s=at_s + limit_s,
         shrink_from_s=None,
         most_ready=0,
@@ -67,6 +67,7 @@ def least_hosts(state: State) -> int | None:
 
 
 def wanted(state: State) -> tuple[Member, ...]:
+    """The hosts that the job is for; more of them stay in reserve."""
     return state.members[: state.settings.max_hosts]
 
 
@@ -108,10 +109,12 @@ def _newcomers(state: State, at_s: float) -> State:
 
 
 def give_up(state: State, text: str) -> Step:
+    """End because hosts are missing."""
     return done(
         state, exits.INFRASTRUCTURE, {"reason": "PeerLost", "message": text, "exit_code": exits.INFRASTRUCTURE}
     )
 
 
 def done(state: State, code: int, failure: dict[str, object] | None) -> Step:
+    """End with this code, and with the failure that the last words tell."""
     return replace(state, phase=Phase.DONE, deadline_s=None, end=End(code=code, failure=failure)), ()

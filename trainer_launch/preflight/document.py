@@ -60,6 +60,7 @@ def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: f
 
 
 def finding_as_json(finding: Finding) -> dict[str, Json]:
+    """A finding as an object of the report."""
     return {
         "check": finding.check,
         "status": finding.status.value,
@@ -99,6 +100,7 @@ def parse(data: bytes) -> tuple[Finding, ...]:
 
 
 def finding_of(told: Any) -> Finding:
+    """A finding made of such an object. Raises: ValueError: it is none."""
     if not isinstance(told, Mapping):
         raise ValueError("a finding is no object")
     texts: dict[str, Any] = {key: told.get(key, "") for key in ("check", "subject", "text", "unit", "action")}

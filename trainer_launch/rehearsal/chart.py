@@ -53,7 +53,7 @@ def legend(story: Story) -> str:
 
 def chart(story: Story) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
-    scale = _Scale(max(story.totals.seconds, 0.001))
+    scale = _Scale(max(story.totals.took_s, 0.001))
     labels = [short_name(story, lane.pod) for lane in story.lanes]
     chars = max([5, *map(len, labels)])
     many = " many" if len(story.lanes) > _MANY_PODS else ""

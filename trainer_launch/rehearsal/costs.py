@@ -38,7 +38,7 @@ class Cost:
 class Totals:
     """The same for the whole rehearsal."""
 
-    seconds: float
+    took_s: float
     faults: int
     missed: int
     attempts: int  # how often the workers began, of the pod where it was most often
@@ -97,7 +97,7 @@ def totals(chronicle: Chronicle, lanes: Sequence[Lane], found: Sequence[Cost], r
         (one.step for one in chronicle.happenings if one.what is What.STEP and one.step is not None), default=None
     )
     return Totals(
-        seconds=end_of(chronicle),
+        took_s=end_of(chronicle),
         faults=sum(not one.is_missed for one in found),
         missed=sum(one.is_missed for one in found),
         attempts=max((lane.attempts for lane in lanes), default=0),

@@ -18,8 +18,8 @@ def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
     """As JSON takes it."""
     head = words.headline(story, verdict)
     hits = [one for one in story.costs if not one.is_missed]
-    times = ticks(max(story.totals.seconds, 0.001))
-    step_s = times[1] if len(times) > 1 else story.totals.seconds
+    times = ticks(max(story.totals.took_s, 0.001))
+    step_s = times[1] if len(times) > 1 else story.totals.took_s
     return {
         "tone": head.tone,
         "title": head.text,
@@ -30,7 +30,7 @@ def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
             for one in verdict.broken
         ]
         + [f"Not judged: {clean(one)}." for one in verdict.remarks],
-        "end_s": max(story.totals.seconds, 0.001),
+        "end_s": max(story.totals.took_s, 0.001),
         "ticks": [[at_s, tick_text(at_s, step_s)] for at_s in times],
         "colours": ATTEMPTS,
         "lanes": [

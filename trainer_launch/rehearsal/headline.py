@@ -39,7 +39,7 @@ def headline(story: Story, verdict: Verdict) -> Headline:
     state = (
         {True: "succeeded after", False: "failed after"}.get(bool(chronicle.succeeded), state) if ends else state
     )
-    about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.seconds)}"
+    about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.took_s)}"
     if ends and (why := clean(ends[-1].text).removeprefix("Succeeded").removeprefix("Failed").strip(" :")):
         about += f" {why}" if why.startswith("(") else f": {why}"
     tone, text = _verdict(story, verdict, has_ended=bool(ends))

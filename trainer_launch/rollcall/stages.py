@@ -91,7 +91,7 @@ def look(place: Endpoint | None, limit_s: float) -> Stuck:
 
 
 def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
-    """It is connected: does it say anything?"""
+    """Whether somebody to whom there is a connection says anything."""
     data = b""
     while b"\n" not in data:
         sock.settimeout(max(0.05, until_s - time.monotonic()))

@@ -95,7 +95,7 @@ def of_outcome(outcome: Outcome) -> Event:
         "host": failure.host if failure else None,
         "signal": failure.signal if failure else None,
         "stop_signal": outcome.stop_signal,
-        "seconds": round(outcome.seconds, 3),
+        "seconds": round(outcome.took_s, 3),
         "attempt": outcome.attempt,
         "survivors": len(outcome.survivors),
     }

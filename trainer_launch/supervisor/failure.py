@@ -162,12 +162,12 @@ _LAST = (
 RULES = (*_FIRST, *_LAST)
 
 
-def classify(exit: Exit, evidence: Evidence) -> Failure:
+def classify(death: Exit, evidence: Evidence) -> Failure:
     """Return the cause of a death, by the first rule that applies."""
     # The agent's note speaks of its workers; when the agent itself was killed, it is not about this death.
-    agent = evidence.agent if exit.signal is None else None
+    agent = evidence.agent if death.signal is None else None
     evidence = replace(evidence, agent=agent)
-    end = _worker(exit, agent)
+    end = _worker(death, agent)
     rule = _rule(end, evidence)
     return Failure(
         reason=rule.reason,
@@ -221,13 +221,13 @@ def unresolved(text: str) -> Failure:
     )
 
 
-def _worker(exit: Exit, agent: AgentFailure | None) -> Exit:
+def _worker(death: Exit, agent: AgentFailure | None) -> Exit:
     """Return the worker's own death where the agent knows it."""
     if agent is None:
-        return exit
+        return death
     if agent.signal is not None:
-        return replace(exit, code=None, signal=agent.signal)
-    return exit if agent.exit_code is None else replace(exit, code=agent.exit_code)
+        return replace(death, code=None, signal=agent.signal)
+    return death if agent.exit_code is None else replace(death, code=agent.exit_code)
 
 
 def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:

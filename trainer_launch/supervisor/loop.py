@@ -24,20 +24,47 @@ DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 class AnySystem(Protocol):
     """What the loop needs of the operating system; `system.System` and the tests' fake have it."""
 
-    def now(self) -> float: ...
-    def wait(self, until_s: float | None) -> list[ev.Event]: ...
-    def spawn(self, process: Process) -> int: ...
-    def signal_leader(self, name: str, number: int) -> None: ...
-    def signal_group(self, name: str, number: int) -> int: ...
-    def signal_all(self, number: int, *, again: bool, sparing: frozenset[str]) -> int: ...
-    def descendants(self) -> tuple[str, ...]: ...
-    def open_gate(self, names: tuple[str, ...]) -> None: ...
-    def close_gate(self) -> None: ...
-    def look(self) -> Evidence: ...
-    def clean(self) -> None: ...
-    def read_text(self, path: str) -> str | None: ...
-    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]: ...
-    def drain(self, wait_s: float) -> None: ...
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def wait(self, until_s: float | None) -> list[ev.Event]:
+        """What has happened; returns at the latest at `until_s`, None: whenever something happens."""
+
+    def spawn(self, process: Process) -> int:
+        """Start a process, and return its pid. Raises: OSError."""
+
+    def signal_leader(self, name: str, number: int) -> None:
+        """Signal the process alone."""
+
+    def signal_group(self, name: str, number: int) -> int:
+        """Signal its whole group, and return how many processes that was."""
+
+    def signal_all(self, number: int, *, again: bool, sparing: frozenset[str]) -> int:
+        """Signal all below us but these processes' own trees, `again` those told before, too; return how many."""
+
+    def descendants(self) -> tuple[str, ...]:
+        """All that is below us, each in words for people."""
+
+    def open_gate(self, names: tuple[str, ...]) -> None:
+        """Begin to wait until these names resolve; `wait` tells."""
+
+    def close_gate(self) -> None:
+        """Wait for names no longer."""
+
+    def look(self) -> Evidence:
+        """What tells why a process died."""
+
+    def clean(self) -> None:
+        """Remove what an ended start has left in shared memory."""
+
+    def read_text(self, path: str) -> str | None:
+        """A file's text, None when it cannot be read."""
+
+    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]:
+        """What a process, or one of its ranks, has written last."""
+
+    def drain(self, wait_s: float) -> None:
+        """Write what is still in pipes, for so many seconds at most."""
 
 
 class AnyWatch(Protocol):
@@ -45,15 +72,21 @@ class AnyWatch(Protocol):
 
     due_s: float
 
-    def look(self, now_s: float) -> ev.Hung | None: ...
+    def look(self, now_s: float) -> ev.Hung | None:
+        """The hang that has been found, if one was, and when to look again in `due_s`."""
 
 
 class AnyObserver(Protocol):
     """Who is told what happens; it may neither wait nor raise. `status.observer.Observer` is it."""
 
-    def begun(self, state: State) -> None: ...
-    def stepped(self, event: ev.Event, before: State, after: State) -> None: ...
-    def spawned(self, process: str, pid: int) -> None: ...
+    def begun(self, state: State) -> None:
+        """A run begins in this state."""
+
+    def stepped(self, event: ev.Event, before: State, after: State) -> None:
+        """An event has made the one state of the other."""
+
+    def spawned(self, process: str, pid: int) -> None:
+        """A process has been started."""
 
 
 def supervise(
@@ -193,7 +226,7 @@ def _outcome(state: State, system: AnySystem, evidence: Evidence, attempt: int) 
         failure=_failure(state, system, evidence),
         stop_signal=state.stop_signal,
         exits=state.exits,
-        seconds=system.now() - state.started_at_s,
+        took_s=system.now() - state.started_at_s,
         attempt=attempt,
         survivors=system.descendants() if state.gave_up else (),
     )

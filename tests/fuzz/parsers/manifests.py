@@ -32,7 +32,7 @@ def _check(job: Workload) -> None:
         return
     for pod in made:
         assert parse_host(pod.name) == pod.name, f"a pod is called {pod.name!r}"
-    for name, told in snapshots.rendered(job, made).items():
+    for name, told in snapshots.rendered(made).items():
         assert "/" not in name
         assert name not in (".", "..")
         attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
