@@ -9,7 +9,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def _by_s6(folder: Path, _first: psutil.Process) -> None:
 
 def once(init: Init) -> Mapping[str, float | Reading]:
     """Start it, let it be idle, send signals one after another, end it."""
-    with tempfile.TemporaryDirectory() as name:
+    with trees.folder() as name:
         folder, heard = Path(name), Path(name, "heard")
         program = (sys.executable, "-S", "-c", PROGRAM.replace("'", '"'), str(heard))
         with trees.started((*_namespace(), *init.argv(folder, program)), {}, name) as job:
@@ -180,6 +179,7 @@ the program itself, so they are what nobody can be faster than.""",
     open=opened,
     versions=versions,
     whos=tuple(init.who for init in INITS),
+    shown=("memory (PSS)", "wake-ups", "a signal"),
     causes={
         "memory": "It is a Python program with psutil; the others are small C programs that do much less.",
         "wake-ups": "It should have none: see the raw data.",

@@ -18,6 +18,8 @@ from benchmarks.results import Figure, Results
 
 PR_SET_CHILD_SUBREAPER = 36
 NEVER_TWICE = 2  # what failed so often and never worked is not tried again
+CLEANUP_S = 60.0  # what a run that was late may take to take its things down
+SLOW_S = 8.0  # runs that take so long are told one by one
 QUICKLY_S = 10.0  # for what is left of a run to go away
 
 
@@ -132,11 +134,20 @@ def _one(case: Case, results: Results, *, is_kept: bool) -> None:
         say(f"  {case.who}: {why}")
     finally:
         end_leftovers()
+    if case.about_s >= SLOW_S and not why:
+        say(f"  {case.who}: {', '.join(map(_short, found.values()))}")
     if is_kept:
         for figure in figures:
             _take(figure, found.get(figure.row, why or "no reading"), load)
         for row in case.extra.keys() & found.keys():
             _take(results.figure(row, case.who, case.extra[row]), found[row], load)
+
+
+def _short(reading: Reading | float | str) -> str:
+    if isinstance(reading, str):
+        return reading
+    it = reading if isinstance(reading, Reading) else Reading(reading)
+    return f"{it.value:.4g} {it.note}".rstrip()
 
 
 def _take(figure: Figure, reading: Reading | float | str, load: float) -> None:
@@ -158,13 +169,13 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def deadline(limit_s: float) -> Iterator[None]:
-    """Raise Late in whatever the block waits for, when the time is over; again each 5 s, should it go on."""
+    """Raise Late in whatever the block waits for, when the time is over; again when cleaning up hangs, too."""
 
     def late(_number: int, _frame: FrameType | None) -> None:
         raise Late(f"not done within {limit_s:g} s")
 
     old = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, 5.0)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, CLEANUP_S)
     try:
         yield
     finally:

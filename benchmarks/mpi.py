@@ -27,7 +27,7 @@ from trainer_launch.ssh import client
 
 HOSTS = 8
 LATE_WITHIN_S = 10.0
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 OURS, MPIRUN, OUR_HOROVODRUN, HOROVODRUN = WHOS = (
     *("trainer-launch, mpirun", "mpirun"),
     *("trainer-launch, horovodrun", "horovodrun"),
@@ -69,40 +69,46 @@ def first_line(job: mpi.Job, argv: tuple[str, ...], env: Mapping[str, str]) -> M
     return {START: took_s}
 
 
-def commands(job: mpi.Job) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+def commands(job: mpi.Job, *, has_horovod: bool) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
     """What starts `echo first` on all hosts, and its variables. Bare ones get our ssh configuration."""
     folder = tempfile.mkdtemp(dir=job.folder)
     keys = client.prepared(Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT)
     ours = (*LAUNCHER, "run", "--log-level", "error", "--")
     program = ("echo", "first")
-    return {
+    plain = {
         OURS: ((*ours, "mpirun", *program), job.env),
         MPIRUN: (
             ("mpirun", "--allow-run-as-root", *program),
             {**job.env, "OMPI_MCA_plm_rsh_args": f"-F {keys.config}"},
         ),
-        **_horovod(job, Path(folder), ours, str(keys.config), program),
     }
+    return plain | (_horovod(job, Path(folder), ours, str(keys.config), program) if has_horovod else {})
 
 
-def _horovod(job: mpi.Job, folder: Path, ours: tuple[str, ...], config: str, program: tuple[str, ...]):
+def _has_horovod() -> bool:
     with contextlib.suppress(Absent):
         peers.made("horovod.sh")
-        building.command(folder / "bin")
-        ssh = folder / "bare" / "ssh"
-        ssh.parent.mkdir()
-        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
-        ssh.chmod(0o755)
-        path = f"{folder}/bin:{os.environ['PATH']}"
-        hosts = ",".join(f"{host.name}:1" for host in job.workers)
-        words = ("-np", str(len(job.workers)), "--gloo")
-        typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), "--network-interfaces", "eth0", *program)
-        env = {**building.env(), **job.env, "K_MPI_JOB_ROLE": "launcher"}
-        return {
-            OUR_HOROVODRUN: ((*ours, "horovodrun", *words, *program), {**env, "PATH": path}),
-            HOROVODRUN: (typed, {**env, "PATH": f"{ssh.parent}:{path}"}),
-        }
-    return {}
+        return True
+    return False
+
+
+def _horovod(
+    job: mpi.Job, folder: Path, ours: tuple[str, ...], config: str, program: tuple[str, ...]
+) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+    building.command(folder / "bin")
+    ssh = folder / "bare" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    ssh.chmod(0o755)
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    hosts = ",".join(f"{host.name}:1" for host in job.workers)
+    words = ("-np", str(len(job.workers)), "--gloo")
+    typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), "--network-interfaces", "eth0", *program)
+    env = {**building.env(), **job.env, "K_MPI_JOB_ROLE": "launcher"}
+    return {
+        OUR_HOROVODRUN: ((*ours, "horovodrun", *words, *program), {**env, "PATH": path}),
+        HOROVODRUN: (typed, {**env, "PATH": f"{ssh.parent}:{path}"}),
+    }
 
 
 # -- hosts that come late, hosts that go ------------------------------------------------------
@@ -174,10 +180,11 @@ def opened() -> Iterator[Setup]:
     """Hosts whose sshd stay up, and hosts whose sshd come and go."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as undo:
         steady, changing = (undo.enter_context(mpi.job(Path(name), HOSTS)) for name in (one, two))
-        steady.start_workers()
+        has_horovod = _has_horovod()
+        steady.start_workers(env=building.env() if has_horovod else {})
         at_s(up(steady))
         keep_running()
-        lines = commands(steady)
+        lines = commands(steady, has_horovod=has_horovod)
         cases = [
             Case(who, {START: "s"}, functools.partial(first_line, steady, *line), LIMIT_S, 3.0)
             for who, line in lines.items()

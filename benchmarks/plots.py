@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks.tables import OURS, number, rows_of
 
 OUR_COLOUR, THEIR_COLOUR, INK = "#d9480f", "#7c93ab", "#222222"
 DPI = 90
+COLOURS = 64
 
 
 def draw(section: Section, results: Results, folder: Path) -> str | None:
@@ -109,6 +111,11 @@ def _save(plt, figure, folder: Path, name: str) -> str:
     """On white, so that a dark page shows it as a card; few colours keep it small."""
     path = folder / "plots" / f"{name}.png"
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=DPI, facecolor="white", metadata={"Software": ""})
-    plt.close(figure)
+    with io.BytesIO() as drawn:
+        figure.savefig(drawn, dpi=DPI, facecolor="white")
+        plt.close(figure)
+        from PIL import Image
+
+        with Image.open(drawn) as image:
+            image.convert("RGB").quantize(COLOURS).save(path, optimize=True)
     return f"plots/{name}.png"

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,7 +76,7 @@ class Notes:
 
 def once(launcher: Launcher, workers: int) -> Mapping[str, float | str]:
     """One job with one killed worker. What came before a failure is kept."""
-    with tempfile.TemporaryDirectory() as folder, launcher.beside() as more:
+    with trees.folder() as folder, launcher.beside() as more:
         program, notes = Path(folder, "train.py"), Notes(folder)
         program.write_text(TRAIN)
         words = (*launcher.command(workers), str(program))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,7 +41,7 @@ ROWS = {
 
 def once(launcher: Launcher) -> Mapping[str, float]:
     """One start, a while of doing nothing, one end."""
-    with tempfile.TemporaryDirectory() as folder, launcher.beside() as more:
+    with trees.folder() as folder, launcher.beside() as more:
         program, began, ended = (Path(folder, name) for name in ("program.py", "began", "ended"))
         program.write_text(PROGRAM)
         words = (*launcher.command(1), str(program))

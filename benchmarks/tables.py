@@ -135,4 +135,4 @@ def circumstances(results: Results) -> str:
         f"Medians of {results.repeats}, the least and the most in parentheses. Repeat: `{results.command}`.",
     ]
     lines += [f"Not measured: {who}: {why}." for who, why in results.absent.items()]
-    return "\n".join(lines)
+    return "  \n".join(lines)  # a break after each

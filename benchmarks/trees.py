@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,15 +52,36 @@ class Started:
         return list(every.values())
 
 
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one run, outside of what `private` hides."""
+    return tempfile.TemporaryDirectory(dir="/var/tmp", prefix="bench-")
+
+
+def private() -> tuple[str, ...]:
+    """What to put before a command so that it has a /tmp and a /dev/shm of its own, as a pod has.
+
+    Some launchers keep sockets there under fixed names, and leave them. Nothing for ordinary users, or in /tmp.
+    """
+    if os.geteuid() or any(path.is_relative_to("/tmp") for path in (Path(__file__), Path(sys.prefix))):
+        return ()
+    mounts = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", mounts, "private")
+
+
 @contextlib.contextmanager
 def started(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Iterator[Started]:
     """Start a command in a folder, in a session of its own; it is ended with the block."""
     with tempfile.NamedTemporaryFile(dir=cwd, prefix="output-") as file:
         began_s = time.monotonic()
         process = subprocess.Popen(
-            argv, env=clean_env({"OMP_NUM_THREADS": "1", **env}), cwd=cwd, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            (*private(), *argv),
+            env=clean_env({"OMP_NUM_THREADS": "1", **env}),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             yield Started(process, Path(file.name), began_s)
         finally:

@@ -54,7 +54,8 @@ def test_each_section_has_its_own_machine_versions_date_and_how_to_repeat(folder
 
 def test_pictures_are_small_and_beside_the_page(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    figures = [Figure(f"row {n}", who, "s", [1.0, 2.0]) for n in range(6) for who in ("tini", "trainer-launch")]
+    rows = ("memory (PSS)", "wake-ups", "a signal")
+    figures = [Figure(row, who, "s", [1.0, 2.0]) for row in rows for who in ("tini", "trainer-launch")]
     results.save(measured("idle", *figures), folder)
     results.save(measured("survival-pod-1", *fault(4.6)), folder)
     text = drawn(folder)

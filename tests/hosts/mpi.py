@@ -53,7 +53,7 @@ class Job:
         self.checkpoint = folder / "checkpoint"
         (folder / "train.py").write_text(TRAIN)
 
-    def start_workers(self, *names: str, mount: Path | None = None) -> None:
+    def start_workers(self, *names: str, mount: Path | None = None, env: Mapping[str, str] | None = None) -> None:
         """Start `trainer-launch sshd` on these hosts, or on all; `mount` is another job's Secret."""
         for host in self.workers:
             if not names or host.name in names:
@@ -68,7 +68,7 @@ class Job:
                     "error",
                 )
                 self.sshd[host.name] = host.start(
-                    (*self._container(), *argv), {"HOME": "/tmp"} if self._as_user else {}
+                    (*self._container(), *argv), {**({"HOME": "/tmp"} if self._as_user else {}), **(env or {})}
                 )
                 self._started.append(self.sshd[host.name])
 
