@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, clean_env
+from tests.cli.launching import clean_env, ended
 from tests.conftest import require
 from tests.hosts.network import hosts
 
@@ -92,14 +92,9 @@ def start(folder: Path, main: str, **env: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, list, str]:
     """The exit code, what was said, and all output."""
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        pytest.fail(f"did not end in {DEADLINE_S} s:\n{output}")
+    code, output = ended(process)
     said = [json.loads(line[5:]) for line in output.splitlines() if line.startswith("said ")]
-    return process.returncode, said, output
+    return code, said, output
 
 
 def test_the_ranks_results_come_back_by_every_method_and_nothing_stays_in_the_process(tmp_path: Path) -> None:

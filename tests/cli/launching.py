@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from trainer_launch.manifest.flags import _foreign
 
@@ -37,6 +38,17 @@ def launch(
         stdin=subprocess.DEVNULL,
         timeout=DEADLINE_S,
     )
+
+
+def ended(process: subprocess.Popen[str], timeout_s: float = DEADLINE_S) -> tuple[int, str]:
+    """Exit code and all output; a process that does not end fails the test, with what it said."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"did not end in {timeout_s} s:\n{output}")
+    return process.returncode, output
 
 
 class Started:

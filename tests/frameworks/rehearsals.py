@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,25 @@ class Rehearsal(Started):
     def ended(self) -> tuple[int, str]:
         """Exit code and all output."""
         return self.end(timeout_s=RUN_S)
+
+
+def got_over(framework: str, manifest: str | Path, lost: str, *, after: str, number: int = signal.SIGKILL) -> str:
+    """All output of a job that ends well although one pod's first process got a signal once it had written a line.
+
+    `lost` is the pod's name, `after` a pattern of the line.
+    """
+    with Rehearsal(framework, manifest) as job:
+        job.read_until(after)
+        job.main(lost).send_signal(number)
+        code, output = job.ended()
+    assert code == 0, output
+    return output
+
+
+def assert_all_left_after_one_step(output: str) -> None:
+    """What was asked to stop has agreed on a step: rank 0 saved it, and the others came no further."""
+    resumed = int(re.findall(r"resumed at step (\d+)", output)[0])
+    assert f"step {resumed}/" in output.partition("resumed")[0]
 
 
 def lives(output: str, pod: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
+from tests.frameworks.rehearsals import RUN_S, assert_all_left_after_one_step, changed, got_over, lives, losses
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 PODS = ("charlm-worker-0", "charlm-worker-1")
@@ -21,11 +21,7 @@ def assert_trained(output: str) -> None:
 
 
 def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
-    with Rehearsal("paddle", "paddlejob-charlm.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(PODS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("paddle", "paddlejob-charlm.yaml", PODS[1], after=r"step 100/")
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
     assert re.search(rf"{PODS[0]}/paddle ended with (138|250)", output), (
@@ -37,11 +33,7 @@ def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
 
 def test_under_exit_code_the_survivor_of_a_lost_master_is_retryable_too(tmp_path: Path) -> None:
     manifest = changed("paddlejob-charlm.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
-    with Rehearsal("paddle", manifest) as job:
-        job.read_until(r"step 100/")
-        job.main(PODS[0]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("paddle", manifest, PODS[0], after=r"step 100/")
     assert re.search(rf"{PODS[1]} failed \(exit code (138|250)\): it is deleted and made anew", output)
     assert [lives(output, pod) for pod in PODS] == [(2, 0)] * 2
     assert "resumed at step" in output
@@ -49,13 +41,8 @@ def test_under_exit_code_the_survivor_of_a_lost_master_is_retryable_too(tmp_path
 
 
 def test_sigterm_to_one_pod_stops_all_after_the_same_step_and_they_go_on_there() -> None:
-    with Rehearsal("paddle", "paddlejob-charlm.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(PODS[1]).send_signal(signal.SIGTERM)
-        code, output = job.ended()
-    assert code == 0, output
-    resumed = int(re.findall(r"resumed at step (\d+)", output)[0])
-    assert f"step {resumed}/" in output.partition("resumed")[0], "rank 0 saved the step that all left after"
+    output = got_over("paddle", "paddlejob-charlm.yaml", PODS[1], after=r"step 100/", number=signal.SIGTERM)
+    assert_all_left_after_one_step(output)
     assert f"{PODS[0]}/paddle ended with 143" in output
     assert [lives(output, pod) for pod in PODS] == [(1, 1)] * 2
     assert_trained(output)

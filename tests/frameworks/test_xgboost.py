@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.launching import Started
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
+from tests.frameworks.rehearsals import RUN_S, assert_all_left_after_one_step, changed, got_over, lives, losses
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 V1 = ("digits-master-0", "digits-worker-0", "digits-worker-1")
@@ -25,11 +25,7 @@ def assert_trained(output: str) -> None:
 
 
 def test_an_xgboostjob_gets_over_the_loss_of_a_worker() -> None:
-    with Rehearsal("xgboost", "xgboostjob-digits.yaml") as job:
-        job.read_until(r"step 20/")
-        job.main(V1[2]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("xgboost", "xgboostjob-digits.yaml", V1[2], after=r"step 20/")
     assert {f"rank {rank} of 3: 479 rows" for rank in range(3)} <= set(
         re.findall(r"rank \d of 3: \d+ rows", output)
     )
@@ -41,11 +37,7 @@ def test_an_xgboostjob_gets_over_the_loss_of_a_worker() -> None:
 def test_under_exit_code_a_pod_that_lost_its_master_is_retryable_too(tmp_path: Path) -> None:
     """XGBoost itself ends with 1, which the policy takes for the end of the job."""
     manifest = changed("xgboostjob-digits.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
-    with Rehearsal("xgboost", manifest) as job:
-        job.read_until(r"step 20/")
-        job.main(V1[0]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("xgboost", manifest, V1[0], after=r"step 20/")
     assert f"{V1[1]} failed (exit code 138): it is deleted and made anew" in output
     assert [lives(output, pod) for pod in V1] == [(2, 0)] * 3
     assert "resumed at step" in output
@@ -54,24 +46,15 @@ def test_under_exit_code_a_pod_that_lost_its_master_is_retryable_too(tmp_path: P
 
 def test_a_trainjob_gets_over_the_loss_of_the_pod_that_has_the_tracker() -> None:
     nodes = ("digits-node-0-0", "digits-node-0-1")
-    with Rehearsal("xgboost", "trainjob-xgboost.yaml") as job:
-        job.read_until(r"step 20/")
-        job.main(nodes[0]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("xgboost", "trainjob-xgboost.yaml", nodes[0], after=r"step 20/")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 20
     assert [lives(output, pod) for pod in nodes] == [(1, 1)] * 2
     assert_trained(output)
 
 
 def test_sigterm_to_one_pod_stops_all_after_the_same_round_and_they_go_on_there() -> None:
-    with Rehearsal("xgboost", "xgboostjob-digits.yaml") as job:
-        job.read_until(r"step 20/")
-        job.main(V1[1]).send_signal(signal.SIGTERM)
-        code, output = job.ended()
-    assert code == 0, output
-    resumed = int(re.findall(r"resumed at step (\d+)", output)[0])
-    assert f"step {resumed}/" in output.partition("resumed")[0], "pod 0 saved the round that all left after"
+    output = got_over("xgboost", "xgboostjob-digits.yaml", V1[1], after=r"step 20/", number=signal.SIGTERM)
+    assert_all_left_after_one_step(output)
     assert [lives(output, pod) for pod in V1] == [(1, 1)] * 3
     assert_trained(output)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import LAUNCHER, script
+from tests.cli.launching import LAUNCHER, ended, script
 from tests.conftest import require
 from tests.hosts.network import Host, hosts
 
@@ -98,17 +98,7 @@ def run_all(pods: Sequence[Host], envs: Sequence[Mapping[str, str]], train: str)
     started = [
         pod.start((*LAUNCHER, "run", "--prefix", "--", train), env) for pod, env in zip(pods, envs, strict=True)
     ]
-    return [end(process) for process in started]
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        pytest.fail(f"did not end in {DEADLINE_S} s:\n{output}")
-    return process.returncode, output
+    return [ended(process, DEADLINE_S) for process in started]
 
 
 def launcher_in(process: subprocess.Popen[str]) -> psutil.Process:
@@ -165,11 +155,11 @@ def test_the_guilty_pod_ends_with_its_workers_own_code(tmp_path: Path) -> None:
         innocent, guilty = (
             pod.start((*LAUNCHER, "run", "--", script(tmp_path, FAIL)), e) for pod, e in zip(pods, env, strict=True)
         )
-        code, output = end(guilty)
+        code, output = ended(guilty, DEADLINE_S)
         assert code == 9, output
         assert "rank=1 node=1 host=job-node-0-1" in output
         innocent.kill()
-        end(innocent)
+        ended(innocent, DEADLINE_S)
 
 
 def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path: Path) -> None:
@@ -185,12 +175,12 @@ def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path:
             assert line, "it ended before its workers were ready"
             ready += "ready" in line
         launcher_in(one).terminate()
-        code, output = end(one)
+        code, output = ended(one, DEADLINE_S)
         assert code == 143, output
         assert output.count("saved") == 2
         assert zero.poll() is None
         zero.kill()
-        end(zero)
+        ended(zero, DEADLINE_S)
 
 
 def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Path) -> None:
@@ -205,4 +195,4 @@ def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Pa
             assert said, "it ended without waiting"
         one.knows({zero.name: zero.address, one.name: one.address})
         late = zero.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(0))
-        assert [end(late)[0], end(early)[0]] == [0, 0]
+        assert [ended(late, DEADLINE_S)[0], ended(early, DEADLINE_S)[0]] == [0, 0]

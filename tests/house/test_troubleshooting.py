@@ -20,7 +20,7 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 # A column of the tables that quotes messages, by the table's head; their other words are not ours.
 MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
 NAMES = {"| reason |": 1, "| check |": 1, "| promise |": 1}
-RULES = [*failure.RULES, *symptoms.SYMPTOMS]
+RULES: list[failure._Rule | symptoms.Symptom] = [*failure.RULES, *symptoms.SYMPTOMS]
 
 
 def column(heads: dict[str, int]) -> list[str]:

@@ -14,20 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.world import PID1, ROOT, Launcher, end_all, eventually, require_namespaces, survivors, worker
+from tests.process.world import ROOT, Launcher, end_all, eventually, require_namespaces, survivors, worker
 from trainer_launch.signals import RELAYED, STOP_SIGNALS
 
 pytestmark = pytest.mark.process
 MANY = Path(__file__).with_name("many.py")
-
-
-@pytest.fixture(params=["child", "pid1"])
-def wrap(request):
-    """As an ordinary process, and as PID 1 of a namespace."""
-    if request.param == "pid1":
-        require_namespaces()
-        return PID1
-    return ()
 
 
 def many(*words):

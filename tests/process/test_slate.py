@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.world import PID1, Launcher, require_namespaces, survivors, worker
+from tests.process.world import Launcher, survivors, worker
 from trainer_launch.child import slate
 from trainer_launch.host import tree
 
@@ -37,14 +37,6 @@ def agent(tmp_path, *words, **more):
         **more,
     }
     return [sys.executable, str(AGENT), json.dumps(spec)]
-
-
-@pytest.fixture(params=["child", "pid1"])
-def wrap(request):
-    if request.param == "pid1":
-        require_namespaces()
-        return PID1
-    return ()
 
 
 @pytest.mark.parametrize("left", LEFT)

@@ -12,19 +12,9 @@ import psutil
 import pytest
 
 from tests.process.world import eventually, survivors
-from tests.ssh.secrets import Worker, require_openssh, secret, worker
+from tests.ssh.secrets import Worker, worker
 
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def _ssh() -> None:
-    require_openssh()
-
-
-@pytest.fixture
-def mount(tmp_path) -> Path:
-    return secret(tmp_path / "mount")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
 
 def launcher(it: Worker) -> psutil.Process:

@@ -10,22 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssh.secrets import P521, require_openssh, secret
+from tests.ssh.secrets import P521, secret
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job
 from trainer_launch.ssh import client, keys
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 FORMS = {
     "P-521 in PEM, as the operators write it": P521,
     "RSA": ("-t", "rsa", "-b", "2048", "-m", "PEM"),
     "ed25519 in OpenSSH's own form": ("-t", "ed25519"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _ssh() -> None:
-    require_openssh()
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

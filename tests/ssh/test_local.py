@@ -18,14 +18,14 @@ from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
 from tests.frameworks import building
 from tests.ssh import pods
-from tests.ssh.secrets import require_openssh, require_root
+from tests.ssh.secrets import require_root
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/ssh/test_mpirun.py")]
-
-
-@pytest.fixture(autouse=True)
-def _ssh() -> None:
-    require_openssh()
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.usefixtures("openssh"),
+    pytest.mark.timeout(180),
+    pytest.mark.long("tests/ssh/test_mpirun.py"),
+]
 
 
 def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:

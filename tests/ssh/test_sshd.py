@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.ssh.secrets import (
     Worker,
     client_of,
     refused,
-    require_openssh,
     secret,
     secret_lines,
     ssh,
@@ -24,17 +22,7 @@ from tests.ssh.secrets import (
 )
 from trainer_launch.host import net
 
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def _ssh() -> None:
-    require_openssh()
-
-
-@pytest.fixture
-def mount(tmp_path) -> Path:
-    return secret(tmp_path / "a mount")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
 
 # -- the environment --------------------------------------------------------------------------
