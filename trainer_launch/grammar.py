@@ -6,6 +6,7 @@ Pure: nothing here knows a pod, a variable or a file.
 from __future__ import annotations
 
 import json
+import math
 import re
 from ipaddress import IPv6Address
 
@@ -162,7 +163,7 @@ def parse_hosts(value: str) -> tuple[str, ...] | None:
 def parse_json_object(value: str) -> dict[str, Json] | None:
     """A JSON object, in which no key comes twice and no number is NaN or infinite."""
     try:
-        parsed = json.loads(value, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+        parsed = json.loads(value, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats)
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
@@ -170,6 +171,13 @@ def parse_json_object(value: str) -> dict[str, Json] | None:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is beyond every float")
+    return number
 
 
 def _no_repeats(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.manifest.manifests import job_of, pytorch, replica
-from trainer_launch import references
+from trainer_launch import grammar, references
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
@@ -169,6 +169,11 @@ def test_the_order_of_keys_in_tf_config_means_nothing() -> None:
 
     lists = {"worker": ["w-0:1"], "chief": ["c-0:1"], "ps": ["p-0:1"]}
     assert members(lists) == members(dict(reversed(lists.items())))
+
+
+def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:
+    assert grammar.parse_json_object('{"a": 1e400}') is None
+    assert grammar.parse_json_object('{"a": 1e30}') == {"a": 1e30}
 
 
 def test_messages_are_one_line_whatever_they_repeat() -> None:

@@ -148,6 +148,17 @@ def test_a_node_that_is_at_work_already_ends_the_roll_call() -> None:
     assert [found.status for found in job.hall.findings] == [Status.PASS]
 
 
+def test_a_node_of_another_job_that_is_at_work_ends_nothing() -> None:
+    """As where two jobs on one machine's network are given one port."""
+    job = Simulation(3)
+    job.come(0)
+    job.say(8, Hello(1, "another", 1, "other-1", "x", 4))
+    assert not job.is_over
+    assert job.told[8] == [msg.Refused(f"this is the roll call of job {JOB}, not another", retry=False)]
+    job.come(1, 2)
+    assert job.is_over
+
+
 def test_a_node_that_ends_before_its_record_is_named() -> None:
     job = Simulation(3)
     job.mute = {2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from trainer_launch.mpi.errand import Told, run
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _LINE_BYTES = 400
 _BACKLOG = 512
+_CALLERS = 512  # that are heard at once
 _HEAR_S = 2.0  # for one line of who has called
 
 
@@ -32,6 +34,7 @@ class Ear:
     def __init__(self, token: str) -> None:
         self._token = token
         self.heard: dict[str, str] = {}  # host: from which address
+        self._room = threading.BoundedSemaphore(_CALLERS)  # anybody may call
         self._listener = _listening()
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -50,16 +53,20 @@ class Ear:
                 made, address = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._hear, args=(made, str(address[0])), daemon=True).start()
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._hear, args=(made, str(address[0])), daemon=True).start()
+            else:
+                made.close()
 
     def _hear(self, made: socket.socket, address: str) -> None:
         """One line, and a byte in return so that the other side knows that it was we who answered."""
-        with made, contextlib.suppress(OSError):
-            made.settimeout(_HEAR_S)
-            said = b""
+        until_s, said = time.monotonic() + _HEAR_S, b""
+        with contextlib.closing(made), contextlib.ExitStack() as over, contextlib.suppress(OSError):
+            over.callback(self._room.release)
             while not said.endswith(b"\n") and len(said) < _LINE_BYTES:
+                made.settimeout(max(0.01, until_s - time.monotonic()))
                 data = made.recv(_LINE_BYTES)
-                if not data:
+                if not data or time.monotonic() > until_s:
                     return
                 said += data
             token, _, host = said.decode("ascii", "replace").strip().partition(" ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainer_launch.coordinator.protocol import Hello
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.names import Names
@@ -15,11 +16,22 @@ def refusal(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | No
     if said.version != msg.VERSION:
         return msg.Refused(f"node 0 speaks version {msg.VERSION}, not {said.version}", retry=False)
     if said.job != settings.job:
-        return msg.Refused(f"this is the roll call of job {settings.job}, not {said.job}", retry=False)
+        return _another_job(said.job, settings)
     if isinstance(key, int) and key >= settings.max_nodes:
         last = settings.max_nodes - 1
         return msg.Refused(f"this job has nodes 0 to {last}, there is no node {key}", retry=False)
     return None
+
+
+def not_now(said: Hello, settings: Settings) -> msg.Refused:
+    """What a node is told that looks for a coordinator: its job runs already, or it is of another one."""
+    if said.job != settings.job:
+        return _another_job(said.job, settings)
+    return msg.Refused("node 0 is in its preflight; its coordinator comes afterwards", retry=True)
+
+
+def _another_job(name: str, settings: Settings) -> msg.Refused:
+    return msg.Refused(f"this is the roll call of job {settings.job}, not {name}", retry=False)
 
 
 def missing(nodes: Mapping[Key, Node], min_nodes: int) -> list[Key]:

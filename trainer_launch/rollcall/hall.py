@@ -118,9 +118,9 @@ class Hall:
         node = self._peers.get(peer)
         match message:
             case Hello():
-                yield Send(peer, msg.Refused("node 0 is in its preflight; its coordinator comes afterwards", True))
+                yield Send(peer, entry.not_now(message, self._settings))
                 yield Drop(peer)
-                self._at_work = message.host
+                self._at_work = message.host if message.job == self._settings.job else self._at_work
             case msg.Present():
                 yield from self._greet(peer, address, message, now_s)
             case msg.Record() if node is not None:

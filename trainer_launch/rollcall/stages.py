@@ -99,7 +99,7 @@ def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
             more = sock.recv(4096)
         except OSError:
             return _stuck(Stage.SILENT, f"{at} accepts connections")
-        if not more or len(data) > MAX_LINE_BYTES:
+        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
             return _stuck(Stage.SILENT, f"{at} accepts connections, and ends them")
         data += more
     try:

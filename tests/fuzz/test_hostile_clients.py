@@ -1,0 +1,181 @@
+"""A hostile network against launchers that really run: PID 1 neither dies nor grows, and its job ends well."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import script, start
+from tests.conftest import require
+from tests.fuzz import hostile
+from tests.status import statusserver
+from trainer_launch.contracts.trainer_status import StatusEndpoint
+from trainer_launch.coordinator.asking import ask
+from trainer_launch.errors import NodeError
+from trainer_launch.host import net
+from trainer_launch.model import Endpoint
+from trainer_launch.mpi.crew import Crew
+from trainer_launch.mpi.probes import Probes
+from trainer_launch.mpi.sights import Stage
+from trainer_launch.mpicheck import asking
+from trainer_launch.rollcall import stages
+from trainer_launch.status import trainjob
+
+DEADLINE_S = 60.0
+GROWTH_BYTES = 24 << 20  # of PID 1; a server that kept what strangers send would have ten times that
+every_answer = pytest.mark.parametrize("answer", hostile.ANSWERS.values(), ids=list(hostile.ANSWERS))
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+RUN = ("run", "--nproc-per-node", "1")
+ROLL_CALL = ("preflight", "--level", "quick", "--deadline", "90", "--only", "roll-call")
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.parametrize("words", [RUN, ROLL_CALL], ids=lambda words: words[0])
+def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple[str, ...], tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    port, metrics = net.free_port(), net.free_port()
+    train = script(tmp_path, "import time\ntime.sleep(0.5)\n")
+    words = (*words, "--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    words += ("--termination-log", str(tmp_path / "words"))
+    scraped = ("--metrics-port", str(metrics)) if words[0] == "run" else ()
+    with start(*words, *scraped, "--node-rank", "0", "--", train) as first:
+        until(lambda: first.process.poll() is not None or listens(port), "nobody listens")
+        assert first.process.poll() is None, first.end()
+        pid_1 = psutil.Process(first.pid)
+        hostile.attack(port, 0.3)  # what a first stranger costs, such as modules for errors, is no growth
+        before, files = pid_1.memory_info().rss, pid_1.num_fds()
+        made = hostile.attack(port) + (hostile.attack(metrics) if scraped else 0)
+        assert made > 50
+        assert first.process.poll() is None, first.end()
+        until(lambda: pid_1.num_fds() <= files + 4, "descriptors of strangers stay open")
+        assert pid_1.memory_info().rss - before < GROWTH_BYTES
+        assert listens(port)
+        with start(*words, "--node-rank", "1", "--", train) as second:
+            code, said = second.end(90.0)
+            assert code == 0, said
+        code, said = first.end()
+    assert code == 0, said
+    assert "Traceback" not in said
+    assert said.count("dropped a connection") < 60, "a flood of strangers became a flood of lines"
+
+
+@every_answer
+def test_who_asks_a_hostile_coordinator_gets_one_sentence_in_time(answer: Callable[[socket.socket], None]) -> None:
+    with hostile.server(answer) as port:
+        began_s = time.monotonic()
+        with pytest.raises(NodeError, match=r"at 127\.0\.0\.1:") as caught:
+            ask(Endpoint("127.0.0.1", port), "job", b"secret", timeout_s=1.0)
+        assert str(caught.value).isprintable()
+        assert time.monotonic() - began_s < 10.0
+
+
+@every_answer
+def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[socket.socket], None]) -> None:
+    with hostile.server(answer) as port:
+        began_s = time.monotonic()
+        seen = stages.look(Endpoint("127.0.0.1", port), 1.0)
+        assert seen.text.isprintable()
+        assert time.monotonic() - began_s < 10.0
+
+
+@every_answer
+def test_what_shows_no_banner_is_no_sshd(answer: Callable[[socket.socket], None]) -> None:
+    """As mpirun's launcher waits for its hosts."""
+    with hostile.server(answer) as port, selectors.DefaultSelector() as selector:
+        crew = Crew(2)
+        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
+        probes = Probes(selector, crew, 22, lambda _: None, aliases={"host": ("127.0.0.1", port)})
+        probes.watch(["host"])
+        end_s, seen = time.monotonic() + 2.0, set()
+        while time.monotonic() < end_s:
+            for key, _ in selector.select(0.05):
+                key.data()
+            probes.tick(time.monotonic())
+            seen.add(probes.sights["host"].stage)
+            held = probes._targets["host"].heard
+            assert len(held) <= 2 * 4096, "it keeps what a stranger sends"
+        probes.watch([])
+        assert Stage.READY not in seen
+
+
+def test_who_calls_the_launcher_back_is_heard_for_a_moment_only() -> None:
+    before = threading.active_count()
+    ear = asking.Ear("token")
+    try:
+        callers = [socket.create_connection(("127.0.0.1", ear.port), timeout=5) for _ in range(30)]
+        hostile.attack(ear.port, 0.5)
+        for sock in callers:  # a byte each now and then, for ever
+            sock.sendall(b"t")
+        until(lambda: threading.active_count() <= before + 1, "threads of strangers stay")
+        with socket.create_connection(("127.0.0.1", ear.port), timeout=5) as sock:
+            sock.sendall(b"token host-1\n")
+            assert sock.recv(1) == b"."
+        assert set(ear.heard) == {"host-1"}
+        for sock in callers:
+            sock.close()
+    finally:
+        ear.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xff" * 5000,
+        b"HTTP/1.1 " + b"9" * 4000 + b" OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 4500 + b"\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 5000 + b"\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
+        b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere/\r\n\r\n",
+    ],
+    ids=lambda answer: answer[:40].decode("ascii", "replace") or "nothing",
+)
+def test_whatever_the_trainjobs_endpoint_answers_is_an_answer_that_shows_no_token(
+    answer: bytes, tmp_path: Path
+) -> None:
+    statusserver.make_certificates(tmp_path)
+    (tmp_path / "token").write_text("tok-1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+    def speak(sock: socket.socket) -> None:
+        sock.settimeout(5)
+        with context.wrap_socket(sock, server_side=True) as secured:
+            secured.recv(4096)
+            secured.sendall(answer)
+
+    with hostile.server(speak) as port:
+        endpoint = StatusEndpoint(
+            scheme="https", server_host="localhost", server_port=port, path=statusserver.PATH, namespace="n",
+            trainjob="j", ca_file=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token"), audience="a",
+        )  # fmt: skip
+        told = trainjob.send(endpoint, b"{}")
+    assert told.why.isprintable()
+    assert "tok-1" not in told.why
+    assert told.status in (None, http.client.OK, http.client.FOUND)
