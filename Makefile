@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-all test-frameworks test-containers lint bench bench-survival soak clean
+.PHONY: help venv system horovod demo test test-all test-frameworks test-containers spec lint bench bench-survival soak clean
 
 PYTHON ?=
 TORCH ?=
@@ -13,6 +13,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+SPEC_ARGS ?=
 BIN := .venv/bin
 
 # Another environment may be active: it is neither used nor changed.
@@ -60,6 +61,9 @@ test-containers: venv ## as root: run the tests in containers of images built fr
 	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(BIN)/python -m pytest -m containers tests/containers $(PYTEST_ARGS)
+
+spec: venv ## print the tests as sentences: what this program does, room by room; SPEC_ARGS="mpi ssh"
+	@$(BIN)/python tests/spec.py $(SPEC_ARGS)
 
 lint: venv ## check style and types
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ def read(case: dict[str, Any]) -> Job:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_case(path: Path) -> None:
+def test_each_pod_is_read_as_its_case_says(path: Path) -> None:
     case = json.loads(path.read_text())
     assert set(case) <= KEYS
     if "error" in case:

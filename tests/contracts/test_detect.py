@@ -1,3 +1,5 @@
+"""Which contract a pod is of: exactly one fits, or an error says what settles it."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""A pod as one JSON object: written without its secrets, read in place of this container."""
+
 from __future__ import annotations
 
 import json

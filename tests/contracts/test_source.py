@@ -1,3 +1,5 @@
+"""What a contract reads: checked, remembered, and refused in one sentence."""
+
 from __future__ import annotations
 
 import pytest

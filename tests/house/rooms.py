@@ -45,5 +45,5 @@ def drawn_floors() -> list[list[str]]:
 def drawn_arrows() -> dict[str, frozenset[str]]:
     """The table below it: each room, and what it imports."""
     text = CONTRIBUTING.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z]+)/?` \| ([^|]*) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z]+)/?` \| ([^|]*) \| [^|\n]* \|$", text, re.MULTILINE)
     return {room: frozenset(re.findall(r"[a-z]+", imports)) for room, imports in rows}

@@ -82,7 +82,7 @@ def at(volume: str) -> dict[str, str]:
         ({"volumeMounts": [at("x")]}, {"volumeMounts": [at("y")]}, {"volumeMounts": [at("y")]}),
     ],
 )
-def test_strategic_merge(base: object, patch: object, want: object) -> None:
+def test_a_patch_is_merged_as_kubernetes_does(base: object, patch: object, want: object) -> None:
     assert merged(base, patch) == want
 
 

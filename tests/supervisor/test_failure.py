@@ -59,7 +59,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("end", "evidence", "reason", "code"), ROWS)
-def test_each_rule(end, evidence, reason, code):
+def test_each_rule_names_its_cause_and_says_what_to_do(end, evidence, reason, code):
     failure = classify(end, evidence)
     assert (failure.reason, failure.exit_code) == (reason, code)
     assert failure.hint

@@ -85,7 +85,7 @@ def test_nothing_is_started_again_once_we_were_asked_to_stop():
     assert outcome.exit_code(ended_) == 143
 
 
-def test_no_program():
+def test_a_program_that_is_not_there_ends_the_run_before_anything_starts():
     ended_, calls = run(plan(), missing=["a"])
     assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("NotRunnable", 127)
     assert ended_.failure.message == "no a"

@@ -27,7 +27,7 @@ def pair():
         ([b"no end"], b""),
     ],
 )
-def test_one_source(chunks, text):
+def test_each_line_of_a_source_gets_its_prefix(chunks, text):
     a, _ = pair()
     assert b"".join(a.feed(chunk) for chunk in chunks) == text
 

@@ -83,5 +83,5 @@ def test_what_does_not_fit_is_named(told, said: str) -> None:
         ({"node_rank": 0, "is_host": "0"}, True, False),
     ],
 )
-def test_who_hosts(told, here: bool, hosts: bool) -> None:
+def test_the_node_that_the_endpoint_names_hosts(told, here: bool, hosts: bool) -> None:
     assert is_host(conf(**told), frozenset({"me"}), lambda host: here) is hosts

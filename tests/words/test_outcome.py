@@ -39,7 +39,7 @@ def with_lines(*lines):
         (Outcome(verdict=Verdict.FAILED), 1),
     ],
 )
-def test_exit_codes(ended, code):
+def test_each_outcome_has_its_exit_code(ended, code):
     assert outcome.exit_code(ended) == code
 
 

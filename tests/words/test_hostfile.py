@@ -1,3 +1,5 @@
+"""Lists of hosts in the words of Open MPI, MPICH and Horovod: read, refused, written."""
+
 from __future__ import annotations
 
 import pytest

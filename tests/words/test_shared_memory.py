@@ -76,7 +76,7 @@ def test_a_size_that_is_asked_for_is_made() -> None:
     assert decide(machine(), Need(), "32Mi").enlarge_to is None  # never made smaller
 
 
-def test_hands_off() -> None:
+def test_what_is_to_be_kept_or_is_not_there_is_left_alone() -> None:
     assert decide(machine(may_enlarge_shm=True), Need(workers=8, on_gpus=True), "keep") == Decision(
         text="left as it is"
     )
