@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch, script
+from trainer_launch.commands import fields
 from trainer_launch.engines.torchrun import AGENT
 
 V2 = {
@@ -106,7 +107,7 @@ def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["explain"], ["sshd"], ["local"], ["status"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in fields.COMMANDS if name != "completion")])
 def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) -> None:
     told = launch(*command, "--help", env={"COLUMNS": "80"})
     assert told.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import survival_picture
 from tests.house.package import ROOT
-from trainer_launch.commands import options
+from trainer_launch.commands import fields
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -51,7 +51,7 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_every_command_is_in_the_readmes_table() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `trainer-launch ([a-z]+)", readme, re.MULTILINE)) == set(options.COMMANDS)
+    assert set(re.findall(r"^\| `trainer-launch ([a-z]+)", readme, re.MULTILINE)) == set(fields.COMMANDS)
 
 
 def test_the_text_for_pypi_links_to_no_file() -> None:

@@ -9,128 +9,18 @@ import argparse
 import difflib
 import importlib
 import os
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import __version__, log, settings
+from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
 from trainer_launch.errors import UsageError
 from trainer_launch.settings import PREFIX, Settings
 
-_JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
-_CHECKING = (
-    "preflight",
-    "level",
-    "pair_test",
-    "threshold",
-    "reference",
-    "write_reference",
-    "only",
-    "skip",
-    "fatal",
-    "deadline",
-    "storage",
-    "image",
-    "exit_warning",
-    "report",
-    "plot",
-    "prometheus_file",
-)
-_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
-_EXPLAIN = tuple(
-    name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port", "state_dir")
-)
-_PREFLIGHT = (
-    *_CHECKING,
-    "state_dir",
-    "contract",
-    "engine",
-    *(name for name in _JOB if name != "max_restarts"),
-    "min_nodes",
-    "secret_file",
-    "ssh_dir",
-    "ssh_port",
-    "insecure_host_keys",
-    "shm_size",
-    "termination_log",
-    "log_level",
-)
-_LOCAL = (
-    "engine",
-    "nodes",
-    "nproc_per_node",
-    "max_restarts",
-    "rendezvous",
-    "start_method",
-    "preload",
-    "grace",
-    "stop_order",
-    "signals",
-    "hang_timeout",
-    "prefix",
-    "color",
-    "events",
-    "log_level",
-)
-_SSHD = (
-    *("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env", "contract", "grace", "signals", "shm_size"),
-    *("color", "termination_log", "events", "metrics_port", "log_level"),
-)
-# Each command's module and its settings; only the one that is called is imported.
-COMMANDS = {
-    "run": _RUN,
-    "preflight": _PREFLIGHT,
-    "explain": _EXPLAIN,
-    "sshd": _SSHD,
-    "local": _LOCAL,
-    "status": ("log_level",),
-}
-_ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
-_METAVARS = {
-    "contract": "NAME",
-    "nodes": "N[:MAX]",
-    "nproc_per_node": "N|auto",
-    "node_rank": "N",
-    "master_addr": "HOST",
-    "master_port": "PORT",
-    "max_restarts": "N",
-    "preload": "A,B",
-    "hosts": "HOST:N[,...]",
-    "host_discovery_script": "PATH",
-    "ssh_dir": "PATH",
-    "ssh_port": "PORT",
-    "forward_env": "NAME[,...]",
-    "grace": "SECONDS",
-    "signals": "NAME=ACTION[,...]",
-    "wait_timeout": "SECONDS",
-    "rejoin_timeout": "SECONDS",
-    "min_nodes": "N",
-    "shrink_after": "SECONDS",
-    "restart_window": "SECONDS",
-    "port_range": "LOW-HIGH",
-    "secret_file": "PATH",
-    "termination_log": "PATH",
-    "shm_size": "SIZE|auto|keep",
-    "threshold": "NAME=VALUE[,...]",
-    "reference": "PATH",
-    "write_reference": "PATH",
-    "only": "CHECK[,...]",
-    "skip": "CHECK[,...]",
-    "fatal": "CHECK[,...]",
-    "deadline": "SECONDS",
-    "image": "NAME",
-    "storage": "[shared:]PATH[,...]",
-    "report": "PATH",
-    "plot": "PATH",
-    "prometheus_file": "PATH",
-    "state_dir": "PATH",
-    "hang_timeout": "SECONDS|auto",
-    "hang_dir": "PATH",
-    "progress_file": "PATH",
-    "events": "PATH|-",
-    "metrics_port": "PORT",
-}
+_WIDTH = 78  # of what argparse does not wrap itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,15 +103,18 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=module.HELP,
-            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+            description=textwrap.fill(module.HELP[0].upper() + module.HELP[1:] + ".", _WIDTH),
             epilog=module.EXAMPLES,
             usage=f"{program} {name} {getattr(module, 'USAGE', '[options] -- COMMAND [ARG ...]')}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         module.add_flags(sub)
-        for field in COMMANDS[name]:
-            _add(sub, field, Settings.model_fields[field])
+        for title, fields in GROUPS.items():
+            own = [field for field in fields if field in COMMANDS[name]]
+            group = sub.add_argument_group(title) if own else sub
+            for field in own:
+                _add(group, field, Settings.model_fields[field])
         sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         sub.set_defaults(command=module.main, parser=sub)
     return parser
@@ -248,19 +141,19 @@ def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
     return argv[:at], argv[at + 1 :]
 
 
-def _add(parser: argparse.ArgumentParser, name: str, field: Any) -> None:
+def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
     """One setting as a flag; its value stays text, and the settings check it."""
     default = "" if field.default is None else f" (default {_shown(field.default)})"
     words: dict[str, Any] = {
         "default": None,
         "help": f"{field.description}{default} [{PREFIX}{name.upper()}]".replace("%", "%%"),
     }
-    names = (settings.flag_of(name), *_ALIASES.get(name, ()))
+    names = (settings.flag_of(name), *ALIASES.get(name, ()))
     if field.annotation is bool:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **words)
         return
     choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
-    parser.add_argument(*names, metavar="|".join(choices) or _METAVARS[name], **words)
+    parser.add_argument(*names, metavar="|".join(choices) or METAVARS[name], **words)
 
 
 def _shown(default: object) -> str:

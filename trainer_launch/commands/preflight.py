@@ -40,12 +40,12 @@ EXAMPLES = """exit codes:
 
 examples:
   trainer-launch preflight -- train.py                 # is all there for this?
-  trainer-launch preflight --storage shared:/ckpt      # a folder that all nodes share
-  trainer-launch preflight --level deep                # each way, and all nodes at once
-  trainer-launch preflight --level container           # ask nothing of the other nodes
+  trainer-launch preflight --storage shared:/ckpt      # one folder for all?
+  trainer-launch preflight --level deep                # each way, all at once
+  trainer-launch preflight --level container           # this container alone
   trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
-  trainer-launch preflight --plot pairs.png            # how fast are the nodes' ways?
-  trainer-launch preflight --json                      # the report, for programs
+  trainer-launch preflight --plot pairs.png            # how fast are the ways?
+  trainer-launch preflight --json                      # for programs
 """
 STATE_FILE = "preflight.json"
 _SHARED = "shared:"  # before a folder of --storage

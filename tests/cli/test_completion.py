@@ -1,0 +1,112 @@
+"""Shell completion, in the shells themselves: commands, options, what they take, files, the wrapped command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch
+from tests.conftest import require
+from tests.rehearsal.terminal import Terminal
+from trainer_launch.commands import fields
+from trainer_launch.settings import Settings
+
+pytestmark = pytest.mark.process
+PROMPT = "ready>"
+STARTS = {
+    "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "zsh": ("zsh", "-f", "-i"),
+}
+LOADS = {"bash": "source ./script", "zsh": "autoload -U compinit; compinit -u -D; source ./script"}
+# What is typed before TAB, and what stands there afterwards: each has one way on.
+TYPED = [
+    ("trainer-launch expl", "trainer-launch explain"),
+    ("trainer-launch run --eng", "trainer-launch run --engine"),
+    ("trainer-launch run --engine torc", "trainer-launch run --engine torchrun"),
+    ("trainer-launch run --engine=torc", "trainer-launch run --engine=torchrun"),
+    ("trainer-launch preflight --level contain", "trainer-launch preflight --level container"),
+    ("trainer-launch run --contract mpijob-v2", "trainer-launch run --contract mpijob-v2beta1"),
+    ("trainer-launch local -f only-jo", "trainer-launch local -f only-job.yaml"),
+    ("trainer-launch local --log-level deb", "trainer-launch local --log-level debug"),
+    ("trainer-launch run --grace 9 -- only-tr", "trainer-launch run --grace 9 -- only-train.py"),
+    ("trainer-launch run only-tr", "trainer-launch run only-train.py"),
+    ("trainer-launch run -- cat only-tr", "trainer-launch run -- cat only-train.py"),
+    (
+        "trainer-launch run -- ./only-train.py --engine only-jo",
+        "trainer-launch run -- ./only-train.py --engine only-job.yaml",
+    ),
+    ("trainer-launch completion zs", "trainer-launch completion zsh"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("completion")
+    for name in ("only-job.yaml", "only-train.py"):
+        (folder / name).touch()
+    return folder
+
+
+def shown(line: str, screen: list[str]) -> bool:
+    return any(f"{PROMPT}{line}" in one for one in screen)
+
+
+@pytest.mark.parametrize("shell", STARTS)
+def test_tab_completes_what_was_begun(shell: str, folder: Path) -> None:
+    require(shutil.which(shell), f"needs {shell}")
+    (folder / "script").write_text(launch("completion", shell).stdout)
+    (folder / "go").write_text(f"cd '{folder}'; exec {' '.join(STARTS[shell])}\n")
+    terminal = Terminal(folder, columns=150, rows=60)
+    try:
+        terminal.start(("sh", str(folder / "go")), {"PS1": PROMPT, "HOME": str(folder), "TERM": "screen"})
+        terminal.until(lambda lines: PROMPT in lines[-1] or any(PROMPT in line for line in lines))
+        terminal.type(LOADS[shell], "Enter")
+        for typed, there in TYPED:
+            terminal.type("clear", "Enter")
+            terminal.type(typed, "Tab")
+            terminal.until(partial(shown, there))
+            terminal.type("C-u")
+    finally:
+        terminal.close()
+
+
+def test_fish_offers_the_same(folder: Path) -> None:
+    fish = shutil.which("fish")
+    require(fish, "needs fish")
+    assert fish
+    (folder / "script.fish").write_text(launch("completion", "fish").stdout)
+    lines = [(typed, there.rpartition(" ")[2]) for typed, there in TYPED]
+    asked = "; ".join(f"echo '== {typed}'; complete -C '{typed}'" for typed, _ in lines)
+    env = {**os.environ, "HOME": str(folder)}
+    argv = (fish, "--no-config", "-c", f"source script.fish; {asked}")
+    told = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    assert told.stderr == ""
+    answers = {part.partition("\n")[0]: part for part in told.stdout.split("== ")[1:]}
+    for typed, word in lines:
+        assert word in [line.partition("\t")[0] for line in answers[typed].splitlines()[1:]], typed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_command_and_option_is_offered(shell: str) -> None:
+    script = launch("completion", shell).stdout
+    for name in fields.COMMANDS:
+        assert f"{name}" in script
+    for name in Settings.model_fields:
+        assert name.replace("_", "-") in script
+
+
+@pytest.mark.parametrize("words", [["completion"], ["completion", "ksh"]])
+def test_another_shell_is_one_sentence(words: list[str]) -> None:
+    ended = launch(*words)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_every_setting_has_a_heading_in_help() -> None:
+    headed = [name for group in fields.GROUPS.values() for name in group]
+    assert sorted(headed) == sorted(Settings.model_fields)

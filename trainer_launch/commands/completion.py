@@ -1,0 +1,65 @@
+"""`completion`: print what a shell needs to complete our command lines; `shells` has the shells' own languages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from trainer_launch.commands import fields, shells
+from trainer_launch.commands.options import Parsed, build
+from trainer_launch.commands.shells import Flag, Takes
+from trainer_launch.contracts import CONTRACTS
+
+HELP = "print completions for bash, zsh or fish"
+USAGE = "bash|zsh|fish"
+EXAMPLES = """examples:
+  source <(trainer-launch completion bash)     # in ~/.bashrc
+  source <(trainer-launch completion zsh)      # in ~/.zshrc, after compinit
+  trainer-launch completion fish | source      # in ~/.config/fish/config.fish
+  trainer-launch completion bash >/etc/bash_completion.d/trainer-launch
+"""
+_PROGRAM = "trainer-launch"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What only `completion` knows."""
+    parser.add_argument("shell", choices=tuple(shells.SHELLS), help="whose")
+
+
+def main(parsed: Parsed) -> int:
+    """The command."""
+    sys.stdout.write(shells.SHELLS[parsed.flags["shell"]](list(_commands())))
+    return 0
+
+
+def _commands() -> Iterator[shells.Command]:
+    """Each command with its flags, as the parser itself has them."""
+    parser = build(_PROGRAM, tuple(fields.COMMANDS))
+    subparsers = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    for told in subparsers._choices_actions:
+        actions = subparsers.choices[told.dest]._actions
+        flags = tuple(_flag(action) for action in actions if action.option_strings)
+        named = next((tuple(one.choices) for one in actions if one.choices and not one.option_strings), ())
+        wraps = getattr(sys.modules[f"trainer_launch.commands.{told.dest}"], "USAGE", "COMMAND")
+        yield shells.Command(
+            name=told.dest,
+            told=told.help or "",
+            flags=flags,
+            words=named,
+            is_wrapping="COMMAND" in wraps,
+        )
+
+
+def _flag(action: argparse.Action) -> Flag:
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    told = (action.help or "").replace("%%", "%").partition(" [TRAINER_LAUNCH_")[0]
+    names = tuple(action.option_strings)
+    if action.nargs == 0:
+        return Flag(names=names, told=told, takes=Takes.NOTHING)
+    if "--contract" in names:
+        return Flag(names=names, told=told, takes=Takes.WORDS, words=tuple(one.NAME for one in CONTRACTS))
+    if "|" in metavar and metavar.islower():  # as settings that have choices are shown
+        return Flag(names=names, told=told, takes=Takes.WORDS, words=tuple(metavar.split("|")))
+    takes = Takes.FILE if any(word in metavar for word in ("PATH", "FILE", "DIR")) else Takes.VALUE
+    return Flag(names=names, told=told, takes=takes)
