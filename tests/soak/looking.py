@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from tests.soak.pods import Pods
+from tests.cli.launching import LAUNCHER as LAUNCHER_ARGV
+from tests.soak.faults import NODES
+from tests.soak.pods import METRICS_PORT, Pods
+from tests.status import exposition
 from trainer_launch.status.story import EVENTS, LINE_BYTES
 
 LAUNCHER, AGENT = "launcher", "agent"
@@ -159,6 +163,27 @@ class Events:
             self.ends.append(values["exit_code"])
 
 
-def told(looks: Sequence[Look]) -> list[dict[str, object]]:
-    """As the ledger has them."""
-    return [asdict(one) for one in looks]
+def asked(pods: Pods, node: int) -> list[str]:
+    """Ask a pod, as a person and as a scraper do, while all train; what is wrong with the answers."""
+    inside = ("nsenter", "-t", str(pods.pods[node].launcher().pid), "--net", "--pid", "--mount", "--uts")
+    env = {**os.environ, "TMPDIR": str(pods.tmp(node)), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        (*inside, *LAUNCHER_ARGV, "status", "--json"), env=env, capture_output=True, text=True, timeout=60
+    )
+    if done.returncode != 0:
+        return [f"status in pod {node} ended with {done.returncode}: {done.stderr[-500:]}"]
+    found = []
+    job = json.loads(done.stdout)["job"]
+    if job is None or job["phase"] != "running" or job["n_nodes"] != NODES:
+        found.append(f"status in pod {node} told of a job that trains: {done.stdout[-1500:]}")
+    url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+    get = f"import urllib.request as r; print(r.urlopen('{url}').read().decode(), end='')"
+    scraped = subprocess.run(
+        (*inside, sys.executable, "-c", get), env=env, capture_output=True, text=True, timeout=60
+    )
+    try:
+        values = exposition.parse(scraped.stdout)
+        assert values["trainer_launch_step"], "no step"
+    except (AssertionError, KeyError) as problem:
+        found.append(f"metrics of pod {node}: {problem!r}; {scraped.stdout[-500:]} {scraped.stderr[-500:]}")
+    return found

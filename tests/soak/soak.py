@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.process.world import survivors
 from tests.soak import faults, judging, steps
 from tests.soak.faults import NODES, Seen, Trouble
-from tests.soak.looking import Events, Look, look
+from tests.soak.looking import Events, Look, asked, look
 from tests.soak.pods import Pods, pods
 from tests.soak.steps import Step
 from tests.survival.kubelet import wait_until
@@ -35,6 +35,7 @@ BEGIN_S, RECOVER_S, END_S = 120.0, 120.0, 60.0
 _STEADY = 5  # steps after which workers train, and do not just start
 _PACE_S = 0.2
 _STALL_PACE_S = 0.25
+_ASK_EACH = 4  # looks, one pod is asked for its status and metrics
 _LINES = 400  # of each pod, kept for whoever looks for a cause
 
 
@@ -98,6 +99,7 @@ class Episode:
         self._looks: list[Look] = []
         self._told: set[str] = set()  # what a look shows is told once
         self._stalls = stalls
+        self._asked = 0
 
     def begin(self) -> None:
         """Wait until all train."""
@@ -169,6 +171,9 @@ class Episode:
         self._ledger.note("look", pods=[asdict(one) for one in looks])
         firsts = {key: seen[0][1] for key, seen in judging.histories(self._looks).items()}
         found = [text for one in looks for text in judging.strange(one)]
+        self._asked += 1
+        if self._asked % _ASK_EACH == 1:
+            found += asked(self._job, self._asked // _ASK_EACH % NODES)
         for one in looks:
             for now in one.long_lived:
                 found += judging.grown(firsts[one.node, now.role, now.pid], now)

@@ -40,6 +40,7 @@ def test_the_server_tells_why_it_cannot_be_forked_from(tmp_path: Path, text: str
     forks = Forks(tmp_path, preload=["mine"])
     try:
         assert forks.reason == reason
+        assert not list(tmp_path.rglob("warm.*")), "what it has told is read, and stays nowhere"
         if reason:
             assert forks.run(tmp_path, script(tmp_path, "print('ran anyway')")).out == "ran anyway\n"
     finally:

@@ -82,6 +82,7 @@ class Server:
         while self._said is None:
             with contextlib.suppress(FileNotFoundError), open(self._settings["status"], encoding="utf-8") as file:
                 self._said = json.load(file)
+                os.unlink(file.name)  # 100 KiB: an agent that is killed leaves none
             if self._said is None and not self._is_running():
                 raise ServerError("the fork-server ended while it imported")
             if time.monotonic() > end_s:
