@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli.launching import LAUNCHER as LAUNCHER_ARGV
 from tests.soak.faults import NODES
 from tests.soak.pods import METRICS_PORT, Pods
 from tests.status import exposition
+from tests.survival.jobs import status_in
 from trainer_launch.status.story import EVENTS, LINE_BYTES
 
 LAUNCHER, AGENT = "launcher", "agent"
@@ -165,22 +165,17 @@ class Events:
 
 def asked(pods: Pods, node: int) -> list[str]:
     """Ask a pod, as a person and as a scraper do, while all train; what is wrong with the answers."""
-    inside = ("nsenter", "-t", str(pods.pods[node].launcher().pid), "--net", "--pid", "--mount", "--uts")
-    env = {**os.environ, "TMPDIR": str(pods.tmp(node)), "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        (*inside, *LAUNCHER_ARGV, "status", "--json"), env=env, capture_output=True, text=True, timeout=60
-    )
-    if done.returncode != 0:
-        return [f"status in pod {node} ended with {done.returncode}: {done.stderr[-500:]}"]
     found = []
-    job = json.loads(done.stdout)["job"]
-    if job is None or job["phase"] != "running" or job["n_nodes"] != NODES:
-        found.append(f"status in pod {node} told of a job that trains: {done.stdout[-1500:]}")
+    try:
+        said = status_in(pods.job, node, pods.tmp(node))["job"]
+        assert said["phase"] == "running", said
+        assert said["n_nodes"] == NODES, said
+    except (AssertionError, TypeError) as problem:
+        found.append(f"status in pod {node}: {problem}")
+    inside = ("nsenter", "-t", str(pods.pods[node].launcher().pid), "--net")
     url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
     get = f"import urllib.request as r; print(r.urlopen('{url}').read().decode(), end='')"
-    scraped = subprocess.run(
-        (*inside, sys.executable, "-c", get), env=env, capture_output=True, text=True, timeout=60
-    )
+    scraped = subprocess.run((*inside, sys.executable, "-c", get), capture_output=True, text=True, timeout=60)
     try:
         values = exposition.parse(scraped.stdout)
         assert values["trainer_launch_step"], "no step"

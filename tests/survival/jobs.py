@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from tests.cli.launching import LAUNCHER, clean_env
 from tests.hosts.network import SUBNET, Host
 from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 
@@ -130,6 +135,17 @@ def start_late(job: Job) -> None:
 
 def agent_of(job: Job, node: int) -> psutil.Process:
     return next(p for p in job.pods[node].launcher().children() if "torch_agent" in " ".join(p.cmdline()))
+
+
+def status_in(job: Job, node: int, tmpdir: Path) -> dict[str, Any]:
+    """What `trainer-launch status --json` says in a pod, whose TMPDIR has to be its own."""
+    inside = ("nsenter", "-t", str(job.pods[node].launcher().pid), "--net", "--pid", "--mount", "--uts")
+    env = clean_env({"TMPDIR": str(tmpdir), "PYTHONPATH": os.getcwd()})
+    words = (*inside, *LAUNCHER, "status", "--json")
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
 
 
 # -- what the steps tell --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from trainer_launch.contracts.trainer_status import endpoint_of
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError
 from trainer_launch.host import tree
-from trainer_launch.model import Plan
+from trainer_launch.model import Endpoint, Plan
 from trainer_launch.redact import redact_command
 from trainer_launch.settings import Settings
 from trainer_launch.status import node
@@ -21,6 +21,7 @@ from trainer_launch.supervisor.state import Phase
 from trainer_launch.supervisor.system import System
 
 STDOUT = "-"
+_MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
 
 
 @contextlib.contextmanager
@@ -68,7 +69,19 @@ def view(request: Request, plan: Plan) -> node.View:
         job=job,
         secret_file=None if request.secret_file is None else os.path.abspath(request.secret_file),
         coordinator=None if place is None else (place.host, place.port),
+        seats=_seats(plan),
     )
+
+
+def _seats(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Where an elastic job's coordinator may be without node 0; this node's own name may not resolve."""
+    seats = None if plan.hosting is None else plan.hosting.seats
+    if plan.hosting is None or seats is None:
+        return ()
+    own = Endpoint("localhost", seats.home.port)
+    ranks = range(1, min(seats.count, _MAX_SEATS))
+    places = [own if rank == plan.hosting.seat else seats.endpoint(rank) for rank in ranks]
+    return tuple((place.host, place.port) for place in places)
 
 
 def _started(about: node.View, request: Request) -> dict[str, str | int | tuple[str, ...]]:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from trainer_launch.commands import tables
@@ -24,6 +24,8 @@ EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch status --json
   trainer-launch status --pid 4242      # one of several, as in a rehearsal
 """
+_NOWHERE = "these nodes do not meet at a coordinator of ours, so only they themselves are known"
+_ANSWER_S = 3.0  # of each place
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,15 +81,27 @@ def _known(view: node.View) -> dict[str, Json]:
 
 def _ask(views: Sequence[node.View]) -> tuple[dict[str, Json] | None, str | None]:
     """The job's table by the first coordinator that answers, or why there is none."""
-    problem = "these nodes do not meet at a coordinator of ours, so only they themselves are known"
+    problems = []
     from trainer_launch.coordinator.asking import ask
 
-    for job, place, secret_file in dict.fromkeys((v.job, v.coordinator, v.secret_file) for v in views):
-        if job is None or place is None:
-            continue
+    for job, place, secret_file, known in dict.fromkeys(q for view in views for q in _questions(view)):
         try:
             secret = None if secret_file is None else read_secret(secret_file)
-            return asdict(ask(Endpoint(*place), job, secret)), None
+            status = ask(Endpoint(*place), job, secret, _ANSWER_S)
         except (NodeError, UsageError) as failed:
-            problem = str(failed)
-    return None, problem
+            problems.append(str(failed))
+            continue
+        if status.generation >= known:
+            return asdict(status), None
+        problems.append(
+            f"the coordinator at {Endpoint(*place)} does not know generation {known}, where this node was"
+        )
+    return None, problems[0] if problems else _NOWHERE
+
+
+def _questions(view: node.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:
+    """Job, place, file of the secret, and the generation that who is asked has to know: a standby knows none."""
+    if view.job is not None and view.coordinator is not None:
+        known = news.standing(view.run_dir).generation or 0
+        for place in (view.coordinator, *view.seats):
+            yield view.job, place, view.secret_file, known

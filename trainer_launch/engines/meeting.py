@@ -61,12 +61,13 @@ def hosting(request: Request) -> Hosting | None:
 
 
 def meeting(request: Request) -> tuple[str, Endpoint] | None:
-    """The job's name, and where to ask how it stands: who hosts the coordinator asks itself, whatever its name."""
+    """The job's name, and where to ask how it stands: node 0 asks itself, whatever its name."""
     if not _is_ours(request):
         return None
     nodes = nodes_of(request)
     _, coordinator = _own_place(request, nodes)
-    place = Endpoint("localhost", coordinator.port) if hosting(request) is not None else coordinator
+    hosts_it = hosting(request) is not None and (request.topology.is_coordinator or nodes.max == 1)
+    place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
     return _job_id(request, coordinator), place
 
 

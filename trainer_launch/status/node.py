@@ -38,6 +38,7 @@ class View:
     asked_to_stop_by: int | None = None
     job: str | None = None  # the job's name at its coordinator
     coordinator: tuple[str, int] | None = None  # host and port
+    seats: tuple[tuple[str, int], ...] = ()  # where else it may be, when node 0 is gone
     secret_file: str | None = None  # where the job's secret is, which the coordinator may ask for
     metrics_port: int | None = None
 
@@ -54,8 +55,10 @@ def read(folder: str) -> View | None:
     try:
         values = json.loads(text or b"")
         values.update({name: tuple(map(tuple, values[name])) for name in ("processes", "exits")})
-        place = values["coordinator"]
-        view = View(**{**values, "coordinator": None if place is None else (str(place[0]), int(place[1]))})
+        place, seats = values["coordinator"], values["seats"]
+        values["coordinator"] = None if place is None else (str(place[0]), int(place[1]))
+        values["seats"] = tuple((str(host), int(port)) for host, port in seats)
+        view = View(**values)
         entry = tree.read(int(view.pid))
     except MALFORMED:
         return None
