@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WARM_UP = 0.25  # of a process's samples are left out: buffers fill, modules are loaded on first use
+WARM_UP = 0.5  # of a process's samples are left out: buffers fill, modules are loaded on first use
 HOUR_S = 3600.0
 MIN_SAMPLES, MIN_S = 12, 300.0
 
