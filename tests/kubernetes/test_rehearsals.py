@@ -36,6 +36,15 @@ RANKS = {
 }  # fmt: skip
 
 
+# One of each engine is quick enough; torch's agents take their time.
+QUICK = ("trainjob-plain", "trainjob-mpi", "tfjob", "trainjob-torch")
+
+
+def _marked(path: Path) -> object:
+    marks = [] if path.stem in QUICK else [pytest.mark.long("tests/kubernetes/test_rehearsals.py")]
+    return pytest.param(path, id=published.name(path), marks=marks)
+
+
 def needed(path: Path) -> list[str]:
     """The options that name a job's manifest, and its runtime's."""
     (job,) = published.documents(path)
@@ -69,7 +78,7 @@ def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path)
         assert (json.loads(told.stdout)["contract"] == "unknown") == without, snapshot.name
 
 
-@JOBS
+@pytest.mark.parametrize("path", [_marked(path) for path in published.JOBS])
 def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
     if "pytorchjob" in path.name or path.stem in ("trainjob-torch", "trainjob-preflight"):
         pytest.importorskip("torch")

@@ -1,0 +1,136 @@
+"""The adoption pages: each example is taken by its operator's API, and runs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.launching import launch, start
+from tests.conftest import require
+from tests.kubernetes import pages, published, schema
+
+DIFFS = [(page, text) for page in pages.PAGES for text in pages.blocks(page, "diff")]
+each_diff = pytest.mark.parametrize(
+    "diff",
+    [text for _, text in DIFFS],
+    ids=[f"{page.stem}-{yaml.safe_load(pages.after(t))['kind']}" for page, t in DIFFS],
+)
+FLYTE = pages.FOLDER / "from-flyte.md"
+RUNTIMES = published.KUBERNETES / "runtimes"
+SCRIPT = """
+import os, sys
+env = os.environ
+sys.stdout.write(f"rank {env.get('OMPI_COMM_WORLD_RANK') or env['RANK']} has {sys.argv[1:]}\\n")
+"""
+FIT = """
+import torch.distributed as dist
+
+def fit(lr):
+    dist.init_process_group("gloo")
+    return lr + dist.get_rank()
+"""
+ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(published.DOCKER.parent)}
+
+
+def test_all_pages_are_read() -> None:
+    assert [page.stem for page in pages.PAGES] == ["from-flyte", "from-mpi-operator", "from-torchrun"]
+    assert len(DIFFS) == 3
+    shown = [pages.blocks(page, language) for page in pages.PAGES for language in ("yaml", "python", "dockerfile")]
+    assert sum(map(len, shown)) == 3, "of Flyte, and each is read below"
+
+
+@each_diff
+def test_both_sides_of_a_change_are_manifests_that_the_operator_takes(diff: str) -> None:
+    for text in (pages.before(diff), pages.after(diff)):
+        assert schema.wrong_in(yaml.safe_load(text)) == []
+    added = [line for line in diff.splitlines() if line.startswith("+")]
+    assert len(added) <= 5, "in five lines"
+
+
+def needed(folder: Path, text: str) -> list[str]:
+    (folder / "job.yaml").write_text(text)
+    for name in ("train.py", "train_mpi.py"):
+        (folder / name).write_text(SCRIPT)
+    job = yaml.safe_load(text)
+    runtime = RUNTIMES / f"{job['spec'].get('runtimeRef', {}).get('name')}.yaml"
+    return ["-f", str(folder / "job.yaml"), *(["-f", str(runtime)] if runtime.exists() else [])]
+
+
+@pytest.mark.process
+@each_diff
+def test_both_sides_become_pods_that_explain_knows(diff: str, tmp_path: Path) -> None:
+    for side in (pages.before, pages.after):
+        folder = tmp_path / side.__name__
+        folder.mkdir()
+        made = launch("local", *needed(folder, side(diff)), "--render", str(folder / "pods"))
+        assert made.returncode == 0, made.stderr
+        snapshot = min((folder / "pods").iterdir())
+        told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout)["contract"] != "unknown"
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.long("tests/kubernetes/test_rehearsals.py")
+@each_diff
+def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
+    text = pages.after(diff)
+    if "mpirun" in text:
+        require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+        require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
+    with start("local", *needed(tmp_path, text), env=ENV, cwd=tmp_path) as rehearsal:
+        code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    ranks = {int(rank) for rank in re.findall(r"rank (\d+) has \[", output)}
+    assert ranks == set(range(4 if "mpirun" in text else 2)), output
+
+
+def test_flytes_image_has_the_launcher_as_its_entrypoint() -> None:
+    (text,) = pages.blocks(FLYTE, "dockerfile")
+    (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
+    assert json.loads(entrypoint) == ["trainer-launch", "run", "--"], "as a list, else a shell is PID 1"
+
+
+def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
+    (program,), (job,) = pages.blocks(FLYTE, "python"), pages.blocks(FLYTE, "yaml")
+    functions = [node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)]
+    assert functions == ["on_one_node", "on_three_nodes"]
+    document = yaml.safe_load(job)
+    assert schema.wrong_in(document) == []
+    assert not any("command" in pod.spec["containers"][0] for pod in published.pods(document))
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.long("tests/kubernetes/test_rehearsals.py")
+def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: Path) -> None:
+    """With stand-ins for flytekit and its command; `launch` and the operator's variables are the real ones."""
+    pytest.importorskip("torch")
+    (program,), (job,) = pages.blocks(FLYTE, "python"), pages.blocks(FLYTE, "yaml")
+    files = {**pages.STUBS, "workflow.py": program, "train.py": FIT, "job.yaml": job}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = tmp_path / "bin" / "pyflyte-execute"
+    command.parent.mkdir()
+    text = pages.PYFLYTE_EXECUTE.format(python=sys.executable, folder=str(tmp_path))
+    command.write_text(text)
+    command.chmod(0o755)
+    site = os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])
+    env = {**ENV, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": site}
+    with start("local", "-f", str(tmp_path / "job.yaml"), env=env, cwd=tmp_path) as rehearsal:
+        code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    assert "[f3c9-n0-0-master-0] outputs: 0.5" in output
+    assert output.count("no outputs") == 2
