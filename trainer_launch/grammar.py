@@ -12,12 +12,14 @@ from ipaddress import IPv6Address
 
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Json, NodeRange, PortRange
+from trainer_launch.redact import redact
 
 MAX_COUNT = 1_000_000
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 _SHOWN = 60  # characters of a bad value that a message repeats
 _SHOWN_ESCAPED = 90  # and at most so many once they are escaped
+_LOOKED_AT = 4_000  # characters of a bad value, for secrets in it
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
@@ -42,9 +44,10 @@ def named(name: str, most: int = 160) -> str:
 
 
 def bad_value(name: str, value: str, expected: str, contract: str = "") -> ContractError:
-    """The one sentence for a value that does not fit."""
+    """The one sentence for a value that does not fit; a secret that was put there by mistake is not repeated."""
     where = f" (contract {contract})" if contract else ""
-    return ContractError(f"{named(name)} is {shown(value)}; expected {expected}{where}")
+    told = shown(redact(name, value[:_LOOKED_AT]))
+    return ContractError(f"{named(name)} is {told}; expected {expected}{where}")
 
 
 # -- values -----------------------------------------------------------------------------------

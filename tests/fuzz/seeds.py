@@ -28,6 +28,10 @@ def _pod() -> Iterator[str]:
     for path in sorted(_TESTS.glob("contracts/cases/*/*.json"))[::2]:
         yield json.dumps(json.loads(path.read_text(encoding="utf-8"))["pod"])
 
+    url = "https://s.svc:1/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/j/status"
+    token = {"KUBEFLOW_TRAINER_SERVER_TOKEN": "opaque-0123456789", "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/c"}
+    yield json.dumps({"env": {"KUBEFLOW_TRAINER_SERVER_URL": url, **token}})
+
 
 def _json_config() -> Iterator[str]:
     for path in sorted(_TESTS.glob("contracts/cases/*/*.json")):

@@ -14,7 +14,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
 from trainer_launch.coordinator import protocol as coordination
-from trainer_launch.errors import UsageError
+from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.findings import Finding, Status
 from trainer_launch.gpus import values
 from trainer_launch.host import activity, dns, shm, tree, tryout
@@ -23,7 +23,7 @@ from trainer_launch.preflight import document
 from trainer_launch.rollcall import protocol as calling
 from trainer_launch.rollcall import speech
 from trainer_launch.settings import unknown_variables
-from trainer_launch.status import news, node
+from trainer_launch.status import news, node, progress
 from trainer_launch.supervisor import clues, frames
 
 HUGE = "9" * 400  # an int beyond every float
@@ -137,6 +137,13 @@ def test_numbers_in_news_are_such_as_metrics_can_have() -> None:
     assert (standing.restarts, standing.nodes) == (None, 2)
 
 
+def test_a_metric_whose_name_is_no_text_takes_no_other_with_it() -> None:
+    told = {"rank": 0, "local_rank": 0, "pid": 7, "at_s": 1.0, "time_s": 1.0, "progress": None, "eta_s": None}
+    found = progress.parse(json.dumps({**told, "metrics": {"a\ud800": 1.0, "b": 2.0}}).encode())
+    assert found is not None
+    assert found.metrics == {"a?": 1.0, "b": 2.0}
+
+
 def test_a_line_number_of_5000_digits_is_none() -> None:
     text = f'Current thread 0x1 (most recent call first):\n  File "t.py", line {"1" * 5000} in main\n'
     assert frames.main_thread(text) == ()
@@ -169,6 +176,24 @@ def test_the_order_of_keys_in_tf_config_means_nothing() -> None:
 
     lists = {"worker": ["w-0:1"], "chief": ["c-0:1"], "ps": ["p-0:1"]}
     assert members(lists) == members(dict(reversed(lists.items())))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("KUBEFLOW_TRAINER_SERVER_TOKEN", "opaque-0123456789abcdef", "opaque-0123456789abcdef"),
+        ("KUBEFLOW_TRAINER_SERVER_URL", "https://user:passw0rd@s.svc/x", "passw0rd"),
+        ("KUBEFLOW_TRAINER_SERVER_CA_CERT", "hf_abcdefghijklmnopqrstuv", "hf_abcdefghijklmnopqrstuv"),
+    ],
+)
+def test_a_secret_in_the_wrong_variable_is_not_repeated(name: str, value: str, secret: str) -> None:
+    url = "https://s.svc:1/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/j/status"
+    env = {"KUBEFLOW_TRAINER_SERVER_URL": url, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/c"}
+    pod = Pod(env={**env, name: value}, files=SnapshotFiles({}), hostname="")
+    with pytest.raises(ContractError, match=name) as caught:
+        read_job(pod)
+    assert secret not in str(caught.value)
+    assert "[redacted]" in str(caught.value)
 
 
 def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:

@@ -97,4 +97,4 @@ def _any_number(value: Any) -> float:
 def _name(value: str) -> str:
     if not 0 < len(value) <= MAX_NAME:
         raise ValueError
-    return value
+    return value.encode(errors="replace").decode()  # Prometheus takes no lone surrogates

@@ -104,7 +104,7 @@ def answer(head: bytes, text: Callable[[], str]) -> bytes:
 
 
 def _response(status: str, text: str, extra: str = "", *, is_head: bool = False) -> bytes:
-    content = text.encode()
+    content = text.encode(errors="replace")
     head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(content)}\r\n{extra}"
     return f"{head}Connection: close\r\n\r\n".encode() + (b"" if is_head else content)
 
