@@ -18,6 +18,7 @@ import pytest
 
 from tests.cli.launching import launch, script, start
 from tests.process.world import PID1, eventually, require_namespaces
+from tests.schemas.validator import violations
 from tests.status.exposition import parse
 from tests.status.statusserver import PATH, StatusServer, make_certificates
 from trainer_launch.host.net import free_port
@@ -48,12 +49,15 @@ def tmp(tmp_path: Path) -> dict[str, str]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [wrong for line in found for wrong in violations("event", line)] == []
+    return found
 
 
 def status(*words: str, env: Mapping[str, str]) -> Any:
     """What `status --json` prints, of the launchers that this test has started."""
     told = json.loads(launch("status", "--json", *words, env=env).stdout)
+    assert violations("status", told) == []
     told["launchers"] = [one for one in told["launchers"] if one["run_dir"].startswith(env["TMPDIR"])]
     return told
 

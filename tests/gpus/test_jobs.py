@@ -15,7 +15,7 @@ from tests.cli.launching import clean_env
 from tests.gpus import machine, node
 from tests.gpus.machine import Change
 from tests.hosts.network import Host, hosts
-from tests.preflight.schema import violations
+from tests.schemas.validator import violations
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def alone(folder: Path, change: Change, *words: str) -> tuple[int, dict[str, Any
         check=False,
     )
     report: dict[str, Any] = json.loads(ended.stdout)
-    assert violations(report) == []
+    assert violations("preflight", report) == []
     return ended.returncode, report
 
 

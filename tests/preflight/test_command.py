@@ -16,7 +16,7 @@ from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
 from tests.host.test_real_cgroup import MEMORY, limited
 from tests.host.test_real_shm import inside
-from tests.preflight.schema import violations
+from tests.schemas.validator import violations
 from trainer_launch import preflight as checks
 
 pytestmark = pytest.mark.process
@@ -40,7 +40,7 @@ def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         raise AssertionError(done.stderr) from None
-    assert violations(report) == []
+    assert violations("preflight", report) == []
     assert report["exit_code"] == done.returncode
     return report
 
@@ -91,7 +91,7 @@ def test_a_report_to_what_is_no_file_replaces_nothing(tmp_path: Path) -> None:
     link.symlink_to(target)
     launch("preflight", "--report", str(link), "--only", "cpu")
     assert link.is_symlink()
-    assert violations(json.loads(target.read_text())) == []
+    assert violations("preflight", json.loads(target.read_text())) == []
     done = launch("preflight", "--report", "/dev/null", "--only", "cpu")
     assert done.returncode == 0
     assert Path("/dev/null").is_char_device()

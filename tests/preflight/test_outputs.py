@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.preflight.schema import violations
+from tests.schemas.validator import violations
 from trainer_launch import outcome
 from trainer_launch.findings import Basis, Fault, Finding, Report, Scope, Status
 from trainer_launch.preflight import document, screen
@@ -52,8 +52,8 @@ def data(**changes: Any) -> bytes:
 
 
 def test_the_document_is_as_its_published_schema_says() -> None:
-    assert violations(made()) == []
-    assert violations(made(Report(findings=()))) == []
+    assert violations("preflight", made()) == []
+    assert violations("preflight", made(Report(findings=()))) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_document_is_as_its_published_schema_says() -> None:
     ],
 )
 def test_the_schema_refuses_what_is_otherwise(changes: dict[str, Any]) -> None:
-    assert violations(made(**changes))
+    assert violations("preflight", made(**changes))
 
 
 def test_a_document_can_be_read_back() -> None:

@@ -1,4 +1,4 @@
-"""A report as JSON, in the form that report.schema.json publishes, and read back from it."""
+"""A report as JSON, in the form that schemas/preflight.schema.json publishes, and read back from it."""
 
 from __future__ import annotations
 

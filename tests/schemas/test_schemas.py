@@ -1,0 +1,88 @@
+"""What is printed or written as JSON is as the schemas say; of real launchers in tests/cli and tests/preflight, too."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.test_cases import FILES, name_of
+from tests.coordinator.test_table import joined, running
+from tests.coordinator.world import World
+from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
+from trainer_launch.cli import run_command
+from trainer_launch.coordinator import table
+from trainer_launch.status import story
+
+ROOT = Path(__file__).parents[2]
+GOOD = [path for path in FILES if "error" not in json.loads(path.read_text())]
+EVENTS = [one["properties"]["event"]["const"] for one in schema("event")["oneOf"]]
+
+
+def explained(pod: Path, capsys: pytest.CaptureFixture[str], *command: str) -> Any:
+    run_command(["explain", "--json", "--pod", str(pod), *command])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=name_of)
+def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case, pod, saved = json.loads(path.read_text()), tmp_path / "pod.json", tmp_path / "saved.json"
+    pod.write_text(json.dumps(case["pod"]))
+    assert violations("pod", case["pod"]) == []
+    asked = ("--contract", case["ask_for"]) if "ask_for" in case else ()
+    assert violations("explain", explained(pod, capsys, *asked, "--save-pod", str(saved))) == []
+    assert violations("explain", explained(pod, capsys, *asked, "--", "train.py")) == []
+    assert violations("pod", json.loads(saved.read_text())) == []
+
+
+def test_explain_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pod = tmp_path / "pod.json"
+    pod.write_text(json.dumps({"env": {}}))
+    told = explained(pod, capsys, "--hang-timeout=never", "--", "train.py")
+    assert told["plan"] is None
+    assert violations("explain", told) == []
+
+
+def test_the_table_of_a_job() -> None:
+    worlds = [World(3), running()[0], World(2)]
+    joined(worlds[-1], 0)
+    for world in worlds:
+        for progress in (None, (0.5, 3.0), (None, 1.0)):
+            made = json.loads(json.dumps(asdict(table.status(world.state, world.now_s, progress))))
+            told = {"launchers": [], "job": made, "job_problem": None}
+            assert violations("status", told) == []
+
+
+def test_every_event_has_its_own_schema() -> None:
+    assert sorted(EVENTS) == sorted(story.EVENTS)
+    assert violations("event", {"time": story.rfc3339_ms(0), "event": "resolved", "node": 0}) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "resolved", "node": 0},
+        {"event": "nothing", "node": 0, "time": story.rfc3339_ms(0)},
+        {"event": "signal", "node": None, "time": story.rfc3339_ms(0), "signal": "TERM", "asks_to_stop": True},
+        {"event": "resolved", "node": None, "time": "yesterday"},
+        {"event": "resolved", "node": None, "time": story.rfc3339_ms(0), "more": 1},
+    ],
+)
+def test_a_line_that_is_otherwise_is_none(line: dict[str, Any]) -> None:
+    assert violations("event", line)
+
+
+def test_readers_may_not_count_on_there_being_no_more_keys() -> None:
+    """But for preflight, which has a version that would rise."""
+    for name in NAMES:
+        text = (SCHEMAS / f"{name}.schema.json").read_text()
+        assert ('"additionalProperties": false' in text) == (name == "preflight")
+
+
+def test_the_page_lists_them_all() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text()
+    assert sorted(set(re.findall(r"`([a-z]+)\.schema\.json`", page))) == NAMES
