@@ -1,4 +1,4 @@
-"""What is printed or written as JSON is as the schemas say; of real launchers in tests/cli and tests/preflight, too."""
+"""What is printed or written as JSON is as the schemas say; of real launchers in tests/cli and tests/preflight."""
 
 from __future__ import annotations
 

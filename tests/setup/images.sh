@@ -82,7 +82,7 @@ if [ ! -e "$wheels/.ready" ]; then
         # shellcheck disable=SC2086
         timeout 900 "$python" -m pip --disable-pip-version-check download -q -d "$wheels" -c "$root/constraints.txt" \
             --python-version "$(cat "$cache/python")" --only-binary :all: ${PIP_ARGS:-} \
-            "torch==$build" "${packages[@]}" 'setuptools>=68' wheel \
+            "torch==$build" "${packages[@]}" 'flit_core>=3.11,<5' 'setuptools>=68' wheel \
             </dev/null >"$log" 2>&1 && break
     done
     [ -d "$wheels" ] || fail "pip cannot get the wheels: $(grep -m1 -i '^error' "$log" || last_of "$log")"

@@ -1,0 +1,119 @@
+"""The sdist and the wheel: what is in them, the same bytes each time, running where nothing else of ours is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import clean_env
+from tests.conftest import require
+from trainer_launch import __version__
+
+ROOT = Path(__file__).parents[2]
+EPOCH = "1795305600"
+NAME = f"trainer_launch-{__version__}"
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Makefile", "pyproject.toml")
+FOLDERS = (".ci", "benchmarks", "docker", "docs", "tests", "trainer_launch")
+LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.pyc", "raw")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(600),
+    pytest.mark.long(only="what is built installs and runs in a clean environment"),
+]
+
+
+def run(argv: Sequence[str | Path], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in clean_env(env).items() if name != "PYTHONPATH"}
+    return subprocess.run(argv, cwd=cwd, env=kept, capture_output=True, text=True, timeout=500)
+
+
+def built(folder: Path, source: Path) -> tuple[Path, Path]:
+    """The sdist of a copy of a tree whose files are all new, and the wheel of that sdist."""
+    tree = folder / "a tree"
+    shutil.copytree(source, tree, ignore=LEFT_BEHIND, copy_function=shutil.copyfile)
+    made = run((sys.executable, "-m", "build", "--no-isolation", "-o", folder, "."), tree, SOURCE_DATE_EPOCH=EPOCH)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return folder / f"{NAME}.tar.gz", folder / f"{NAME}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This tree without what tools keep in it."""
+    folder = tmp_path_factory.mktemp("source") / "tree"
+    folder.mkdir()
+    for name in (*TOP, "constraints.txt", ".dockerignore", ".gitignore", ".pre-commit-config.yaml"):
+        shutil.copy(ROOT / name, folder)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=LEFT_BEHIND)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return built(tmp_path_factory.mktemp("dist"), source)
+
+
+def test_two_builds_give_the_same_bytes(source: Path, dist: tuple[Path, Path], tmp_path: Path) -> None:
+    for one, other in zip(dist, built(tmp_path, source), strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.name
+
+
+def test_the_wheel_has_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None:
+    names = set(zipfile.ZipFile(dist[1]).namelist())
+    ours = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "trainer_launch").rglob("*")
+        if path.suffix in (".py", ".json", ".typed")
+    }
+    assert {name for name in names if not name.startswith(f"{NAME}.dist-info/")} == ours
+    assert {"trainer_launch/py.typed", "trainer_launch/schemas/event.schema.json"} <= ours
+
+
+def test_the_sdist_has_all_that_its_tests_need(dist: tuple[Path, Path], tmp_path: Path) -> None:
+    with tarfile.open(dist[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path, filter="data")
+    assert not any("__pycache__" in name for name in names)
+    tracked = run(("git", "ls-files", "-z"), ROOT)
+    if tracked.returncode == 0:
+        kept = {name for name in tracked.stdout.split("\0") if (ROOT / name).is_file() and "/raw/" not in name}
+        assert kept - names == set()
+    some = ("tests/contracts/test_cases.py", "tests/house/test_pages.py", "tests/cli/test_explain.py")
+    tested = run((sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *some), tmp_path / NAME)
+    assert tested.returncode == 0, tested.stdout[-3000:]
+
+
+@pytest.mark.parametrize("which", ["sdist", "wheel"])
+def test_it_runs_in_a_clean_environment(dist: tuple[Path, Path], which: str, tmp_path: Path) -> None:
+    home = tmp_path / "an environment"
+    venv.create(home, with_pip=True, symlinks=True)
+    python, program = home / "bin" / "python", home / "bin" / "trainer-launch"
+    wanted = f"{dist[which == 'wheel']}[local]"
+    installed = run((python, "-m", "pip", "install", "-q", wanted), tmp_path)
+    require(installed.returncode == 0, f"pip cannot install what the package needs: {installed.stderr[-300:]}")
+    (tmp_path / "hello.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+
+    def done(*words: str) -> str:
+        ended = run((program, *words), tmp_path, PATH=os.defpath)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    assert done("--version") == f"trainer-launch {__version__}\n"
+    said = done("local", "--nodes", "2", "--engine", "plain", "--", str(python), "hello.py")
+    assert {"rank 0", "rank 1"} <= {line.rpartition("] ")[2] for line in said.splitlines()}
+    assert json.loads(done("explain", "--json"))["contract"] == "unknown"
+    assert json.loads(done("preflight", "--level", "container", "--json"))["exit_code"] == 0
+    typed = (
+        "import importlib.resources as r; print((r.files('trainer_launch') / 'schemas/pod.schema.json').is_file())"
+    )
+    assert run((python, "-c", typed), tmp_path).stdout == "True\n"
