@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.house.package import FILES, functions_of, name_of, tree_of
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
-MAX_BROAD_EXCEPTS = 1  # the one in cli.main
+ONE_CATCH_ALL = "preflight/__init__.py"  # a check that is wrong must not stop the job
 BROAD = {"Exception", "BaseException"}
 
 
@@ -29,8 +30,14 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
 
 def test_there_is_one_catch_all() -> None:
     outside_children = [path for path in FILES if not name_of(path).startswith("child/")]
-    found = [f"{name_of(path)}:{line}" for path in outside_children for line in broad_excepts(tree_of(path))]
-    assert len(found) <= MAX_BROAD_EXCEPTS, found
+    assert [name_of(path) for path in outside_children for _ in broad_excepts(tree_of(path))] == [ONE_CATCH_ALL]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_what_a_linter_is_told_to_pass_over_has_its_reason(path: Path) -> None:
+    """A broad `except`, and an open file that nobody closes here; what a line prints or ignores shows by itself."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if re.search(r"# noqa: (BLE001|SIM115)(,\s*\w+)*\s*$", line)] == []
 
 
 def broad_excepts(tree: ast.AST) -> Iterator[int]:

@@ -1,10 +1,13 @@
-"""Every TRAINER_LAUNCH_* variable that the code names is a setting, or one that the launcher tells its children."""
+"""Every option and every TRAINER_LAUNCH_* variable is declared once, used, and documented."""
 
 from __future__ import annotations
 
+import argparse
 import re
 
-from tests.house.package import FILES, name_of
+from tests.house.package import FILES, ROOT, name_of
+from trainer_launch.commands import options
+from trainer_launch.commands.fields import COMMANDS
 from trainer_launch.settings import INTERNAL, PREFIX, Settings
 
 NAMED = {
@@ -21,3 +24,25 @@ def test_every_variable_is_a_setting_or_internal() -> None:
 
 def test_every_internal_variable_is_used() -> None:
     assert NAMED >= INTERNAL
+
+
+def test_every_option_of_every_command_is_in_the_pages() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    told = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)) | {
+        settings_flag(name) for name in re.findall(PREFIX + r"([A-Z_]+)", text)
+    }
+    assert {words for words in flags() if not told & set(words)} == set()
+
+
+def flags() -> set[tuple[str, ...]]:
+    """The ways in which each option can be written, of all commands."""
+    parser = options.build("trainer-launch", tuple(COMMANDS))
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    actions = [action for command in commands.choices.values() for action in command._actions]
+    return {tuple(action.option_strings) for action in actions if action.option_strings}
+
+
+def settings_flag(variable: str) -> str:
+    """The flag of a variable, without our prefix."""
+    return "--" + variable.lower().replace("_", "-")

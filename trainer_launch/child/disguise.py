@@ -82,7 +82,7 @@ def reset_random() -> None:
 def rebuild_streams() -> None:
     """As `python -u` makes them: the server's own may have looked at another file."""
     names: Any = sys
-    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115
+    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115  it stays open
     raw.raw.name = "<stdin>"
     like = names.__stdin__
     names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
@@ -92,7 +92,7 @@ def rebuild_streams() -> None:
 
 
 def _writer(fd: int, name: str, like: Any) -> Any:
-    raw: Any = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115
+    raw: Any = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115  it stays open
     raw.name = name
     made: Any = io.TextIOWrapper(raw, like.encoding, like.errors, newline="\n", write_through=True)
     made.mode = "w"

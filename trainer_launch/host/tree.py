@@ -79,6 +79,7 @@ def environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
 
 def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
     """Return everything alive below process `of`; zombies are left out, what is below them is not."""
+    entries: dict[int, Entry] = {}
     for _ in range(_TRIES):
         entries = {entry.pid: entry for entry in _scan(proc)}
         if all(entry.parent in entries for entry in entries.values() if entry.parent != 0):
