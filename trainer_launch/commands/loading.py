@@ -5,42 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from trainer_launch import judgement, references
+from trainer_launch import judgement, preflight, references
 from trainer_launch.commands import thresholds
 from trainer_launch.findings import Finding
 from trainer_launch.gpus import checksums
 from trainer_launch.gpus.cards import Cards
 from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.measures import Checksum, Measure, fitted, fitted_checksums
-from trainer_launch.preflight import (
-    gpu_clocks,
-    gpu_load,
-    gpu_network,
-    gpu_nvlink,
-    gpu_pcie,
-    gpu_peers,
-    gpu_temperature,
-    gpu_xid,
-)
+from trainer_launch.preflight import gpu_load
 from trainer_launch.rollcall.compare import NCCL
 from trainer_launch.settings import Settings
 
 _RECORD_S = 60.0  # for all nodes to say what they have found
-# Who asks for one of these alone asks for the load.
-_NEED_LOAD = frozenset(
-    check.NAME
-    for check in (
-        gpu_load,
-        gpu_clocks,
-        gpu_network,
-        gpu_nvlink,
-        gpu_pcie,
-        gpu_peers,
-        gpu_temperature,
-        gpu_xid,
-        checksums,
-    )
-) | set(judgement.CHECKS)
+_NEED_LOAD = frozenset({*(check.NAME for check in preflight.NEEDING_LOAD), checksums.NAME, *judgement.CHECKS})
 
 
 def record_s(cards: Cards | None) -> float:

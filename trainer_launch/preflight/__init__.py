@@ -90,7 +90,9 @@ CHECKS: tuple[ModuleType, ...] = (
     gpu_xid,
 )
 # What each container has of its own: an init container cannot vouch for the main one.
-OF_A_CONTAINER: tuple[ModuleType, ...] = (memory, cpu, pids, nofile, memlock, shm)
+OF_A_CONTAINER = tuple(check for check in CHECKS if getattr(check, "OF_A_CONTAINER", False))
+# What is found out while all GPUs are at work: who asks for one of these alone asks for that.
+NEEDING_LOAD = tuple(check for check in CHECKS if getattr(check, "NEEDS_LOAD", False))
 LIMIT_S = 5.0  # for a check that does not say otherwise
 
 

@@ -8,6 +8,7 @@ from trainer_launch.findings import Finding, Status
 from trainer_launch.preflight.subject import Subject
 
 NAME = "cpu"
+OF_A_CONTAINER = True
 
 
 def check(subject: Subject) -> Iterator[Finding]:

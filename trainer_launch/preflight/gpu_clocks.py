@@ -11,6 +11,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-clocks"
+NEEDS_LOAD = True
 # Bits of nvmlClocksEventReasons. Others are normal: idle, clocks that were set, the power limit, those of others.
 _BAD = {
     0x08: "the hardware (power or heat)",

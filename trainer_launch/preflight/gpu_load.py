@@ -12,6 +12,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-load"
+NEEDS_LOAD = True
 _NOT_BUILT = ("no kernel image", "not compatible with the current PyTorch", "sees no GPU", "driver on your system")
 
 

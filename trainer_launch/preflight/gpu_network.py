@@ -9,6 +9,7 @@ from trainer_launch.preflight import gpu_words
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-network"
+NEEDS_LOAD = True
 
 
 def limit_s(subject: Subject) -> float:

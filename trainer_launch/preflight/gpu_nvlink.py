@@ -11,6 +11,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-nvlink"
+NEEDS_LOAD = True
 _CARDS_WITH_BRIDGES = ("PCIe", "NVL")  # in models' names: they have links, and not all of them need lead anywhere
 _FABRIC_DONE = 3
 

@@ -11,6 +11,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-pcie"
+NEEDS_LOAD = True
 _MANY_REPLAYS = 80
 
 

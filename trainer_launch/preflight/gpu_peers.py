@@ -11,6 +11,7 @@ from trainer_launch.preflight import gpu_words
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-peers"
+NEEDS_LOAD = True
 _ACTION = "see NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of that machine"
 
 

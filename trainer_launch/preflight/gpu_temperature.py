@@ -11,6 +11,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-temperature"
+NEEDS_LOAD = True
 _NEAR_C = 5
 
 

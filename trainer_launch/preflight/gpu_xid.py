@@ -11,6 +11,7 @@ from trainer_launch.preflight.gpu_words import Trouble
 from trainer_launch.preflight.subject import Subject
 
 NAME = "gpu-xid"
+NEEDS_LOAD = True
 # As NVIDIA's catalogue has them; those that no fault of the card need have caused only warn.
 _WORDS = {
     48: "uncorrected memory error",

@@ -10,6 +10,7 @@ from trainer_launch.preflight.subject import Subject
 from trainer_launch.sizes import MIB, in_mib
 
 NAME = "memlock"
+OF_A_CONTAINER = True
 TRIED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are below
 _CHILD_S = 8.0
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked

@@ -9,6 +9,7 @@ from trainer_launch.preflight.subject import Subject
 from trainer_launch.sizes import MIB
 
 NAME = "memory"
+OF_A_CONTAINER = True
 # What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
 LEAST_MIB, LEAST_GPU_MIB = 128, 256
 # What one usually takes; a warning below.

@@ -8,6 +8,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
 
 NAME = "nofile"
+OF_A_CONTAINER = True
 BASE = 256  # libraries, data files, loaders' pipes
 EACH_RANK = 2  # gloo connects each rank with each, NCCL its root with all and the others with some
 

@@ -8,6 +8,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
 
 NAME = "pids"
+OF_A_CONTAINER = True
 LEAST, USUAL = 8, 128  # threads of a worker: torch alone; with NCCL, data loaders and OpenMP
 
 

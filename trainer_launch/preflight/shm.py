@@ -13,6 +13,7 @@ from trainer_launch.shared_memory import Need
 from trainer_launch.sizes import MIB, in_mib
 
 NAME = "shm"
+OF_A_CONTAINER = True
 _WRITTEN_BYTES = 16 * MIB
 _HEADROOM = 8  # of the memory limit's rest, this part at most is written
 
