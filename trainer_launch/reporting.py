@@ -186,7 +186,7 @@ class _Reporter:
 def _first(names: tuple[str, ...]) -> int | None:
     for name in names:
         text = os.environ.get(name, "")
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) < 10:
             return int(text)
     return None
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
+from tests.cli.launching import launch
 from tests.manifest.manifests import job_of, pytorch, replica
 from trainer_launch import grammar, references
 from trainer_launch.contracts import read_job
@@ -17,14 +18,17 @@ from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.findings import Finding, Status
 from trainer_launch.gpus import values
-from trainer_launch.host import activity, dns, shm, tree, tryout
+from trainer_launch.host import activity, dns, gpu, shm, tree, tryout
+from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.manifest.documents import read_values
-from trainer_launch.preflight import document
+from trainer_launch.model import Member
+from trainer_launch.mpi import compose
+from trainer_launch.preflight import document, ifnames
 from trainer_launch.rollcall import protocol as calling
 from trainer_launch.rollcall import speech
 from trainer_launch.settings import unknown_variables
 from trainer_launch.status import news, node, progress
-from trainer_launch.supervisor import clues, frames
+from trainer_launch.supervisor import clues, frames, workers
 
 HUGE = "9" * 400  # an int beyond every float
 DEEP = "[" * 5000
@@ -194,6 +198,25 @@ def test_a_secret_in_the_wrong_variable_is_not_repeated(name: str, value: str, s
         read_job(pod)
     assert secret not in str(caught.value)
     assert "[redacted]" in str(caught.value)
+
+
+LONG = "9" * 5000  # digits: more than Python makes an int of
+
+
+@pytest.mark.parametrize("digits", [LONG, "\u00b2", "\u0663"])
+def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert gpu.count({"CUDA_VISIBLE_DEVICES": digits}, tmp_path).count == 0
+    adapter = AdapterPort("mlx5_0", 1, True)
+    assert ifnames.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
+    assert compose.filtered((Member("a", 2),), f"b:{digits}") == f"b:{digits}:1"
+    assert workers._ranks({"RANK": digits, "LOCAL_RANK": "0"}) is None
+    ended = launch("local", "--nodes", digits, "--nproc-per-node", "1", "--", "true")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    spec = f"{{nprocPerNode: '{digits}', pytorchReplicaSpecs: {{Master: {replica('pytorch')}}}}}"
+    with pytest.raises(UsageError, match="expected a number as text, or auto, cpu, gpu"):
+        job_of(pytorch(spec))
 
 
 def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer_launch import programs
 from trainer_launch.command import parse_command
 from trainer_launch.errors import NotRunnableError, UsageError
+from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.manifest.flags import RUN
 from trainer_launch.manifest.values import Container, Pod
 from trainer_launch.model import Process
@@ -54,7 +55,8 @@ def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
 def threads(pods: tuple[Pod, ...]) -> int:
     """A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others."""
     counts = (pod.main.env.get("PET_NPROC_PER_NODE", "1") for pod in pods)
-    workers = sum(min(int(text), 4096) if text.isascii() and text.isdigit() else 1 for text in counts)
+    numbers = (parse_number(text, 0, MAX_COUNT) for text in counts)
+    workers = sum(1 if number is None else min(number, 4096) for number in numbers)
     return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
 
 

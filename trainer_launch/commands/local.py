@@ -17,7 +17,7 @@ from trainer_launch.commands.rehearse import Job, rehearse
 from trainer_launch.commands.run import use_color
 from trainer_launch.commands.staging import Setting
 from trainer_launch.errors import UsageError
-from trainer_launch.grammar import parse_nproc
+from trainer_launch.grammar import MAX_COUNT, parse_nproc, parse_number, shown
 from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.manifest import workload_of
 from trainer_launch.manifest.flags import mpi_job, torch_job
@@ -185,13 +185,14 @@ def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:
 
 def _nodes(settings: Settings) -> int:
     text = settings.nodes or "1"
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"--nodes is {text!r}; a rehearsal takes one whole number")
-    return int(text)
+    number = parse_number(text, 0, MAX_COUNT)
+    if number is None:
+        raise UsageError(f"--nodes is {shown(text)}; a rehearsal takes one whole number")
+    return number
 
 
 def _nproc(settings: Settings) -> str:
     text = settings.nproc_per_node or "1"
     if parse_nproc(text) is None:
-        raise UsageError(f"--nproc-per-node is {text!r}; expected a number, or auto, gpu, cpu")
+        raise UsageError(f"--nproc-per-node is {shown(text)}; expected a number, or auto, gpu, cpu")
     return text

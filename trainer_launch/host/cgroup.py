@@ -14,6 +14,7 @@ from pathlib import Path
 
 # v1 reports "no limit" as the largest number of whole pages.
 _V1_NO_LIMIT = 1 << 60
+_MAX_DIGITS = 20  # of 64 bits
 _V1_USAGE = ("memory.usage_in_bytes", "total_inactive_file ")
 
 
@@ -141,7 +142,7 @@ def _ratio(quota: int | None, period: int | None) -> float | None:
 def _number(text: str | None) -> int | None:
     # "max" in v2 and "-1" in v1 both mean: no limit.
     stripped = (text or "").strip()
-    return int(stripped) if stripped.isascii() and stripped.isdigit() else None
+    return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= _MAX_DIGITS else None
 
 
 def _text(path: Path) -> str | None:

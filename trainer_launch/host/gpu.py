@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from trainer_launch.grammar import parse_number
 from trainer_launch.model import Gpus
 
 _NVIDIA_DEVICE = re.compile(r"nvidia[0-9]+")
@@ -41,7 +42,7 @@ def _listed(value: str, there: int) -> int:
     """How many devices a list of indexes or UUIDs shows; the driver stops at the first invalid entry."""
     shown: set[str] = set()
     for item in (part.strip() for part in value.split(",")):
-        valid = item.isascii() and item.isdigit() and int(item) < there
+        valid = parse_number(item, 0, there - 1) is not None
         if not (valid or item.startswith(("GPU-", "MIG-"))) or item in shown:
             break
         shown.add(item)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.manifest import v1
 from trainer_launch.manifest.baking import env_items
 from trainer_launch.manifest.fields import Field
@@ -82,7 +83,7 @@ def _nproc(spec: Field) -> str | None:
     if given.given and old.given:
         raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
     text = given.text("")
-    if text and not (text.isascii() and text.isdigit()) and text not in ("auto", "cpu", "gpu"):
+    if text and parse_number(text, 0, MAX_COUNT) is None and text not in ("auto", "cpu", "gpu"):
         raise given.bad("a number as text, or auto, cpu, gpu")
     return text or (None if old.given else "auto")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer_launch import hostfile
+from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.model import Member
 from trainer_launch.mpi import forward, hydra, openmpi
 from trainer_launch.mpi.dialect import Dialect
@@ -83,10 +84,11 @@ def filtered(hosts: Sequence[Member], chosen: str) -> str:
     words: dict[str, int | None] = {}
     for item in chosen.split(","):
         name, colon, count = item.strip().rpartition(":")
-        if not colon or not count.isdecimal():
-            name, count = item.strip(), ""
-        if count:
-            words[name] = int(count)
+        slots = parse_number(count, 0, MAX_COUNT) if colon else None
+        if slots is None:
+            name = item.strip()
+        if slots is not None:
+            words[name] = slots
         elif name in words:
             words[name] = (words[name] or 0) + 1
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainer_launch.grammar import parse_number
 from trainer_launch.host.interfaces import AdapterPort, Interface
 
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
@@ -70,4 +71,5 @@ def _parts(spec: str) -> tuple[bool, bool, tuple[str, ...]]:
 def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
     wanted, _, number = word.partition(":")
     fits = name == wanted if exact else name.startswith(wanted)
-    return fits and (port is None or not number.isdigit() or int(number) == port)
+    told = parse_number(number, 0, 65535)
+    return fits and (port is None or told is None or told == port)

@@ -111,11 +111,12 @@ class Workers:
         found = {}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._sources.run_dir):
-                number = name.removeprefix(run_folder.WORKER)
-                if number != name and number.isdigit():
-                    worker = self._noted(f"{self._sources.run_dir}/{name}", int(number), alive)
+                is_note = name.startswith(run_folder.WORKER)
+                number = parse_number(name.removeprefix(run_folder.WORKER), 0, MAX_COUNT) if is_note else None
+                if number is not None:
+                    worker = self._noted(f"{self._sources.run_dir}/{name}", number, alive)
                     if worker is not None:
-                        found[int(number)] = worker
+                        found[number] = worker
         return found
 
     def _noted(self, path: str, local_rank: int, alive: Mapping[int, tree.Entry]) -> Worker | None:

@@ -86,8 +86,13 @@ def variables(data: bytes) -> None:
     assert text.count("\n") <= bare.count("\n")
     if handed.env:
         assert _arguments(text.split("\n")[-2]) == [f"{name}={value}" for name, value in handed.env.items()]
-    found = gpu.count(env, Path(_FOLDER.name))
+    root = Path(_FOLDER.name, "gpus")
+    (root / "dev").mkdir(parents=True, exist_ok=True)
+    for number in range(3):
+        (root / f"dev/nvidia{number}").touch()
+    found = gpu.count(env, root)
     assert isinstance(found, Gpus)
+    assert 0 <= found.count <= 3
 
 
 def _arguments(line: str) -> list[str]:
