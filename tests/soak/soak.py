@@ -47,6 +47,10 @@ class Ledger:
         self._begun_s = time.monotonic()
         self._file = (folder / "ledger.jsonl").open("a", buffering=1)
 
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
     @property
     def seconds(self) -> float:
         """Since the soak began."""
@@ -218,7 +222,11 @@ class Episode:
 
 def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | None = None) -> int:
     """Run fixed and elastic jobs in turn, each with at most `most` troubles; return the number of violations."""
-    ledger = Ledger(folder)
+    with contextlib.closing(Ledger(folder)) as ledger:
+        return _soak(ledger, folder, minutes, seed, episodes, most)
+
+
+def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int, most: int | None) -> int:
     ledger.note("begins", pid=os.getpid(), minutes=minutes, seed=seed, episodes=episodes)
     for number in range(episodes):
         contract = ("fixed", "elastic")[(seed + number) % 2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,28 @@ from tests.hosts import network
 from tests.soak import report
 from tests.soak.soak import soak
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+    pytest.mark.long(only="that faults by chance, one after another, leave nothing behind"),
+]
 MINUTES = 1.2
 SEED = 11
 
 
-def test_a_minute_of_random_faults_breaks_no_invariant(tmp_path: Path) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: below pytest's own the pods' TMPDIR would be too long for the fork-server's socket."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as path:
+        yield Path(path)
+
+
+def test_a_minute_of_random_faults_breaks_no_invariant(folder: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     require(network.missing() is None and shutil.which("nft"), "needs root, iproute2, util-linux, nftables")
-    violations = soak(tmp_path, MINUTES, SEED, episodes=2)
-    lines = report.read(tmp_path)
+    violations = soak(folder, MINUTES, SEED, episodes=2)
+    lines = report.read(folder)
     assert violations == 0, report.summary(lines)
     counts = report.counts(lines)
     assert counts["episode ends"] == 2, "both jobs have completed"
