@@ -14,7 +14,7 @@ from trainer_launch.commands.audience import Audience
 from trainer_launch.commands.containers import image_path
 from trainer_launch.commands.options import Parsed
 from trainer_launch.commands.rehearse import Job, rehearse
-from trainer_launch.commands.run import use_color
+from trainer_launch.commands.running import use_color
 from trainer_launch.commands.staging import Setting
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_nproc, parse_number, shown

@@ -58,10 +58,10 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
         return _parse(program, argv)
     except UsageError as problem:
         if argv[:1] in (["run"], ["preflight"], ["sshd"]):
-            from trainer_launch.commands import run
+            from trainer_launch.commands import running
 
             default = Settings.model_fields["termination_log"].default
-            run.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
+            running.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
         raise
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from trainer_launch import engines, exits, log, outcome, preflight, references, replacing
-from trainer_launch.commands import run as running
+from trainer_launch.commands import running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError, UsageError

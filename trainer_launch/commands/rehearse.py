@@ -22,7 +22,7 @@ from trainer_launch import exits, log
 from trainer_launch.commands.audience import NOBODY, Audience
 from trainer_launch.commands.faulting import Faults
 from trainer_launch.commands.inside import Inside
-from trainer_launch.commands.run import use_color
+from trainer_launch.commands.running import use_color
 from trainer_launch.commands.senses import Senses
 from trainer_launch.commands.staging import Setting, Stage
 from trainer_launch.errors import NodeError, NotRunnableError

@@ -8,25 +8,23 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
-from trainer_launch import engines, log, outcome, programs, run_folder
+from trainer_launch import engines, log, outcome, programs
 from trainer_launch.command import Kind
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
+from trainer_launch.commands.running import conclude, private_folder, refuse, use_color
 from trainer_launch.contracts import bare
 from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.errors import LaunchError, NotRunnableError
 from trainer_launch.host.secret import read_secret
-from trainer_launch.model import Outcome, Plan
+from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
 from trainer_launch.status.observer import Observer
-from trainer_launch.supervisor import early
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
@@ -129,35 +127,6 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
         yield
 
 
-def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
-    """Say how it ended to everybody who reads it; the outcome with its place."""
-    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
-    _log.info("%s", outcome.summary(ended))
-    if ended.failure and ended.failure.hint:
-        _log.info("what to do: %s", ended.failure.hint)
-    write_last_words(outcome.last_words(ended), settings.termination_log)
-    early.leave()
-    observer.finished(ended)
-    return ended
-
-
-def use_color(settings: Settings) -> bool:
-    """Whether prefixes are coloured: on a terminal, unless told otherwise."""
-    return settings.color == "always" or (settings.color == "auto" and sys.stdout.isatty())
-
-
-def private_folder() -> str:
-    """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
-    try:
-        return tempfile.mkdtemp(prefix=run_folder.START)
-    except OSError:
-        pass
-    try:
-        return tempfile.mkdtemp(prefix=run_folder.START, dir=run_folder.SHM)
-    except OSError as problem:
-        raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
-
-
 def _tell(request: Request, plan: Plan) -> None:
     job, topology = request.job, request.topology
     for warning in job.warnings:
@@ -185,16 +154,3 @@ def _become(plan: Plan) -> NoReturn:
     except OSError as problem:
         found = not isinstance(problem, FileNotFoundError)
         raise NotRunnableError(f"cannot become {process.argv[0]!r}: {problem.strerror}", found=found) from None
-
-
-def refuse(problem: LaunchError, path: str) -> None:
-    """Write why nothing was started to where the person who reads the pod's status finds it."""
-    write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
-
-
-def write_last_words(text: str, path: str) -> None:
-    """Write the pod's termination message; without Kubernetes there is no place for it."""
-    default = Settings.model_fields["termination_log"].default
-    if path == default and not Path(path).exists():
-        return  # not in a Kubernetes container
-    outcome.write_last_words(text, path, create=path != default)

@@ -1,0 +1,60 @@
+"""What the commands that run something in a pod share: a private folder, colours, and last words."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+from trainer_launch import outcome, run_folder
+from trainer_launch.engines.request import Request
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.model import Outcome
+from trainer_launch.settings import Settings
+from trainer_launch.status.observer import Observer
+from trainer_launch.supervisor import early
+
+_log = logging.getLogger(__name__)
+
+
+def private_folder() -> str:
+    """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
+    try:
+        return tempfile.mkdtemp(prefix=run_folder.START)
+    except OSError:
+        pass
+    try:
+        return tempfile.mkdtemp(prefix=run_folder.START, dir=run_folder.SHM)
+    except OSError as problem:
+        raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
+
+
+def use_color(settings: Settings) -> bool:
+    """Whether prefixes are coloured: on a terminal, unless told otherwise."""
+    return settings.color == "always" or (settings.color == "auto" and sys.stdout.isatty())
+
+
+def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
+    """Say how it ended to everybody who reads it; the outcome with its place."""
+    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    _log.info("%s", outcome.summary(ended))
+    if ended.failure and ended.failure.hint:
+        _log.info("what to do: %s", ended.failure.hint)
+    write_last_words(outcome.last_words(ended), settings.termination_log)
+    early.leave()
+    observer.finished(ended)
+    return ended
+
+
+def refuse(problem: LaunchError, path: str) -> None:
+    """Write why nothing was started to where the person who reads the pod's status finds it."""
+    write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
+
+
+def write_last_words(text: str, path: str) -> None:
+    """Write the pod's termination message; without Kubernetes there is no place for it."""
+    default = Settings.model_fields["termination_log"].default
+    if path == default and not Path(path).exists():
+        return  # not in a Kubernetes container
+    outcome.write_last_words(text, path, create=path != default)
