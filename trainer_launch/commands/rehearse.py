@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from trainer_launch import exits, log
+from trainer_launch.commands import lifeline
 from trainer_launch.commands.audience import NOBODY, Audience
 from trainer_launch.commands.faulting import Faults
 from trainer_launch.commands.inside import Inside
@@ -68,7 +69,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
         stage = Stage(job.workload, scratch, setting)
-        with contextlib.closing(stage):
+        with contextlib.closing(stage), lifeline.held(scratch):
             stage.check()
             senses = Senses() if job.is_watched else None
             system = System(color=use_color(settings), listener=senses.hear if senses else None)

@@ -1,0 +1,62 @@
+"""Outlives a rehearsal that is killed by SIGKILL, ends its pods, and removes its folder: `lifeline.py FOLDER`.
+
+Runs by itself, of the standard library alone. It reads its standard input, whose other end only the rehearsal
+holds: any byte means that all is well, the end without one that nobody is left to clean up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+_ROUNDS, _PAUSE_S = 100, 0.05
+_DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def main(folder: str) -> None:
+    """Wait, and clean up if need be."""
+    for number in _DEAF:  # whoever ends the rehearsal's group means the rehearsal, which tells us
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read(1):
+        return
+    for _ in range(_ROUNDS):  # what is forked meanwhile is found in the next round
+        left = _processes_of(folder.encode())
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(_PAUSE_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _processes_of(mark: bytes) -> set[int]:
+    """All whose environment names the folder, or, as an sshd's does, whose command line; and all below them."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[:2]
+            if state == b"Z" or int(name) == os.getpid():
+                continue
+            parents[int(name)] = int(parent)
+            if mark in _read(f"/proc/{name}/cmdline") or mark in _read(f"/proc/{name}/environ"):
+                found.add(int(name))
+    while below := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= below
+    return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    if os.fork():  # an orphan is nobody's child: the rehearsal reaps and counts only its pods
+        os._exit(0)
+    main(sys.argv[1])
