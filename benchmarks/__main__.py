@@ -27,12 +27,13 @@ from benchmarks.tables import circumstances, quiet_limit, table
 def main() -> int:
     """Ends with 1 where something could not be measured, 2 for what was asked wrongly."""
     asked = _options().parse_args()
+    become_reaper()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this keeps what there is
     try:
-        sections = chosen(asked.only)
-        if asked.draw:
-            page.write(SECTIONS)
-            return 0
-        return _measure_all(sections, asked)
+        if not asked.draw:
+            return measure_all(chosen(asked.only), asked)
+        page.write(SECTIONS)
+        return 0
     except Refused as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -60,9 +61,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
 
 
-def _measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
-    become_reaper()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this keeps what there is
+def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
+    """Section by section; those that take turns, turn by turn. 1 if one could not even begin."""
     if (load_now := os.getloadavg()[0]) > quiet_limit(machine()):
         say(f"the load is {load_now:.1f}: other work runs here, and the page will say so")
     until_s = time.monotonic() + asked.minutes * 60
@@ -70,6 +70,8 @@ def _measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
     in_turn = [section for section in sections if section.takes_turns]
     runs = [_Run(section, asked, until_s, asked.repeats) for section in sections if not section.takes_turns]
     shared = [_Run(section, asked, until_s, 1) for section in in_turn]
+    for run in [*runs, *shared]:
+        run.check()
     for run in [*runs, *(shared * asked.repeats)]:
         worst |= run.once()
         if not asked.who:
@@ -83,6 +85,15 @@ class _Run:
     def __init__(self, section: Section, asked: argparse.Namespace, until_s: float, repeats: int) -> None:
         self._section, self._asked, self._until_s, self._repeats = section, asked, until_s, repeats
         self._results: Results | None = None
+
+    def check(self) -> None:
+        """Before anything is measured.
+
+        Raises:
+            Refused: it cannot be continued.
+        """
+        if self._asked.goes_on and self._section.missing() is None:
+            self._begun()
 
     def once(self) -> int:
         """1 if it could not even begin."""

@@ -71,20 +71,25 @@ class Contestant:
         return kept | dict(self.more(node) if callable(self.more) else self.more)
 
 
+def ours() -> list[Contestant]:
+    """This project, in both contracts."""
+    words = (*LAUNCHER, "run", "--grace", "5", "--")
+    return [
+        Contestant(name=NAMES[0], contract=jobs.FIXED, words=words),
+        Contestant(name=NAMES[1], contract=jobs.ELASTIC, words=words),
+    ]
+
+
 def here() -> tuple[list[Contestant], dict[str, str]]:
     """All that are on this machine, in the order of the table; and why the others are not."""
-    ours = (*LAUNCHER, "run", "--grace", "5", "--")
-    found = [
-        Contestant(name=NAMES[0], contract=jobs.FIXED, words=ours),
-        Contestant(name=NAMES[1], contract=jobs.ELASTIC, words=ours),
+    torchrun = [
         Contestant(name=NAMES[2], contract=jobs.FIXED, words=TORCHRUN),
         Contestant(name=NAMES[3], contract=jobs.ELASTIC, words=TORCHRUN),
         Contestant(name=NAMES[4], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT),
     ]
     others, absent = peers.those_here(dict(zip(NAMES[5:8], (_nvrx, _dlrover, _accelerate), strict=True)))
-    found += others
-    found.append(Contestant(name=NAMES[8], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable)))
-    return found, absent
+    shell = Contestant(name=NAMES[8], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
+    return [*ours(), *torchrun, *others, shell], absent
 
 
 def _nvrx(name: str) -> Contestant:

@@ -36,33 +36,33 @@ while True:
     signal.sigwait({signal.SIGUSR1})
     os.write(file, b"%.9f\\n" % time.monotonic())
 """
+Send = Callable[[], object]
 OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """A process 1. `argv` takes a folder of its own and the program; `send` says how the program gets a signal."""
+    """A process 1. `argv` takes a folder of its own and the program; `sender` gives what sends a signal."""
 
     who: str
     argv: Callable[[Path, tuple[str, ...]], tuple[str, ...]]
-    send: Callable[[Path, psutil.Process], None]
+    sender: Callable[[Path, psutil.Process], Send]
     note: str = ""
     package: str = ""  # Debian's
 
 
-def _by_signal(_folder: Path, first: psutil.Process) -> None:
-    first.send_signal(signal.SIGUSR1)
+def _by_signal(_folder: Path, first: psutil.Process) -> Send:
+    return functools.partial(os.kill, first.pid, signal.SIGUSR1)
 
 
 def _before(*words: str) -> Callable[[Path, tuple[str, ...]], tuple[str, ...]]:
     return lambda _folder, program: (*words, *program)
 
 
-def _to_program(_folder: Path, first: psutil.Process) -> None:
-    """The program alone, without anybody between: what nobody can be faster than."""
-    next(process for process in (first, *first.children()) if process.name().startswith("python")).send_signal(
-        signal.SIGUSR1
-    )
+def _to_program(_folder: Path, first: psutil.Process) -> Send:
+    """To the program alone, with nobody between: what nobody can be faster than."""
+    program = next(process for process in (first, *first.children()) if _is_program(process))
+    return functools.partial(os.kill, program.pid, signal.SIGUSR1)
 
 
 def _s6(folder: Path, program: tuple[str, ...]) -> tuple[str, ...]:
@@ -75,8 +75,9 @@ def _s6(folder: Path, program: tuple[str, ...]) -> tuple[str, ...]:
     return (peers.debian("s6-svscan", "s6"), str(folder / "services"))
 
 
-def _by_s6(folder: Path, _first: psutil.Process) -> None:
-    subprocess.run((peers.debian("s6-svc", "s6"), "-1", str(folder / "services" / "program")), check=True)
+def _by_s6(folder: Path, _first: psutil.Process) -> Send:
+    words = (peers.debian("s6-svc", "s6"), "-1", str(folder / "services" / "program"))
+    return functools.partial(subprocess.run, words, check=True)
 
 
 def once(init: Init) -> Mapping[str, float | Reading]:
@@ -88,23 +89,20 @@ def once(init: Init) -> Mapping[str, float | Reading]:
             job.wait_for(heard.exists, "the program's start", 30.0)
             time.sleep(SETTLE_S)
             first = _first(job)
-            beside = [one for one in (first, *first.children(recursive=True)) if PROGRAM_MARK not in _words(one)]
+            beside = [one for one in (first, *first.children(recursive=True)) if not _is_program(one)]
             cpu = trees.cpu_s(beside)
             woken = trees.wakeups(beside, IDLE_S)
             used = (trees.cpu_s(beside) - cpu) / IDLE_S * 1000
             memory = trees.pss_mb(beside), sum(one.memory_info().rss for one in beside) / 1e6
-            took = [_signalled(init, folder, heard, first) * 1000 for _ in range(SIGNALS)]
+            send = init.sender(folder, first)
+            took = [_signalled(send, heard) * 1000 for _ in range(SIGNALS)]
         values = (*memory, woken, used, Reading(statistics.median(took), init.note))
         return dict(zip(ROWS, values, strict=True))
 
 
-PROGRAM_MARK = "pthread_sigmask"
-
-
-def _words(process: psutil.Process) -> str:
-    """What the program's own process, but none that starts it, has as its words."""
-    words = process.cmdline()
-    return " ".join(words) if words[:1] == [sys.executable] and words[1:2] == ["-S"] else ""
+def _is_program(process: psutil.Process) -> bool:
+    """The program itself, not what starts it, though both have its words."""
+    return process.cmdline()[:2] == [sys.executable, "-S"]
 
 
 def _namespace() -> tuple[str, ...]:
@@ -117,11 +115,11 @@ def _first(job: trees.Started) -> psutil.Process:
     return started.children()[0] if _namespace() else started
 
 
-def _signalled(init: Init, folder: Path, heard: Path, first: psutil.Process) -> float:
+def _signalled(send: Send, heard: Path) -> float:
     """Seconds until the program has heard a signal."""
     before = heard.stat().st_size
     sent_s = time.monotonic()
-    init.send(folder, first)
+    send()
     wait_for(lambda: heard.stat().st_size > before, "a signal", 10.0, 0.002)
     return float(heard.read_text().split()[-1]) - sent_s
 

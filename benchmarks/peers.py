@@ -115,21 +115,24 @@ def debian(program: str, package: str) -> str:
     return found
 
 
+_OURS = (*LAUNCHER, "run", "--log-level", "warning", "--max-restarts", "3")
+_TORCHRUN = (*TORCHRUN, "--standalone", "--max-restarts", "3")
+OURS = Launcher("trainer-launch", lambda n: (*_OURS, f"--nproc-per-node={n}", "--"), {}, 1.5)
+SHELL_LOOP = Launcher("shell", lambda n: ("bash", "-c", SHELL, "entrypoint", str(n), sys.executable), {}, 1.5)
+
+
 def launchers() -> tuple[list[Launcher], dict[str, str]]:
     """All that are here, in the order of the tables; and why the others are not."""
-    ours = (*LAUNCHER, "run", "--log-level", "warning", "--max-restarts", "3")
-    alone = ("--standalone", "--max-restarts", "3")
-    found = [
-        Launcher("trainer-launch", lambda n: (*ours, f"--nproc-per-node={n}", "--"), {}, 1.5),
-        Launcher("torchrun", lambda n: (*TORCHRUN, *alone, f"--nproc-per-node={n}"), {}, 2.5),
-        Launcher(
-            "torchrun, shared store off", lambda n: (*TORCHRUN, *alone, f"--nproc-per-node={n}"), SHARED_OFF, 2.5
-        ),
-    ]
+
+    def torchrun(n: int) -> tuple[str, ...]:
+        return (*_TORCHRUN, f"--nproc-per-node={n}")
+
     others, absent = those_here({"ft_launcher": _nvrx, "dlrover-run": _dlrover, "accelerate launch": _accelerate})
-    found += others
-    found.append(Launcher("shell", lambda n: ("bash", "-c", SHELL, "entrypoint", str(n), sys.executable), {}, 1.5))
-    return found, absent
+    known = [
+        Launcher("torchrun", torchrun, {}, 2.5),
+        Launcher("torchrun, shared store off", torchrun, SHARED_OFF, 2.5),
+    ]
+    return [OURS, *known, *others, SHELL_LOOP], absent
 
 
 Made = TypeVar("Made")

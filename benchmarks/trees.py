@@ -16,6 +16,8 @@ import psutil
 from benchmarks.measuring import Failed, wait_for
 from tests.cli.launching import clean_env
 
+FOLDERS = "/var/tmp"  # where each run has its folder: not where `private` hides it
+
 
 class Started:
     """A command that runs; its output goes to a file."""
@@ -54,7 +56,7 @@ class Started:
 
 def folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for one run, outside of what `private` hides."""
-    return tempfile.TemporaryDirectory(dir="/var/tmp", prefix="bench-")
+    return tempfile.TemporaryDirectory(dir=FOLDERS, prefix="bench-")
 
 
 def private() -> tuple[str, ...]:

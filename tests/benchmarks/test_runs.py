@@ -1,0 +1,85 @@
+"""One real run of what is measured: each row has its reading, and nothing is left."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import contestants, idle, output, peers, preflight, recovery, report, startup, survival, trees
+from benchmarks.measuring import Reading
+from benchmarks.peers import Launcher
+from tests.conftest import require
+from tests.hosts import network
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+OURS = peers.OURS
+NOBODY = next(init for init in idle.INITS if not init.package and init.who != "trainer-launch")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with trees.folder() as own:
+        monkeypatch.setattr(trees, "FOLDERS", own)
+        yield
+        assert list(Path(own).iterdir()) == []
+    assert psutil.Process().children(recursive=True) == []
+
+
+def numbers(found: object) -> dict[str, float]:
+    assert isinstance(found, dict)
+    return {row: float(value.value if isinstance(value, Reading) else value) for row, value in found.items()}
+
+
+@pytest.mark.parametrize("launcher", [startup.PLAIN, peers.SHELL_LOOP], ids=lambda one: one.who)
+def test_a_start_up_is_read_in_all_its_rows(launcher: Launcher) -> None:
+    found = numbers(startup.once(launcher))
+    assert list(found) == list(startup.ROWS)
+    assert 0 < found["to the program's first line"] < 60
+    assert found["memory beside the program (PSS)"] > 0
+
+
+@pytest.mark.parametrize("init", [idle.INITS[0], NOBODY], ids=lambda one: one.who)
+def test_a_process_1_is_read_in_all_its_rows(init: idle.Init) -> None:
+    found = numbers(idle.once(init))
+    assert list(found) == list(idle.ROWS)
+    assert found["memory (RSS)"] > 0
+    assert 0 < found["a signal"] < 10_000
+
+
+@pytest.mark.torch
+def test_a_killed_worker_is_seen_to_come_back() -> None:
+    require(importlib.util.find_spec("torch"), "needs torch")
+    found = recovery.once(OURS, 1)
+    assert list(found) == list(recovery.rows(1))
+    assert all(value > 0 for value in numbers(found).values()), found
+
+
+@pytest.mark.torch
+def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
+    require(network.missing() is None, str(network.missing()))
+    require(importlib.util.find_spec("torch"), "needs torch")
+    row = survival.ROWS["worker-1"]
+    reading = survival.once(contestants.ours()[0], row)[row.text]
+    assert not isinstance(reading, str), reading
+    assert reading.note == "1/1/1"
+    assert 0 < reading.value < survival.WATCH_S
+
+
+def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MEGABYTES", 4)
+    assert numbers(output.once("cat", 2))["2 writers"] > 0
+
+
+def test_simulated_nodes_get_their_verdict() -> None:
+    found = preflight.simulated(8, "deep")
+    assert list(found) == list(preflight.rows(8))
+    assert all(value > 0 for value in found.values())
+
+
+def test_a_call_of_report_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "CALLS", 100)
+    assert list(report.once("held back")) == list(report.KINDS)
