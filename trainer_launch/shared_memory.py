@@ -43,12 +43,15 @@ class Need:
     workers: int = 1
     on_gpus: bool = False
     is_mpi: bool = False
+    is_guess: bool = False  # nobody said how many: an MPI worker, where only the launcher knows
 
     @property
     def size_bytes(self) -> int:
         """With data loaders; a single worker is left alone: what it shares is only its own loaders' business."""
         if self.workers < 2:
             return 0
+        if self.is_guess:
+            return self.least_bytes
         return self.workers * (LOADERS_BYTES + self.on_gpus * NCCL_BYTES + self.is_mpi * MPI_BYTES)
 
     @property
@@ -123,8 +126,9 @@ def _ceiling_bytes(host: Host, *, is_asked: bool) -> int:
 def _estimate(need: Need) -> str:
     if not need.size_bytes:
         return "one worker needs no more"
-    parts = ["data loaders, a rule of thumb"]
+    parts = [] if need.is_guess else ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
+    parts += ["how many there will be is not known"] * need.is_guess
     return f"{need.workers} workers may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
 
 

@@ -134,3 +134,11 @@ def test_no_text_surprises_the_parser(text: str) -> None:
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--shm-size is"):
         parse_size(text)
+
+
+def test_an_mpi_worker_that_knows_no_number_of_ranks_looks_only_at_what_mpi_takes() -> None:
+    need = Need(workers=2, is_mpi=True, is_guess=True)
+    assert not decide(machine(), need, "auto").warning  # 64 MiB
+    decision = decide(machine(shm_bytes=4 * MIB, shm_free_bytes=4 * MIB), need, "auto")
+    assert decision.is_short
+    assert "2 workers may need 40 MiB (MPI; how many there will be is not known)" in decision.warning
