@@ -44,19 +44,11 @@ def test_all_images_on_one_base_share_the_layer_of_the_launcher() -> None:
 def test_nothing_of_the_users_image_is_replaced() -> None:
     """But for the lines of the user in /etc."""
     layer = Path(facts(image("torch"))["GraphDriver"]["Data"]["UpperDir"])
-    files = {f"/{path.relative_to(layer)}" for path in layer.rglob("*") if not path.is_dir()}
-    script = "import os, sys; print(*(path for path in sys.stdin.read().split() if os.path.lexists(path)))"
-    ended = podman(
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        bases().torch,
-        "python3",
-        "-c",
-        script.replace("sys.stdin.read().split()", repr(sorted(files))),
-    )
-    assert set(ended.stdout.split()) == {"/etc/passwd", "/etc/group"}
+    files = sorted(f"/{path.relative_to(layer)}" for path in layer.rglob("*") if not path.is_dir())
+    script = f"import os; print(*filter(os.path.lexists, {files}))"
+    ended = podman("run", "--rm", "--network", "none", bases().torch, "python3", "-c", script)
+    # Whatever runs or builds makes an empty /etc/hosts where there is none.
+    assert set(ended.stdout.split()) - {"/etc/hosts"} == {"/etc/passwd", "/etc/group"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.containers import jobs
 from tests.containers.images import MAKING_S, ROOT, bases, build, launcher_wheels, revision
-from tests.containers.podman import Cluster, Container
+from tests.containers.podman import Cluster, Container, podman
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 
@@ -70,5 +71,9 @@ def test_the_recipe_for_an_own_image_gives_one_whose_args_are_the_program(cluste
     options = jobs.options(cluster)
     pod = cluster.start("job-node-0-0", name, jobs.train(3), env=jobs.env_of(0, pods=1), options=options)
     assert pod.code() == 0, pod.logs()
-    assert pod.facts()["Config"]["Entrypoint"] == ["trainer-launch", "run", "--"]
+    assert json.loads(podman("image", "inspect", name).stdout)[0]["Config"]["Entrypoint"] == [
+        "trainer-launch",
+        "run",
+        "--",
+    ]
     assert jobs.steps_in(pod.logs())[-1] == 3

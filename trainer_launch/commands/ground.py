@@ -76,7 +76,8 @@ def _need(reading: Reading, topology: Topology) -> Need:
     if job.role == "rank":
         return Need()  # one of several processes in a pod that somebody else owns
     gpus, is_mpi = reading.host.gpus.count, job.engine in ("mpirun", "sshd")
-    workers = topology.local_world_size
-    if workers is None and is_mpi:  # a rank for each GPU, else the least that share anything
+    if (
+        job.nproc_per_node is None and is_mpi
+    ):  # only the job's launcher knows; two are the least that share anything
         return Need(workers=max(gpus, 2), on_gpus=gpus > 0, is_mpi=True, is_guess=True)
-    return Need(workers=workers or 1, on_gpus=gpus > 0, is_mpi=is_mpi)
+    return Need(workers=topology.local_world_size or 1, on_gpus=gpus > 0, is_mpi=is_mpi)
