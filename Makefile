@@ -40,15 +40,14 @@ demo: venv ## train a small language model on 2 rehearsed pods with 2 processes 
 horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
 	@tests/setup/horovod.sh
 
-# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it. Three files of
-# tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other. tests/conftest.py
-# has the order: quick ones first.
+# Three files of tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other.
+# tests/conftest.py has the order: quick ones first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
 test: system venv lint ## in ten minutes: check style and types, run all tests but the long ones
-	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
 	$(PYTEST) -m "not long and not frameworks and not containers" $(PYTEST_ARGS)
 
+# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it.
 test-all: system venv lint ## the same, and the long ones
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
 	$(PYTEST) $(PYTEST_ARGS)

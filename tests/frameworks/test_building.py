@@ -14,7 +14,11 @@ from tests.cli.launching import LAUNCHER, clean_env
 from tests.frameworks import building
 from trainer_launch.horovodrun_options import OPTIONS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(building.BUILD_S)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(building.BUILD_S),
+    pytest.mark.long(only="horovodrun itself, built here: its options, its ends"),
+]
 
 REDUCE = """
 import horovod.torch as hvd, torch

@@ -22,7 +22,11 @@ from tests.frameworks import building
 from tests.hosts.network import Host, hosts
 from tests.ssh.secrets import require_openssh, secret
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(building.BUILD_S)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(building.BUILD_S),
+    pytest.mark.long("tests/process/test_horovod_ssh.py"),
+]
 PORT = 2222
 LAUNCH = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 240  # for whatever has to happen next, on a busy machine

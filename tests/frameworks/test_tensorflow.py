@@ -116,13 +116,19 @@ def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, tmp_path: Path)
 def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoint_when_it_is_back(
     tmp_path: Path,
 ) -> None:
-    with tensorflow(longer("tfjob-ps.yaml", tmp_path), f"kill pod pod=ps-0 {AT_100}") as job:
+    """As a rule it ends once; twice was seen on a busy machine. How servers and workers find each other again,
+    that is up to TensorFlow. Ours is that every such end is known as a lost peer, and that the job goes on.
+    """
+    manifest = longer("tfjob-ps.yaml", tmp_path)
+    manifest.write_text(manifest.read_text().replace("run, --]", "run, --prefix, --]"))
+    with tensorflow(manifest, f"kill pod pod=ps-0 {AT_100}") as job:
         code, output = job.ended()
     assert code == 0, output
     found = {role: lives(output, f"tfjob-ps-{role}") for role in ROLES}
     starts, restarts = found.pop("chief-0")
     assert starts == 1
-    assert restarts >= 1
+    assert 1 <= restarts <= 3, output
+    assert output.count(f"tfjob-ps-chief-0/tensorflow ended with {exits.INFRASTRUCTURE}") == restarts, output
     once = dict.fromkeys(found, (1, 0))
     assert found == {**once, "ps-0": (2, 0)}
     assert "resumed at step" in output
