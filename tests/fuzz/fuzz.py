@@ -15,11 +15,11 @@ import importlib
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tests.fuzz import nasty
@@ -44,7 +44,7 @@ def main() -> int:
     """Fuzz what was asked for; 1 when something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="targets; all of them when none is named")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target (default 60)")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target (default 60); 0: only --keep")
     parser.add_argument("--work", default=tempfile.gettempdir() + "/trainer-launch-fuzz", help="scratch folder")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -54,12 +54,15 @@ def main() -> int:
     if parsed.one:
         _in_this_process(parsed.names[0], rest)
     chosen = [known for name, known in targets().items() if not parsed.names or name in parsed.names]
-    found = [one.name for one in chosen if not _fuzz(one, Path(parsed.work), parsed.seconds, keep=parsed.keep)]
+    work = Path(parsed.work)
+    found = [one.name for one in chosen if parsed.seconds and not _fuzz(one, work, parsed.seconds)]
+    for one in chosen if parsed.keep else ():
+        _keep(one, work / "grown" / one.name)
     print(f"found something: {', '.join(found)}" if found else "nothing found", flush=True)
     return 1 if found else 0
 
 
-def _fuzz(one: Target, work: Path, seconds: int, *, keep: bool) -> bool:
+def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     """Fuzz one target; False when it found something."""
     from tests.fuzz import seeds  # it imports what is fuzzed, which in the child comes later
 
@@ -84,24 +87,48 @@ def _fuzz(one: Target, work: Path, seconds: int, *, keep: bool) -> bool:
     )
     if done.returncode:
         print("\n".join(_story(done.stdout + done.stderr)), flush=True)
-    elif keep:
-        _keep(one, grown)
     return done.returncode == 0
 
 
 def _keep(one: Target, grown: Path) -> None:
-    """The smallest set that reaches the same, as much of it as may be kept, beside what is there by hand."""
-    kept = CORPUS / one.name
-    with tempfile.TemporaryDirectory() as merged:
-        _libfuzzer(one, 600, "-set_cover_merge=1", merged, str(kept), str(grown))
-        files = sorted(Path(merged).iterdir(), key=lambda file: file.stat().st_size)
-        room = _KEPT_BYTES
-        for file in (old for old in kept.iterdir() if re.fullmatch("[0-9a-f]{40}", old.name)):
+    """The smallest inputs that together go all ways that were found, beside what is there by hand."""
+    kept, known = CORPUS / one.name, set[tuple[object, int, int]]()
+    kept.mkdir(parents=True, exist_ok=True)
+    both = (*kept.iterdir(), *(grown.iterdir() if grown.is_dir() else ()))
+    files = [file for file in both if re.fullmatch("[0-9a-f]{40}", file.name)]
+    contents = sorted({file.name: file.read_bytes() for file in files}.items(), key=lambda each: len(each[1]))
+    for file in files:
+        if file.parent == kept:
             file.unlink()
-        for file in files[:_KEPT_FILES]:
-            room -= file.stat().st_size
-            if room > 0:
-                shutil.copy(file, kept / file.name)
+    count, room = _KEPT_FILES, _KEPT_BYTES
+    for name, data in contents:
+        ways = _ways(one, data)
+        if ways - known and count and len(data) <= room:
+            (kept / name).write_bytes(data)
+            known |= ways
+            count, room = count - 1, room - len(data)
+
+
+def _ways(one: Target, data: bytes) -> set[tuple[object, int, int]]:
+    """Which lines of the package follow each other."""
+    found: set[tuple[object, int, int]] = set()
+    last: dict[object, int] = {}
+
+    def step(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            found.add((frame.f_code, last.get(frame, 0), frame.f_lineno))
+            last[frame] = frame.f_lineno
+        return step
+
+    def enter(frame: FrameType, event: str, _: object) -> Any:
+        return step if event == "call" and "/trainer_launch/" in frame.f_code.co_filename else None
+
+    sys.settrace(enter)
+    try:
+        one.run(data)
+    finally:
+        sys.settrace(None)
+    return found
 
 
 def _libfuzzer(one: Target, limit_s: int, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -50,7 +50,9 @@ def pod(data: bytes) -> None:
 
 def _job(found: Pod) -> Job | Refused:
     """Read it twice, in two orders of its variables: that is never a difference."""
-    hidden = [v for n, v in found.env.items() if len(v) > 8 and redact(n, v) == REDACTED and v not in n]
+    secrets = {name: value for name, value in found.env.items() if redact(name, value) == REDACTED}
+    shown = "\n".join((*found.env, *(value for name, value in found.env.items() if name not in secrets)))
+    hidden = [value for value in secrets.values() if len(value) > 8 and value not in shown]
     job = attempt(read_job, found, hides=hidden)
     turned = Pod(
         env=dict(reversed(list(found.env.items()))),
