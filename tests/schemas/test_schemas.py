@@ -29,7 +29,9 @@ def explained(pod: Path, capsys: pytest.CaptureFixture[str], *command: str) -> A
 
 
 @pytest.mark.parametrize("path", GOOD, ids=name_of)
-def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_explain_prints_is_as_its_schema_says(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     case, pod, saved = json.loads(path.read_text()), tmp_path / "pod.json", tmp_path / "saved.json"
     pod.write_text(json.dumps(case["pod"]))
     assert violations("pod", case["pod"]) == []
@@ -39,7 +41,7 @@ def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert violations("pod", json.loads(saved.read_text())) == []
 
 
-def test_explain_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pod = tmp_path / "pod.json"
     pod.write_text(json.dumps({"env": {}}))
     told = explained(pod, capsys, "--hang-timeout=never", "--", "train.py")
@@ -47,7 +49,7 @@ def test_explain_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert violations("explain", told) == []
 
 
-def test_the_table_of_a_job() -> None:
+def test_a_job_as_status_shows_it_is_so_too() -> None:
     worlds = [World(3), running()[0], World(2)]
     joined(worlds[-1], 0)
     for world in worlds:
