@@ -131,5 +131,13 @@ that starts all again.""",
         *("trainer-launch", "torchrun", "torchrun, shared store off", "ft_launcher", "dlrover-run"),
         *("accelerate launch", "shell"),
     ),
+    shown=(
+        *(
+            f"{n} worker{'s' * (n > 1)}: {when}, to the first step"
+            for n in WORKERS
+            for when in ("cold start", "recovery")
+        ),
+        f"{WORKERS[-1]} workers: memory of all (PSS)",
+    ),
     causes={f"{n} worker{'s' * (n > 1)}: {row}": text for n in WORKERS for row, text in CAUSES.items()},
 )

@@ -86,10 +86,10 @@ is a loop in bash.""",
         *("accelerate launch", "shell"),
     ),
     causes={
-        "to the program": "A Python that reads what the platform gave has to start first.",
+        "to the program": "Python has to start first; under torch elastic, torch is imported for the worker to be forked.",
         "CPU": "The same: Python and its imports, before the program.",
-        "memory": "Python and psutil stay in memory beside the program; bash is smaller.",
-        "wake-ups": "A shell waits for its children and does nothing else.",
+        "memory": "Python stays beside the program; under torch elastic, so do an agent and a server with torch.",
+        "wake-ups": "torch elastic's agent looks after its workers ten times a second; a shell waits.",
         "from the program": "It looks for what the program left behind, and writes the last words, before it ends.",
     },
 )

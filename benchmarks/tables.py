@@ -78,21 +78,20 @@ def median_of(results: Results, row: str, who: str) -> float | None:
 
 
 def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool) -> list[str]:
-    """A line for each row in which another is clearly better than this project at its best, with the cause."""
+    """A line for each row and form of this project in which another is clearly better, with the cause."""
     lines = []
     for row in rows_of(results):
         figures = [figure for figure in results.figures if figure.row == row and figure.values]
         medians = {figure.who: statistics.median(figure.values) for figure in figures}
-        ours = [value for who, value in medians.items() if who.startswith(OURS)]
-        theirs = {who: value for who, value in medians.items() if not who.startswith(OURS)}
-        if not ours or not theirs:
-            continue
-        best = (max if more_is_better else min)(ours)
-        ahead = {who: value for who, value in theirs.items() if _is_worse(best, value, more_is_better)}
-        if ahead:
-            unit = figures[0].unit
-            named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
-            lines.append(f"- {row}: {number(best)} {unit} here; {named}. {_cause(row, causes)}")
+        ours = {who: value for who, value in medians.items() if who.startswith(OURS)}
+        theirs = {who: value for who, value in medians.items() if who not in ours}
+        for us, mine in ours.items():
+            ahead = {who: value for who, value in theirs.items() if _is_worse(mine, value, more_is_better)}
+            if ahead:
+                unit = figures[0].unit
+                named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
+                form = us if len(ours) > 1 else "here"
+                lines.append(f"- {row}: {number(mine)} {unit} {form}; {named}. {_cause(row, causes)}")
     return lines
 
 

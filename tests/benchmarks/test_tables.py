@@ -72,7 +72,8 @@ def test_rows_that_this_project_loses_are_told_with_the_cause() -> None:
         Figure("other", "tini", "s", [0.5]),
     )
     assert tables.losses(made, {"memory": "Python."}, more_is_better=False) == [
-        "- memory: 20.0 MB here; tini 0.100 MB. Python.",
+        "- memory: 28.0 MB trainer-launch; tini 0.100 MB. Python.",
+        "- memory: 20.0 MB trainer-launch, plain; tini 0.100 MB. Python.",
         "- other: 1.00 s here; tini 0.500 s. The cause is not known.",
     ]
 
