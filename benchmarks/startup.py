@@ -86,7 +86,7 @@ is a loop in bash.""",
         *("accelerate launch", "shell"),
     ),
     causes={
-        "to the program": "Python has to start first; under torch elastic, torch is imported for the worker to be forked.",
+        "to the program": "Python has to start first; under torch elastic, torch is imported as well.",
         "CPU": "The same: Python and its imports, before the program.",
         "memory": "Python stays beside the program; under torch elastic, so do an agent and a server with torch.",
         "wake-ups": "torch elastic's agent looks after its workers ten times a second; a shell waits.",
