@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.containers.images import bases, image, launcher_wheels
 from tests.containers.podman import podman
 
-RUNS = 7
+RUNS = 5
 TARGETS = ("torch", "preflight", "mpi")
 # The first child of PID 1, as any process of the container sees it: seconds after PID 1 itself.
 FIRST_CHILD = """
