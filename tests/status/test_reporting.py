@@ -112,7 +112,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = "import sys; before = set(sys.modules); import trainer_launch; print(*set(sys.modules) - before)"
     env = {"PYTHONPATH": str(ROOT)}
     told = subprocess.run([sys.executable, "-c", code], env=env, text=True, capture_output=True, check=True).stdout
-    assert told.split() == ["trainer_launch"]
+    assert set(told.split()) - {"__future__"} == {"trainer_launch"}  # which some Pythons have loaded already
 
 
 class Tensor:
