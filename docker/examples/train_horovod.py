@@ -96,9 +96,9 @@ def main() -> None:
             if state.step % args.commit_every == 0 or state.step == args.steps:
                 mean = hvd.allreduce(loss.detach(), name="loss").item()
                 if hvd.rank() == 0:
-                    say(f"step {state.step}/{args.steps}  loss {mean:.3f}  workers {hvd.size()}")
                     if args.checkpoint:
                         save(args.checkpoint, state)
+                    say(f"step {state.step}/{args.steps}  loss {mean:.3f}  workers {hvd.size()}")
                 state.commit()  # after this, and only after this, others may join
 
     train(state)

@@ -79,9 +79,9 @@ def main() -> None:
         loss = world.allreduce(loss) / size
         step += 1
         if rank == 0 and (step % args.every == 0 or step == args.steps):
-            print(f"step {step}/{args.steps}  loss {loss:.3f}", flush=True)
             if args.checkpoint:
                 save(args.checkpoint, weights, step)
+            print(f"step {step}/{args.steps}  loss {loss:.3f}", flush=True)
     if rank == 0:
         last = text[-65_536:]
         print(f"done: loss {gradient(weights, last[:-1], last[1:])[0]:.3f} at the end of the text", flush=True)

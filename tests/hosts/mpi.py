@@ -171,6 +171,11 @@ class Run:
         """Everything that was read."""
         return "".join(self.lines)
 
+    @property
+    def last_words(self) -> str:
+        """The line that says how it ended; what to do stands below."""
+        return next(line for line in reversed(self.lines) if " reason=" in line)
+
     def steps(self) -> list[int]:
         """The steps that were trained, as told."""
         return [int(line.split()[1]) for line in self.lines if line.startswith("step ")]

@@ -58,7 +58,7 @@ def test_a_killed_rank_ends_the_job_with_its_signal_when_the_budget_is_spent(thr
     script = "import os, time; from mpi4py import MPI; r = MPI.COMM_WORLD.rank; r == 1 and os.kill(os.getpid(), 9)"
     run = three.launch("python3", "-c", f"{script}; time.sleep(60)", options=("--max-restarts", "0"))
     assert run.end() == 137, run.output
-    assert "signal=SIGKILL" in run.lines[-1]
+    assert "signal=SIGKILL" in run.last_words
     no_strays(three.it)
 
 

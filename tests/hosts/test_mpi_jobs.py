@@ -62,7 +62,7 @@ def test_a_host_that_never_comes_ends_the_job_with_138_and_its_stage(three: Job)
     three.start_workers("job-node-0-0.job", "job-node-0-1.job")
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
     assert run.end() == 138, run.output
-    assert "2 of 3 hosts are ready; missing: job-node-0-2.job: port: Connection refused" in run.lines[-1]
+    assert "2 of 3 hosts are ready; missing: job-node-0-2.job: port: Connection refused" in run.last_words
 
 
 def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
@@ -70,7 +70,7 @@ def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
     three.hostfile.write_text(f"{three.hostfile.read_text()}job-node-0-9.job slots=1\n")
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
     assert run.end() == 138, run.output
-    assert "job-node-0-9.job: DNS: " in run.lines[-1]
+    assert "job-node-0-9.job: DNS: " in run.last_words
 
 
 def test_a_host_with_another_jobs_key_is_named_with_its_stage(three: Job) -> None:
@@ -78,7 +78,7 @@ def test_a_host_with_another_jobs_key_is_named_with_its_stage(three: Job) -> Non
     three.start_workers("job-node-0-2.job", mount=secret(three.folder / "another"))
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "12"))
     assert run.end() == 138, run.output
-    assert "missing: job-node-0-2.job: key: " in run.lines[-1]
+    assert "missing: job-node-0-2.job: key: " in run.last_words
     no_strays(three)
 
 
@@ -125,7 +125,7 @@ def test_when_the_budget_is_spent_the_job_ends_with_the_first_failed_ranks_code(
     three.start_workers()
     run = three.launch("mpirun", *three.train(10, "always"), options=("--max-restarts", "1"))
     assert run.end() == 7, run.output
-    assert "rank=1 host=job-node-0-1.job exit=7" in run.lines[-1]
+    assert "rank=1 host=job-node-0-1.job exit=7" in run.last_words
     assert "all 1 restarts are used up" in run.output
     no_strays(three)
 

@@ -33,7 +33,9 @@ V1EmptyDirVolumeSource = V1PodSpec = V1Volume = V1VolumeMount = V1Container
 """,
 }
 # What Flyte runs in a container, as far as this needs it: it ends with 0 also where outputs are not to be kept.
-PYFLYTE_EXECUTE = """#!{python}
+PYFLYTE_EXECUTE = """#!/bin/sh
+'''exec' "{python}" "$0" "$@" # a path with a blank cannot stand after #!
+'''
 import importlib, sys
 sys.path.insert(0, {folder!r})
 if __name__ == "__main__":

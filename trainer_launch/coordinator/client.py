@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
@@ -66,7 +66,7 @@ class Client:
         self._secret = secret
         self._say = say
         self._said = ""
-        self._news: SimpleQueue[News] = SimpleQueue()
+        self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
         self._unsent: deque[msg.FromNode] = deque()
         self._lock = threading.Lock()
         self._wish: msg.Join | None = None  # said again on a new connection until it is granted

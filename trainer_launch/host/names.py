@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TypeAlias
 
 Addresses: TypeAlias = frozenset[str]
@@ -30,7 +30,7 @@ def lookup(name: str) -> Addresses:
 
 def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | None]:
     """The addresses of each name, None for one that does not resolve; who is not in it did not answer in time."""
-    answers: SimpleQueue[tuple[str, Addresses | None]] = SimpleQueue()
+    answers: Queue[tuple[str, Addresses | None]] = Queue()
     for start in range(min(_THREADS, len(names))):
         threading.Thread(target=_answer, args=(names[start::_THREADS], by, answers), daemon=True).start()
     found: dict[str, Addresses | None] = {}
@@ -44,7 +44,7 @@ def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Map
     return found
 
 
-def _answer(names: Sequence[str], by: Lookup, answers: SimpleQueue[tuple[str, Addresses | None]]) -> None:
+def _answer(names: Sequence[str], by: Lookup, answers: Queue[tuple[str, Addresses | None]]) -> None:
     for name in names:
         answers.put((name, _addresses(name, by)))
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.coordinator import asking
@@ -78,7 +78,7 @@ class Caller:
         self._host, self._incarnation = present.host, present.incarnation
         self._ear = Ear(port, self._here)
         self._present = present
-        self._news: SimpleQueue[News] = SimpleQueue()
+        self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
         self._unsent: deque[msg.FromNode] = deque()
         self._closing = threading.Event()
         self._is_over = False

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from trainer_launch.coordinator.protocol import MAX_LINE_BYTES, Challenge, ProtocolError
 from trainer_launch.model import Endpoint
@@ -119,7 +119,7 @@ def look_at_all(
     places: Sequence[Endpoint | None], limit_s: float, by: Callable[[Endpoint | None, float], Stuck] = look
 ) -> list[Stuck]:
     """Many at once; who keeps even the resolver waiting has no DNS record that could be had in time."""
-    found: SimpleQueue[tuple[int, Stuck]] = SimpleQueue()
+    found: Queue[tuple[int, Stuck]] = Queue()
     until_s = time.monotonic() + limit_s
 
     def work(start: int) -> None:

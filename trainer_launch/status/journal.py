@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from trainer_launch.status import story
 from trainer_launch.status.news import News
@@ -26,7 +26,7 @@ class Journal:
         self._write = write
         self._node = node
         self._look = look
-        self._queue: SimpleQueue[News | None] = SimpleQueue()
+        self._queue: Queue[News | None] = Queue()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 

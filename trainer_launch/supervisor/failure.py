@@ -83,7 +83,9 @@ _CRASHES = (
     signal.SIGSYS,
     signal.SIGTRAP,
 )
-_PEER_HINT = "see how the other nodes ended; the one that failed first tells why"
+_PEER_HINT = (
+    "look at the other pods (kubectl get pods): which one failed first, or why one that is missing does not run"
+)
 
 # Before what the program's last error shows, and after it.
 _FIRST = (

@@ -101,7 +101,9 @@ def _symptom(reason: str, *patterns: str, what: str, hint: str, code: int | None
 
 _START = r"\A(?:\[rank\d+\]: *)?"
 _FIX = "correct the program or its image; to start it again cannot help"
-_PEERS = "see how the other nodes ended; the one that failed first tells why"
+_PEERS = (
+    "look at the other pods (kubectl get pods): which one failed first, or why one that is missing does not run"
+)
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 
 SYMPTOMS = (
