@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.launching import launch, script, start
@@ -45,10 +46,10 @@ def test_status_and_the_event_log_tell_of_a_failure_and_its_restart(tmp_path: Pa
     with start(*words, env=env) as run:
         eventually(lambda: len(told("workers_started")) == 4, f"both nodes start twice: {told('workers_started')}")
         eventually(
-            lambda: (asked(env)["job"] or {}).get("progress") == 0.5,
-            f"the coordinator knows of progress: {asked(env)}",
+            lambda: (asked(env, run.pid)["job"] or {}).get("progress") == 0.5,
+            f"the coordinator knows of progress: {asked(env, run.pid)}",
         )
-        now = asked(env)
+        now = asked(env, run.pid)
         end.touch()
         assert run.end()[0] == 0
     assert [(one["node_rank"], one["standing"]["generation"]) for one in now["launchers"]] == [(0, 2), (1, 2)]
@@ -65,9 +66,10 @@ def test_status_and_the_event_log_tell_of_a_failure_and_its_restart(tmp_path: Pa
     assert "hunter2" not in events.read_text() + json.dumps(now)
 
 
-def asked(env: dict[str, str]) -> dict[str, Any]:
-    ended = launch("status", "--json", env=env)
-    if ended.returncode != 0:
-        return {"job": None}
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+def asked(env: dict[str, str], rehearsal: int) -> dict[str, Any]:
+    """What is told of a rehearsal's launchers; /tmp has those of other tests, too."""
+    pods = [str(child.pid) for child in psutil.Process(rehearsal).children()]
+    ends = [launch("status", "--json", "--pid", pid, env=env) for pid in pods]
+    told: list[dict[str, Any]] = [json.loads(end.stdout) for end in ends if end.returncode == 0]
+    launchers = sorted((one["launchers"][0] for one in told), key=lambda it: it["node_rank"])
+    return {"launchers": launchers, "job": told[0]["job"] if told else None}
