@@ -19,6 +19,7 @@ import psutil
 from tests.cli.launching import LAUNCHER
 from tests.hosts.network import SUBNET, Host
 from tests.soak.faults import KILLED, NODES, Fault, Trouble
+from tests.survival import jobs
 from tests.survival.jobs import agent_of
 from tests.survival.kubelet import Job, Pod, pods_of, wait_until
 
@@ -34,25 +35,12 @@ _OPTIONS = ("--prefix", "--grace", "5", "--max-restarts", "100000", "--hang-time
 
 def trainer_v2(node: int) -> dict[str, str]:
     """A fixed job."""
-    return {
-        "PET_NNODES": str(NODES),
-        "PET_NPROC_PER_NODE": "1",
-        "PET_NODE_RANK": str(node),
-        "PET_MASTER_ADDR": "job-node-0-0",
-        "PET_MASTER_PORT": "29500",
-        "JOB_COMPLETION_INDEX": str(node),
-    }
+    return {**jobs.trainer_v2(node), "PET_NNODES": str(NODES)}
 
 
-def pytorchjob_elastic(_node: int) -> dict[str, str]:
+def pytorchjob_elastic(node: int) -> dict[str, str]:
     """A job that goes on with fewer."""
-    return {
-        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_NNODES": f"1:{NODES}",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MAX_RESTARTS": "3",
-    }
+    return {**jobs.pytorchjob_elastic(node), "PET_NNODES": f"1:{NODES}"}
 
 
 CONTRACTS: dict[str, tuple[str, Callable[[int], dict[str, str]]]] = {

@@ -76,8 +76,7 @@ def _need(reading: Reading, topology: Topology) -> Need:
     if job.role == "rank":
         return Need()  # one of several processes in a pod that somebody else owns
     gpus, is_mpi = reading.host.gpus.count, job.engine in ("mpirun", "sshd")
-    if (
-        job.nproc_per_node is None and is_mpi
-    ):  # only the job's launcher knows; two are the least that share anything
+    if job.nproc_per_node is None and is_mpi:
+        # Only the job's launcher knows; two are the least that share anything.
         return Need(workers=max(gpus, 2), on_gpus=gpus > 0, is_mpi=True, is_guess=True)
     return Need(workers=topology.local_world_size or 1, on_gpus=gpus > 0, is_mpi=is_mpi)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 MAX_NODES = 65536
@@ -122,6 +122,13 @@ def claim(value: Any) -> Claim:
     return Claim(number(MAX_NUMBER)(generation), number(MAX_NODES)(seat), ranks, flag(sure))
 
 
+def spans(ranks: str) -> Iterator[tuple[int, int]]:
+    """The first and the last rank of each run in a text such as 0-3,7."""
+    for part in ranks.split(","):
+        low, _, high = part.partition("-")
+        yield int(low), int(high or low)
+
+
 def claims(value: Any) -> tuple[Claim, ...]:
     """Such claims, in a list."""
     if not isinstance(value, list) or len(value) > MAX_CLAIMS:
@@ -132,9 +139,8 @@ def claims(value: Any) -> tuple[Claim, ...]:
 def _ascend(ranks: str) -> bool:
     """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
     before = -1
-    for part in ranks.split(","):
-        low, _, high = part.partition("-")
-        if not before < int(low) <= int(high or low) < MAX_NODES:
+    for low, high in spans(ranks):
+        if not before < low <= high < MAX_NODES:
             return False
-        before = int(high or low)
+        before = high
     return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.coordinator.checks import MAX_CLAIMS, Claim
+from trainer_launch.coordinator.checks import MAX_CLAIMS, Claim, spans
 from trainer_launch.coordinator.state import Node, Phase, State, runs
 
 
@@ -83,11 +83,7 @@ def spell(ranks: Iterable[int]) -> str:
 
 def ranks_of(claim: Claim) -> frozenset[int]:
     """Its members' ranks."""
-    found: set[int] = set()
-    for part in claim.ranks.split(","):
-        low, _, high = part.partition("-")
-        found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)
+    return frozenset(rank for low, high in spans(claim.ranks) for rank in range(low, high + 1))
 
 
 def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:

@@ -10,7 +10,7 @@ from trainer_launch import exits
 from trainer_launch.model import Exit, Failure
 from trainer_launch.sizes import in_units
 from trainer_launch.supervisor.clues import AgentFailure, Evidence
-from trainer_launch.supervisor.symptoms import Symptom, final_error, headline, recognise
+from trainer_launch.supervisor.symptoms import PEER_HINT, Symptom, final_error, headline, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,6 @@ _CRASHES = (
     signal.SIGSYS,
     signal.SIGTRAP,
 )
-_PEER_HINT = (
-    "look at the other pods (kubectl get pods): which one failed first, or why one that is missing does not run"
-)
 
 # Before what the program's last error shows, and after it.
 _FIRST = (
@@ -123,7 +120,7 @@ _FIRST = (
         exit_code=exits.INFRASTRUCTURE,
         again=True,
     ),
-    _Rule("PeerLost", _agent_says("PeerLost"), _PEER_HINT, exit_code=exits.INFRASTRUCTURE),
+    _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exits.INFRASTRUCTURE),
     _Rule(
         "Misconfigured",
         _agent_says("Misconfigured"),

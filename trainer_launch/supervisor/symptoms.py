@@ -101,7 +101,7 @@ def _symptom(reason: str, *patterns: str, what: str, hint: str, code: int | None
 
 _START = r"\A(?:\[rank\d+\]: *)?"
 _FIX = "correct the program or its image; to start it again cannot help"
-_PEERS = (
+PEER_HINT = (
     "look at the other pods (kubectl get pods): which one failed first, or why one that is missing does not run"
 )
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
@@ -225,7 +225,7 @@ SYMPTOMS = (
         r"because the JAX distributed service detected fatal errors",
         _START + r"xgboost\.core\.XGBoostError: [^\n]*/collective/result\.cc",
         what="because another node or its network is gone",
-        hint=_PEERS,
+        hint=PEER_HINT,
         code=exits.INFRASTRUCTURE,
         again=True,
     ),
