@@ -32,6 +32,11 @@ STACKS = "stacks."  # what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # what it has said by `report()`
 
 
+def errors_in(folder: str) -> str:
+    """Where torch keeps its workers' error files, unless the user names a folder for them."""
+    return f"{folder}/torch"
+
+
 def replace(path: str, values: Mapping[str, object]) -> None:
     """Write a file whole or not at all."""
     replacing.replace(path, json.dumps(values).encode())

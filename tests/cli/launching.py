@@ -19,6 +19,12 @@ LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 60.0
 
 
+def shm_of_its_own() -> tuple[str, ...]:
+    """For tests that count what is removed from /dev/shm: other tests' launchers clear what nobody holds, too."""
+    mount = 'mount -t tmpfs none /dev/shm && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", mount, "sh") if os.geteuid() == 0 else ()
+
+
 def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what a platform or another launcher left in it."""
     env = {k: v for k, v in os.environ.items() if not _foreign(k) and not k.startswith("TRAINER_LAUNCH_")}
@@ -26,11 +32,11 @@ def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def launch(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, within: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
+    """Run a command line to its end, `within` what execs it."""
     return subprocess.run(
-        [*LAUNCHER, *words],
+        [*within, *LAUNCHER, *words],
         env=clean_env(env),
         cwd=cwd,
         capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, start
+from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -323,8 +324,40 @@ print(" ".join(map(str, seen)) + "\\n", end="")  # at once: the other worker wri
 def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
     """Children that left their session, daemons, deaf to SIGTERM, and shared memory of a worker that was killed."""
     train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
-    ended = launch("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
+    words = ("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
+    ended = launch(*words, within=shm_of_its_own())
     assert ended.returncode == 0, ended.stderr
     assert "before: 3 alive: 0 shared: False" in ended.stdout
     assert "ended 3 processes that dead workers had left running" in ended.stderr
     assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr
+
+
+FAILS = """
+import glob, pathlib
+starts = pathlib.Path({starts!r})
+with starts.open("a") as file:
+    file.write("start\\n")
+start = starts.read_text().count("start")
+run = os.environ["TRAINER_LAUNCH_RUN_DIR"]
+if start == 3:
+    (agent,) = glob.glob(run + "/journal.*")
+    os.kill(int(agent.rpartition(".")[2]), signal.SIGKILL)
+    time.sleep(60)
+if start < 5:
+    raise ValueError("again")
+print("left:", *sorted(os.path.relpath(path, run) for path in glob.glob(run + "/**", recursive=True)))
+"""
+
+
+def test_failures_and_killed_agents_leave_no_files_behind(tmp_path: Path) -> None:
+    """A job may fail and go on for weeks, and what lies in /tmp takes memory or its node's disk."""
+    train = script(tmp_path, RANK + FAILS.format(starts=str(tmp_path / "starts")))
+    ended = launch(
+        "run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "forkserver", "--", train
+    )
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]
+    assert len(re.findall(r" journal\.\d+", line)) == 1
+    assert len(re.findall(r" pymp-[^/ ]+(?= |$)", line)) == 1
+    assert len(re.findall(r"attempt_\d+(?= |$)", line)) == 1
+    assert "error.json" not in line

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainer_launch import run_folder
-from trainer_launch.child import logs, membership
+from trainer_launch.child import logs, membership, places
 from trainer_launch.child.asked import Asked
 from trainer_launch.child.call import Call
 from trainer_launch.child.deaths import Deaths
@@ -79,7 +79,9 @@ def _results(call: Call, config: LaunchConfig, asked: Asked) -> dict[int, bytes]
         contextlib.closing(Deaths(asked.deaths)) as deaths,
         membership.member(config, asked, deaths.watch) as node,
     ):
-        config.logs_specs = logs.BeforeEachStart((node.prepare,), config.logs_specs)
+        errors = config.logs_specs.root_log_dir
+        calls = (lambda _: places.forget_attempts(errors), node.prepare)
+        config.logs_specs = logs.BeforeEachStart(calls, config.logs_specs)
         while True:
             try:
                 found: dict[int, bytes] = elastic_launch(config, call)()
@@ -104,7 +106,7 @@ def _config(how: Launching, folder: str) -> LaunchConfig:
         max_restarts=int(how.options["max_restarts"]),
         monitor_interval=how.monitor_interval_s,
         start_method=how.start_method,
-        logs_specs=DefaultLogsSpecs(log_dir=folder),
+        logs_specs=DefaultLogsSpecs(log_dir=run_folder.errors_in(folder)),
         local_addr="127.0.0.1" if how.nodes.max == 1 else None,
     )
     park(config)

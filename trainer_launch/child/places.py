@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 
 from trainer_launch import run_folder
 
@@ -21,6 +22,23 @@ def note_place(folder: str, *, pid: int, rank: int, local_rank: int, stacks: str
 def journal_of(folder: str, agent: int) -> str:
     """Where the forked workers of this agent note their starts and ends."""
     return os.path.join(folder, f"journal.{agent}")
+
+
+def forget_predecessor(folder: str) -> None:
+    """Remove what an agent that was killed has left of its fork-server: a journal, an answer, a socket's folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.name.startswith("pymp-"):  # multiprocessing removes it only at an ordinary exit
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name.startswith(("journal.", "warm.")):
+                os.unlink(entry.path)
+
+
+def forget_attempts(folder: str) -> None:
+    """Remove the error files of earlier starts: torch keeps one of each failure, and nobody reads it again."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in list(entries):
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def add_to(journal: str, word: str, pid: int, value: int) -> None:

@@ -102,6 +102,10 @@ class Server:
         self._said = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._settings["status"])
+        address = getattr(forkserver._forkserver, "_forkserver_address", None)
+        if address is not None:  # Python makes a new socket, and leaves the old one's file
+            with contextlib.suppress(OSError):
+                os.unlink(address)
         self.environment = dict(os.environ)
         self._start(contextlib.nullcontext())
         self.wait()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from trainer_launch import run_folder
-from trainer_launch.child import gpu_holders
+from trainer_launch.child import gpu_holders, places
 from trainer_launch.host import leftovers, tree
 
 TERM_S = 1.0  # to end politely: whoever they worked for is dead
@@ -37,7 +37,9 @@ class Slate:
         self._gpus = gpu_holders.Watch()
 
     def __call__(self, _envs: object = None) -> None:
-        """End processes, remove shared memory, name who else holds GPUs' memory."""
+        """End processes, remove shared memory and error files, name who else holds GPUs' memory."""
+        if self._run_dir:
+            places.forget_attempts(run_folder.errors_in(self._run_dir))
         if self._run_dir and not self._is_first:
             end_leftovers(self._run_dir)
             self._sweep()

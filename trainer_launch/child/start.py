@@ -15,8 +15,10 @@ def torch_agent() -> None:
     wanted = os.environ.pop("TRAINER_LAUNCH_WARM", "")
     server, reason = None, None
     if wanted:
+        from trainer_launch.child import places
         from trainer_launch.child.server import Server, ServerError
 
+        places.forget_predecessor(os.environ[run_folder.VARIABLE])
         server = Server(json.loads(wanted), os.environ[run_folder.VARIABLE])
         try:
             server.start()

@@ -104,7 +104,7 @@ def _options(request: Request) -> dict[str, str]:
         kept["local_addr"] = "127.0.0.1"
     if not request.replace_launcher and kept.keys().isdisjoint(("log_dir", "redirects", "tee")):
         # torch makes a folder for logs that nobody asked for, and leaves it behind; ours is removed at the end.
-        kept["log_dir"] = f"{request.scratch}/torch"
+        kept["log_dir"] = run_folder.errors_in(request.scratch)
     return kept
 
 
