@@ -211,8 +211,10 @@ class Plan:
     stop_order: StopOrder = StopOrder.LEADER
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
-    restarts: int = 0  # how often all starts again after one of ours died of a signal that we did not send
-    respawns: int = 0  # how often one that ends by itself is started again while what it has started goes on
+    restarts: int = 0  # times an hour that all starts again after one of ours died of a signal that we did not send
+    respawns: int = (
+        0  # times an hour that one that ends by itself is started again while what it has started goes on
+    )
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts

@@ -73,6 +73,15 @@ def test_it_is_started_again_only_so_often():
     assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("Killed", 137)
 
 
+def test_only_the_last_hours_starts_count_in_a_job_of_weeks():
+    killed = [
+        event for hour in range(9) for event in (ended(hour * 3601 + 1, number=KILL), ev.Childless(hour * 3601 + 2))
+    ]
+    ended_, calls = run(plan(restarts=1), *killed, ended(99_999))
+    assert [call[1] for call in calls].count("spawn") == 10
+    assert ended_.verdict is Verdict.SUCCEEDED
+
+
 def test_what_ends_by_itself_is_not_started_again():
     ended_, calls = run(plan(restarts=1), ended(1, code=9))
     assert [call[1] for call in calls].count("spawn") == 1

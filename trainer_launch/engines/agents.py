@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RESTARTS = 3  # when it is killed; it ends by itself with its workers' code, which is final
+RESTARTS = 3  # an hour, when it is killed; it ends by itself with its workers' code, which is final
 
 
 def code(entry: str) -> str:

@@ -22,16 +22,17 @@ Step = tuple[State, tuple[ev.Action, ...]]
 def respawned(state: State, event: ev.Exited | ev.SpawnFailed) -> Step | None:
     """Start again what has ended by itself, alone; None where that is not wanted or would be in vain."""
     wanted = state.phase is Phase.RUNNING and not state.asked and not state.draining
-    if not wanted or isinstance(event, ev.SpawnFailed) or state.restarts >= state.plan.respawns:
+    recent = state.restarts_before(event.at_s)
+    if not wanted or isinstance(event, ev.SpawnFailed) or len(recent) >= state.plan.respawns:
         return None
     end = event.exit
-    began_s = state.started_at_s if state.respawned_at_s is None else state.respawned_at_s
+    began_s = max((state.started_at_s, *recent))
     if end.signal is None and event.at_s - began_s < TOO_SOON_S:
         return None
-    number = state.restarts + 1
     process = next(process for process in state.plan.processes if process.name == end.process)
-    text = f"{end.process} is started again, {number} of {state.plan.respawns}; what it has started goes on"
-    return replace(state, restarts=number, respawned_at_s=event.at_s), (ev.Say(text), ev.Spawn(process))
+    count = f"{len(recent) + 1} of {state.plan.respawns} in an hour"
+    text = f"{end.process} is started again, {count}; what it has started goes on"
+    return state.started_again(event.at_s), (ev.Say(text), ev.Spawn(process))
 
 
 def next_look_s(state: State, at_s: float) -> float | None:

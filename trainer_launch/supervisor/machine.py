@@ -266,13 +266,13 @@ def _tick_killing(state: State, event: ev.Deadline) -> Step:
     return state, (ev.SignalAll(signal.SIGKILL, again=True), *name)
 
 
-def _childless(state: State, _: ev.Childless) -> Step:
+def _childless(state: State, event: ev.Childless) -> Step:
     """Nothing is left: the end, or a new start on clean ground after a process of ours was killed."""
     if state.again is None:
         return _done(state), ()
-    number = state.restarts + 1
-    text = f"{state.again}: started again, {number} of {state.plan.restarts}"
-    fresh = replace(_done(state), cause=None, hung=None, text="", restarts=number, again_every_s=KILL_AGAIN_S)
+    fresh = replace(_done(state), cause=None, hung=None, text="", again_every_s=KILL_AGAIN_S)
+    fresh = fresh.started_again(event.at_s)
+    text = f"{state.again}: started again, {len(fresh.restarts_at_s)} of {state.plan.restarts} in an hour"
     state, spawns = _spawn_all(fresh)
     return state, (ev.Say(text), ev.Clean(), *spawns)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from trainer_launch.model import Exit, Plan, Verdict
 from trainer_launch.supervisor.events import Hung
 
+RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
 
 
@@ -40,7 +41,7 @@ class State:
     gate_failed: bool = False
     stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
     restarts: int = 0  # done so far
-    respawned_at_s: float | None = None  # when one of ours was last started again alone
+    restarts_at_s: tuple[float, ...] = ()  # and when, the last hour's
     gave_up: bool = False  # something survived SIGKILL
     asked: int = 0  # requests to stop
     draining: bool = False  # nothing is started again
@@ -66,10 +67,20 @@ class State:
         single = (self.wait_until_s, self.stop_at_s, self.tell_all_at_s, self.kill_at_s, self.again_at_s)
         return min([t for t in single if t is not None] + [t for _, t in self.leftovers], default=None)
 
+    def started_again(self, at_s: float) -> State:
+        """One more start."""
+        return replace(self, restarts=self.restarts + 1, restarts_at_s=(*self.restarts_before(at_s), at_s))
+
+    def restarts_before(self, at_s: float) -> tuple[float, ...]:
+        """Those that still count: a job may run for weeks, and what heals between is no loop."""
+        return tuple(restart_s for restart_s in self.restarts_at_s if restart_s > at_s - RESTART_WINDOW_S)
+
     @property
     def again(self) -> str | None:
         """Why all is started again once nothing is left; None: it is not."""
-        if self.asked or self.draining or self.restarts >= self.plan.restarts:
+        failed_at_s = self.hung.at_s if self.hung else self.cause.at_s if self.cause else self.started_at_s
+        is_spent = len(self.restarts_before(failed_at_s)) >= self.plan.restarts
+        if self.asked or self.draining or is_spent:
             return None
         if self.hung:
             return "what ran here hung"
