@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-all test-frameworks test-containers spec lint bench bench-survival soak clean
+.PHONY: help venv system horovod demo test test-all test-frameworks test-containers spec lint bench bench-survival soak fuzz clean
 
 PYTHON ?=
 TORCH ?=
@@ -13,6 +13,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+FUZZ_ARGS ?=
 SPEC_ARGS ?=
 BIN := .venv/bin
 
@@ -79,6 +80,12 @@ bench-survival: venv ## as root, for hours: what each fault costs a job of three
 soak: venv ## as root, for two hours: random faults on 4 pods, and a ledger of what has to hold; SOAK_ARGS="--minutes 20"
 	$(BIN)/python -m tests.soak.soak soak $(SOAK_ARGS)
 	$(BIN)/python -m tests.soak.report soak
+
+# atheris is not in .venv before: it has no wheels for the newest Pythons.
+fuzz: venv ## fuzz every parser, guided by coverage, a minute each; FUZZ_ARGS="--seconds 600 pod hosts"
+	@$(BIN)/python -c "import atheris" 2>/dev/null || \
+		$(BIN)/python -m pip install -qq --constraint constraints.txt $(PIP_ARGS) atheris
+	$(BIN)/python -m tests.fuzz.fuzz $(FUZZ_ARGS)
 
 clean: ## remove .venv and what tools left behind
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -79,10 +79,12 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
         str(grown), str(CORPUS / one.name),
     )  # fmt: skip
     states = _STATUS.findall(done.stderr)
+    began = next((edges for _, what, edges, _, _ in states if what == "INITED"), "0")
     count, _, edges, features, rate = states[-1] if states else ("0", "", "0", "0", "0")
     verdict = "ok" if done.returncode == 0 else "FOUND"
     print(
-        f"{one.name:18} {count:>9} runs {rate:>6}/s  edges {edges:>5}  features {features:>6}  {verdict}",
+        f"{one.name:18} {count:>9} runs {rate:>6}/s  edges {began:>5} -> {edges:>5}"
+        f"  features {features:>6}  {verdict}",
         flush=True,
     )
     if done.returncode:

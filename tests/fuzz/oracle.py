@@ -26,13 +26,18 @@ def attempt(
     kinds: tuple[type[Exception], ...] = (LaunchError,),
     names: str = "",
     hides: Iterable[str] = (),
+    plain: bool = True,
 ) -> T | Refused:
-    """What the parser returns, or its refusal: a sentence with `names` in it, and without what it has to hide."""
+    """What the parser returns, or its refusal: a sentence with `names` in it, and without what it has to hide.
+
+    Not `plain` are words of a program that stands in for another, which repeats what it was given.
+    """
     try:
         return parse(*args)
     except kinds as problem:
         text = str(problem)
-        assert_sentence(text)
+        if plain:
+            assert_sentence(text)
         assert names in text, f"{text!r} does not name {names!r}"
         for secret in hides:
             assert secret not in text, f"{text!r} shows {secret!r}"
@@ -48,6 +53,12 @@ def assert_sentence(text: str) -> None:
 
 def assert_encodable(text: str) -> None:
     """It can be written to a file or a socket as it is."""
+    text.encode()
+
+
+def assert_terminal(text: str) -> None:
+    """Lines that a terminal can show, and that can be written anywhere."""
+    assert all(c == "\n" or c.isprintable() for c in text), f"not printable: {text!r}"
     text.encode()
 
 

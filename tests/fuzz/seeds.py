@@ -326,3 +326,65 @@ def _dns_answer() -> Iterator[bytes]:
 
 def _variables() -> Iterator[str]:
     yield 'PATH=/bin\0A=b c"d\\e\0HF_TOKEN=hf_x\0CUDA_VISIBLE_DEVICES=0,1,GPU-x\0LINES=a\nb\0SSH_X=1\0TRAINER_LAUNCH_X=1'
+
+
+def _argv() -> Iterator[bytes]:
+    lines = (
+        "--nodes=1:4 --nproc-per-node auto --rendezvous trainer-launch --no-prefix -- torchrun t.py", "--help", "--grace -1 x",
+        "--level node --threshold gemm=0.8 --only dns,shm --json --warnings pass", "--pod p.json --json --save-pod s.json -- a",
+        "--ssh-port 2222 --forward-env A,B", "--fault kill@worker --chaos seed=7 -f j.yaml --nodes 2 -- a", "--json --pid 4242", "bash",
+    )  # fmt: skip
+    for number, line in enumerate(lines):
+        for command in {number % 7, max(0, number - 2) % 7}:
+            yield bytes([command]) + line.replace(" ", "\0").replace("@", " ").encode()
+
+
+def _stand_ins() -> Iterator[str]:
+    for line in (
+        "-o PasswordAuthentication=no -o StrictHostKeyChecking=no -p 22 -xl me host HOROVOD_LOCAL_RANK=1 python t.py", "-- -host id",
+        "exec pod/a -c main -n ns -i -- orted -mca x y", "exec --container=main a -- sh -c ls", "exec .. -- id", "get pods",
+    ):  # fmt: skip
+        yield line.replace(" ", "\0")
+
+
+def _rdzv_conf() -> Iterator[str]:
+    yield "host:29400\nnode_rank=1\nis_host=true\npatience=60\nmax_restarts=3\nsecret_file=/s\nports=1-2\ntimeout=5"
+    yield "[::1]\nnode_rnak=1"
+
+
+def _run_folder_notes() -> Iterator[str]:
+    yield '{"at_s":0.5,"rank":3,"local_rank":1,"message":"it hangs","lines":["rank 3: a"]}'
+    yield '{"before":[["psm_1",5],["torch_1_2",6]]}'
+    yield "start 12 13\nend 12 -9\ncleared 5 2\nsta"
+
+
+def _ssh_said() -> Iterator[str]:
+    yield "user root\nport 2222\nsetenv A=b\nssh: connect to host a port 22: Connection refused"
+    yield "CapEff:\t00000000a80425fb\n/run/sshd must be owned by root and not group or world-writable"
+    yield "Missing privilege separation directory: /run/sshd\n\x1b[31mroot@a: Permission denied (publickey).\r\n"
+
+
+def _proc_file() -> Iterator[str]:
+    row = "0: 00000000:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 41 1 0 100 0 0 10 0"
+    yield f"  sl local rem st\n {row}\n"
+    yield "12 13\n"
+    yield "RANK=3\0OMPI_COMM_WORLD_LOCAL_RANK=1\0A\0=b"
+
+
+def _line_pattern() -> Iterator[str]:
+    yield from (
+        "loss [0-9.]+ acc .*",
+        "(?i)epoch|saved",
+        "([a-z]+ )+x",
+        "[0-9]+(\\.[0-9]{1,3}){3}",
+        "(?<=a)b(?!c)",
+        "(a)\\1+$",
+        "x*?y{2,}",
+    )
+
+
+def _other_end() -> Iterator[bytes]:
+    yield b"".join(coordination.render(message) for message in _FROM_SERVER)
+    yield b"".join(calling.render(message) for message in _CALLED)
+    yield b"Welcome\r\nSSH-2.0-OpenSSH_9.2p1\r\n"
+    yield b"HTTP/1.1 400 Bad Request\r\n\r\n"

@@ -255,6 +255,13 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
     )
 
 
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "([a-z]+ ?)*:"])
+def test_a_pattern_that_cannot_be_looked_for_or_not_in_time_is_refused(pattern: str) -> None:
+    rule = f"{{action: FailJobSet, onJobFailureMessagePatterns: ['{pattern}']}}"
+    with pytest.raises(UsageError, match=r"Patterns\[0\] is .*; expected a regular expression without repeats"):
+        train(more=f"failurePolicy: {{rules: [{rule}]}}")
+
+
 @pytest.mark.parametrize("version", ["v1", "v2beta1"])
 def test_what_of_a_run_policy_means_nothing_here_is_named_once(version: str) -> None:
     policy = "{suspend: true, schedulingPolicy: {queue: q}, ttlSecondsAfterFinished: 5, managedBy: x.io/y}"

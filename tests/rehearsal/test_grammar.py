@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.errors import UsageError
+from trainer_launch.patterns import compiled
 from trainer_launch.rehearsal import grammar, words
 from trainer_launch.rehearsal.fault import Fault, When
 
@@ -123,7 +124,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) 
 
 milliseconds = st.integers(0, 7 * 86_400_000).map(lambda number: number / 1000)
 patterns = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=200).filter(
-    lambda text: grammar.compiled(text) is not None
+    lambda text: compiled(text) is not None
 )
 whens = st.one_of(
     milliseconds.map(lambda at_s: When(at_s=at_s)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.errors import UsageError
+from trainer_launch.patterns import MAX_LINE
 from trainer_launch.rehearsal import chaos, grammar, timeline
 from trainer_launch.rehearsal.chaos import Chaos
 from trainer_launch.rehearsal.fault import Fault
@@ -54,7 +55,7 @@ def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     state = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
     assert any(state.patterns)
-    state, come = timeline.step(state, Said("x" * timeline.MAX_LINE + "loss nan"))
+    state, come = timeline.step(state, Said("x" * MAX_LINE + "loss nan"))
     assert come == ()
     state, come = timeline.step(state, Said("12:00 loss   nan!"))
     assert len(come) == 1

@@ -7,12 +7,14 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trainer_launch import run_folder
 from trainer_launch.child.death import WorkerDeath
+from trainer_launch.errors import MALFORMED
+from trainer_launch.host.files import LiveFiles
 
 REASON = "Hung"
+_MAX_BYTES = 1_048_576
 _FRESH_S = 60.0  # the workers die at once; a later SIGKILL is somebody else's
 
 
@@ -31,13 +33,25 @@ def about(number: int | None) -> Note | None:
     folder = os.environ.get(run_folder.VARIABLE)
     if number not in (None, signal.SIGKILL) or not folder:
         return None
+    return read(LiveFiles(_MAX_BYTES).read(f"{folder}/{run_folder.HANG}") or b"", time.monotonic())
+
+
+def read(data: bytes, now_s: float) -> Note | None:
+    """The note, if it is one, and as fresh as the deaths are."""
     try:
-        note = json.loads(Path(folder, run_folder.HANG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        told = json.loads(data)
+        note = Note(
+            _index(told["rank"]), _index(told["local_rank"]), str(told["message"]), tuple(map(str, told["lines"]))
+        )
+        return note if now_s - float(told["at_s"]) <= _FRESH_S else None
+    except MALFORMED:
         return None
-    if time.monotonic() - note["at_s"] > _FRESH_S:
-        return None
-    return Note(note["rank"], note["local_rank"], note["message"], tuple(note["lines"]))
+
+
+def _index(value: object) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"{value!r} is no rank")
+    return value
 
 
 def named(death: WorkerDeath | None) -> WorkerDeath | None:

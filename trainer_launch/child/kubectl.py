@@ -87,6 +87,8 @@ def _parsed(words: Sequence[str]) -> tuple[str, str, bool, list[str]]:
 def _record(folder: str, pod: str, container: str) -> Told:
     place = os.path.join(folder, os.path.basename(pod))
     try:
+        if not os.path.basename(pod).strip("."):
+            raise OSError
         with open(os.path.join(place, "default"), encoding="utf-8") as file:
             default = file.read()
     except OSError:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 
 from trainer_launch import run_folder
 
 # What the fork-server shall import, as JSON, in its environment alone.
 SERVER_SETTINGS = "TRAINER_LAUNCH_FORKSERVER"
+_MAX_PID = 2**22  # the kernel's own limit; any other would be no process, or all of them
 
 
 def note_place(folder: str, *, pid: int, rank: int, local_rank: int, stacks: str | None) -> None:
@@ -44,3 +46,13 @@ def forget_attempts(folder: str) -> None:
 def add_to(journal: str, word: str, pid: int, value: int) -> None:
     """Append one line at once: `start` and the program's pid, `end` and its exit code, or `cleared` and a count."""
     run_folder.append(journal, f"{word} {pid} {value}")
+
+
+def noted(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The lines of a journal: word, pid, value. What a full disk has cut short, or is none of ours, is left out."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            word, pid, value = line.split()
+            numbers = int(pid), int(value)
+            if all(0 < number <= _MAX_PID for number in (numbers if word == b"start" else numbers[:1])):
+                yield word, *numbers

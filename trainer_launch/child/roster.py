@@ -13,7 +13,7 @@ import os
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer_launch.child.death import HowItDied, Starts, how_it_died
-from trainer_launch.child.places import journal_of, note_place
+from trainer_launch.child.places import journal_of, note_place, noted
 
 _log = logging.getLogger(__name__)
 
@@ -83,18 +83,13 @@ class Roster:
         data = _read(self._journal, self._read_bytes) if self._journal else b""
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            words = line.split()
-            if len(words) != 3:
-                continue  # a full disk has cut it short
-            word, pid, value = words
+        for word, pid, value in noted(whole):
             if word == b"start":
-                self._programs[int(pid)] = int(value)
+                self._programs[pid] = value
             elif word == b"cleared":
-                self._cleared += int(value)
-            elif int(pid) in self._programs:
-                code = int(value)
-                self.deaths[int(pid)] = (code, None) if code >= 0 else (None, -code)
+                self._cleared += value
+            elif pid in self._programs:
+                self.deaths[pid] = (value, None) if value >= 0 else (None, -value)
 
     def _note_vanished(self) -> None:
         """A worker whose looking-after process was killed has no last entry; the program died with it."""

@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterable
 
 from trainer_launch import run_folder
 from trainer_launch.child import gpu_holders, places
+from trainer_launch.errors import MALFORMED
 from trainer_launch.host import leftovers, tree
+from trainer_launch.host.files import LiveFiles
 
 TERM_S = 1.0  # to end politely: whoever they worked for is dead
 KILL_S = 2.0  # until those that SIGKILL does not end are named
 _LOOK_S = 0.005
+_MAX_BYTES = 16_777_216  # of the list of what was there before
 _log = logging.getLogger(__name__)
 
 
@@ -47,14 +50,20 @@ class Slate:
         self._is_first = False
 
     def _sweep(self) -> None:
-        try:
-            with open(f"{self._run_dir}/{run_folder.SHM_BEFORE}", encoding="utf-8") as file:
-                before = [(name, inode) for name, inode in json.load(file)["before"]]
-        except (OSError, ValueError):
+        before = lay_before(LiveFiles(_MAX_BYTES).read(f"{self._run_dir}/{run_folder.SHM_BEFORE}") or b"")
+        if before is None:
             return  # without knowing what was there before us nothing is ours
         removed = leftovers.sweep(before)
         if removed.count:
             _log.info("%s", removed)
+
+
+def lay_before(data: bytes) -> list[leftovers.Key] | None:
+    """The shared memory that PID 1 found when the run began; None: nobody knows."""
+    try:
+        return [(str(name), int(inode)) for name, inode in json.loads(data)["before"]]
+    except MALFORMED:
+        return None
 
 
 def end_leftovers(run_dir: str) -> None:

@@ -66,7 +66,13 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
     argv = ("unshare", *flags, *wiring.UNSHARE, "--", "sh", "-c", f"echo made; {wiring.TRY_OUT}")
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRY_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         return frozenset(), " ".join(str(problem).split())[:120]

@@ -153,7 +153,7 @@ class OwnNetwork:
 def _child(argv: Argv) -> Iterator[int]:
     """A process that has said that it is ready; it ends when the block does. Its number."""
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -172,7 +172,9 @@ def _ip(commands: Sequence[Argv], enter: Argv = ()) -> None:
 def _run(commands: Sequence[Argv], text: str = "") -> None:
     for argv in commands:
         try:
-            done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+            done = subprocess.run(
+                argv, input=text, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise NodeError(f"the pods' own network: {' '.join(argv)[:200]}: {problem}") from None
         if done.returncode != 0:

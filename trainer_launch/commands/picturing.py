@@ -85,7 +85,9 @@ def _picture(path: str, story: Story, verdict: Verdict) -> str:
     argv = (sys.executable, "-c", _DRAW, path)
     told = json.dumps(drawing(story, verdict))
     try:
-        drawn = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        drawn = subprocess.run(
+            argv, input=told, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as problem:
         return str(problem)
     if drawn.returncode == _NO_MATPLOTLIB:

@@ -23,7 +23,13 @@ def plot(path: str, seen: Seen | None) -> None:
     argv = (sys.executable, str(_DRAWS), path)
     try:
         drawn = subprocess.run(
-            argv, input=json.dumps(drawing(seen)), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            argv,
+            input=json.dumps(drawing(seen)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         log.warn(f"--plot: {path} was not written: {problem}")

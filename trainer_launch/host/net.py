@@ -49,7 +49,7 @@ def is_here(host: str) -> bool:
 
 def listener(port: int) -> str:
     """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
-    sockets = {f"socket:[{inode}]" for family in ("tcp", "tcp6") for inode in _listening(family, port)}
+    sockets = {f"socket:[{inode}]" for family in ("tcp", "tcp6") for inode in listening(_table(family), port)}
     for folder in Path("/proc").glob("[0-9]*") if sockets else ():
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for number in os.listdir(folder / "fd"):
@@ -58,13 +58,17 @@ def listener(port: int) -> str:
     return ""
 
 
-def _listening(family: str, port: int) -> list[str]:
+def listening(table: str, port: int) -> list[str]:
     """Inodes of listening sockets; a line is `slot: address:port remote state`, five more, `inode`."""
+    rows = [row for line in table.splitlines()[1:] if len(row := line.split()) > 9 and row[3] == "0A"]
+    return [row[9] for row in rows if row[1].rpartition(":")[2] == f"{port:04X}"]
+
+
+def _table(family: str) -> str:
     try:
-        rows = [line.split() for line in Path(f"/proc/net/{family}").read_text(encoding="ascii").splitlines()[1:]]
+        return Path(f"/proc/net/{family}").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return []
-    return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+        return ""
 
 
 def port_trouble(port: int) -> tuple[int, str] | None:

@@ -102,7 +102,7 @@ def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
         for task in os.listdir(f"{proc}/{of}/task"):
             with open(f"{proc}/{of}/task/{task}/children", "rb") as file:
                 found |= {int(word) for word in file.read().split()}
-    except OSError:
+    except (OSError, ValueError):
         return None
     return frozenset(found)
 

@@ -5,11 +5,11 @@ What the controllers would do and a rehearsal does not is told by `ignored`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.values import ChildRules, Draft, ExitRule, Rules, SetRule, Success
+from trainer_launch.patterns import EXPECTED, compiled
 
 _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1  # the same where each index has a limit of its own
@@ -68,10 +68,8 @@ def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
 
 
 def _pattern(found: Field) -> str:
-    try:
-        re.compile(found.text())
-    except re.error:
-        raise found.bad("a regular expression") from None
+    if compiled(found.text()) is None:
+        raise found.bad(EXPECTED)
     return found.text()
 
 

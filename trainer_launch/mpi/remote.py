@@ -51,5 +51,10 @@ def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | No
         return None
     if told.code is None:
         return f"no end within {limit_s:g} s"
-    lines = told.err.strip().splitlines()
-    return lines[-1].strip()[:_WORDS] if lines else f"exit code {told.code}"
+    return words_of(told.err) or f"exit code {told.code}"
+
+
+def words_of(said: str) -> str:
+    """The last line of what another host has said, fit for a terminal."""
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "").strip()[:_WORDS]
+    return "".join(c if c.isprintable() else "?" for c in last)

@@ -6,7 +6,6 @@ kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from typing import Any
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_number, shown
+from trainer_launch.patterns import compiled
 from trainer_launch.rehearsal import words
 from trainer_launch.rehearsal.fault import Fault, When
 
@@ -22,8 +22,10 @@ MAX_PATTERN = 200  # of a regular expression
 MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
 _POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
-_AT = "a time (12s, 1m), step:NUMBER, or line:REGEX, in quotes when it has blanks"
-
+_AT = (
+    "a time (12s, 1m), step:NUMBER, or line:REGEX, in quotes when it has blanks, "
+    "and without repeats or choices in a repeat, as in (a+)+"
+)
 
 _AT_STEP_1 = When(step=1)
 
@@ -116,16 +118,6 @@ def render(fault: Fault) -> str:
     if fault.when != form.first:
         add("at", _at(fault.when))
     return " ".join(parts)
-
-
-def compiled(pattern: str) -> re.Pattern[str] | None:
-    """A regular expression made ready; None when it is none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a later Python may read differently
-            return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError, ValueError):
-        return None
 
 
 # -- kinds and keys ---------------------------------------------------------------------------

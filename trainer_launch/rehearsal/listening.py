@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainer_launch.patterns import MAX_LINE
 from trainer_launch.supervisor.lines import LINE_BYTES
 
 _TAKES_OVER = 20
@@ -46,7 +47,7 @@ class Ear:
         heard = [*self._steps(text)] if _WORD in text.lower() else []
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [Heard(line) for line in lines if any(pattern.search(line) for pattern in patterns)]
+            heard += [Heard(line) for line in lines if any(pattern.search(line[:MAX_LINE]) for pattern in patterns)]
         return heard
 
     def _steps(self, text: bytes) -> Iterator[Heard]:

@@ -9,12 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from trainer_launch.patterns import MAX_LINE, compiled
 from trainer_launch.rehearsal import chaos as chances
 from trainer_launch.rehearsal.chaos import Chaos
 from trainer_launch.rehearsal.fault import Fault
-from trainer_launch.rehearsal.grammar import compiled
-
-MAX_LINE = 2_000  # characters of a line that a pattern is looked for in
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_launch.errors import NodeError, UsageError
+from trainer_launch.grammar import parse_number
 from trainer_launch.model import Job
 from trainer_launch.ssh import config, keys
 
@@ -147,16 +148,22 @@ def port_of(program: str) -> int:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_SECONDS,
             check=False,
         )
-        ports = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("port ")]
-        told = int(ports[0]) if ports else _PLAIN_PORT
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        told = _PLAIN_PORT
-    if told != _PLAIN_PORT:
+        told = port_in(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        told = None
+    if told is not None and told != _PLAIN_PORT:
         return told
     return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
+
+
+def port_in(said: str) -> int | None:
+    """The port in what `ssh -G` prints: its configuration, a line for each word."""
+    words = next((line.split() for line in said.splitlines() if line.startswith("port ")), [])
+    return parse_number(words[1], 1, 65535) if len(words) == 2 else None
 
 
 def made(folder: str) -> config.Files:

@@ -135,7 +135,13 @@ def _public(source: Path, copy: str, keygen: str) -> str:
     argv = (keygen, "-y", "-P", "", "-f", copy)
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
         )
     except FileNotFoundError:
         raise UsageError(f"{keygen} is not in this image; install OpenSSH (openssh-client)") from None

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shlex
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch import horovodrun_options, preflight, references, settings, signals, torchrun_options
+from trainer_launch.child import horovod_ssh, kubectl, plain_conf
 from trainer_launch.command import parse_command
-from trainer_launch.commands import audience, containers, gather, thresholds, watching
+from trainer_launch.commands import (
+    audience,
+    containers,
+    fields,
+    gather,
+    local,
+    options,
+    thresholds,
+    troubles,
+    watching,
+)
 from trainer_launch.contracts.bare import NAME as BARE
 from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.model import Job, Origin
+from trainer_launch.model import Job, NodeRange, Origin
 from trainer_launch.mpi import horovod, typed
 from trainer_launch.overlay import overlay, with_hosts, with_minimum
+from trainer_launch.rehearsal import files
 from trainer_launch.ssh.environment import named
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+_LAST_WORDS = f"{_FOLDER.name}/termination-log"
 
 
 @target("words")
@@ -96,3 +116,60 @@ def reference(data: bytes) -> None:
     if not isinstance(found, Refused):
         again = references.parse(references.render(found.rows.values()).encode(), "again")
         assert again == found
+
+
+@target("words")
+def argv(data: bytes) -> None:
+    """Our own command line: the first byte chooses the command, NUL stands between the words."""
+    if not data:
+        return
+    name = list(fields.COMMANDS)[data[0] % len(fields.COMMANDS)]
+    words = text_of(data[1:]).split("\0")
+    env = {f"{settings.PREFIX}TERMINATION_LOG": _LAST_WORDS, "COLUMNS": "80"}
+    said = io.StringIO()
+    with mock.patch.dict(os.environ, env, clear=True), contextlib.redirect_stdout(said):
+        try:
+            found = attempt(options.parse, "trainer-launch", [name, *words], kinds=(UsageError,))
+        except SystemExit:  # --help, --version
+            found = None
+    if found is None:
+        assert said.getvalue()
+        return
+    if isinstance(found, Refused):
+        return
+    assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
+    attempt(gather._ports, found.settings, names="--port-range")
+    attempt(signals.parse, found.settings.signals or "", names="--signals")
+    if name == "local":
+        attempt(local._nodes, found.settings, names="--nodes")
+        attempt(local._nproc, found.settings, names="--nproc-per-node")
+        if not any(map(files.names_file, found.flags["fault"] or ())):
+            attempt(troubles.asked, found.flags, kinds=(UsageError,), names="--")
+
+
+@target("words")
+def stand_ins(data: bytes) -> None:
+    """What mpirun and horovodrun write after `ssh` and `kubectl`, which are ours there."""
+    words = text_of(data).split("\0")
+    options, host, command = horovod_ssh.split(words)
+    kept = [*options, *([host] if host else []), *command]
+    assert sorted(words) in (sorted(kept), sorted([*kept, "--"]))
+    assert shlex.split(horovod_ssh.guarded(" ".join(command), 1e9))[-1] == " ".join(command)
+    assert horovod_ssh.local_rank(" ".join(command)).strip("-0123456789") == ""
+    found = attempt(kubectl._parsed, words, kinds=(kubectl.RefusedError,), names="kubectl", plain=False)
+    if not isinstance(found, Refused):
+        pod, container, _, _ = found
+        attempt(kubectl._record, "/nowhere/pods", pod, container, kinds=(kubectl.RefusedError,), plain=False)
+
+
+@target("lines", 1000)
+def rdzv_conf(data: bytes) -> None:
+    """What a plain torchrun was told of our rendezvous: the endpoint, then a value and its name in each line."""
+    endpoint, *lines = text_of(data).split("\n")
+    conf = dict(line.partition("=")[::2] for line in lines)
+    nodes = NodeRange(1, 3) if len(lines) % 2 else NodeRange(2, 2)
+    found = attempt(plain_conf.read, endpoint, nodes, "job", conf, {}, kinds=(UsageError,))
+    if not isinstance(found, Refused):
+        plain_conf.is_host(found, frozenset({"h"}), lambda host: False)
+        again = {"endpoint": str(found.endpoint), "conf": {} if found.node_rank is None else {"node_rank": "1"}}
+        assert attempt(plain_conf.read, again["endpoint"], nodes, "job", again["conf"], {}) is not None

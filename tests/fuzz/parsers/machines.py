@@ -9,8 +9,9 @@ from pathlib import Path
 from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
 from trainer_launch.child import gpu_facts
-from trainer_launch.host import activity, cgroup, dns, gpu, interfaces, limits, shm, stacks, tree
+from trainer_launch.host import activity, cgroup, dns, gpu, interfaces, limits, net, shm, stacks, tree
 from trainer_launch.model import Gpus
+from trainer_launch.rehearsal import ranks
 from trainer_launch.rollcall import facts
 from trainer_launch.ssh import config, environment
 
@@ -113,3 +114,21 @@ def _arguments(line: str) -> list[str]:
         at += 1
     assert not quoted
     return (found if word is None else [*found, word])[1:]
+
+
+@target("text")
+def proc_file(data: bytes) -> None:
+    """Sockets of the kernel's table, children of a process, and its environment."""
+    text = data.decode("utf-8", "replace")
+    assert all(" " not in inode for inode in net.listening(text, 29500))
+    folder = Path(_FOLDER.name, "proc2/9/task/9")
+    folder.mkdir(parents=True, exist_ok=True)
+    proc = str(folder.parents[2])
+    (folder / "children").write_bytes(data)
+    (folder.parents[1] / "environ").write_bytes(data)
+    found = tree.environment(9, proc)
+    assert found is None or all("\0" not in name for name in found)
+    assert all(pid > 0 for pid in tree.children(9, proc) or ())
+    for name in ("RANK", "LOCAL_RANK"):
+        rank = ranks.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
+        assert rank in (None, 9, 10)

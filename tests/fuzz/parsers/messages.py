@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from tests.fuzz.oracle import Refused, assert_encodable, attempt
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+
+from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
+from trainer_launch.commands import tables
 from trainer_launch.coordinator import machine, table
 from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.coordinator import state as states
 from trainer_launch.coordinator.claims import ranks_of, wanted_seats
 from trainer_launch.coordinator.connection import Connection
+from trainer_launch.coordinator.lines import Lines, LostError
 from trainer_launch.coordinator.wire import MAX_LINE_BYTES, ProtocolError
 from trainer_launch.model import Endpoint
+from trainer_launch.mpi.probes import Probes, _Target
 from trainer_launch.preflight import document
 from trainer_launch.rollcall import hall, speech
 from trainer_launch.rollcall import protocol as calling
@@ -34,6 +44,8 @@ def coordinator_lines(data: bytes) -> None:
         written = coordination.render(found)
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
+        if isinstance(found, coordination.Status):
+            assert_terminal(tables.job(asdict(found), None))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
             connection = Connection(None, 1, "10.0.0.1", "nonce", 0.0)  # type: ignore[arg-type]
@@ -160,3 +172,34 @@ def findings(data: bytes) -> None:
     if not isinstance(found, Refused):
         assert len(speech.loaded(speech.dumped(found))) <= len(found)
     attempt(document.parse, data, kinds=(ValueError,))
+
+
+@target("bytes", 20_000)
+def other_end(data: bytes) -> None:
+    """Whatever answers in a coordinator's place, in node 0's, or in a host's sshd's: it is over, at once."""
+    for parse in (coordination.parse, calling.parse):
+        near, far = socket.socketpair()
+        with near, far:
+            far.setblocking(False)
+            with suppress(BlockingIOError):
+                far.send(data)
+            far.shutdown(socket.SHUT_WR)
+            attempt(_all_of, near, parse, kinds=(LostError,), names="node 0")
+    near, far = socket.socketpair()
+    with selectors.DefaultSelector() as selector, near, far:
+        probes = Probes(selector, None, 22, lambda host: None)  # type: ignore[arg-type]
+        host = _Target("host")
+        probes._targets["host"], host.socket = host, near
+        far.setblocking(False)
+        with suppress(BlockingIOError):
+            far.send(data)
+        far.shutdown(socket.SHUT_WR)
+        while host.socket is not None:
+            probes._readable(host)
+        assert_sentence(str(host.sight))
+
+
+def _all_of(sock: socket.socket, parse: Callable[[bytes], object]) -> None:
+    lines = Lines(sock, parse, "node 0")
+    while True:
+        lines.next(time.monotonic() + 5.0)

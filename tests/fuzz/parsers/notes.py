@@ -6,11 +6,16 @@ import json
 import math
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
-from tests.fuzz.oracle import assert_encodable, attempt
+from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch import measures, run_folder
+from trainer_launch.child import hangs, places, slate
+from trainer_launch.child.death import WorkerDeath
+from trainer_launch.commands import tables
+from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.gpus import results, values
 from trainer_launch.host import leftovers, tree, tryout
 from trainer_launch.mpicheck import ring
@@ -51,6 +56,7 @@ def report(data: bytes) -> None:
     text = prometheus.text(_VIEW, news.Standing(), (found,), now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
+    assert_terminal(tables._report({**asdict(found), "age_s": 1.0}))
     told = json.loads(trainjob.body(found, finished=False))["trainerStatus"]
     assert 0 <= told.get("progressPercentage", 0) <= 100
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
@@ -66,6 +72,9 @@ def launchers_view(data: bytes) -> None:
     view = node.read(_FOLDER.name)
     if view is not None:
         assert_encodable(prometheus.text(view, news.Standing(), (), now_s=1.0, at_s=1.0))
+        known = {**asdict(view), "standing": asdict(news.Standing()), "reports": []}
+        json.dumps(known, allow_nan=False)
+        assert_terminal(tables.launchers([known], 1.8e9))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
 
 
@@ -129,3 +138,17 @@ def gpu_answer(data: bytes) -> None:
     results.measures([made])
     for check in results.checksums([made], facts.driver):
         assert isinstance(check.value, str)
+
+
+@target("lines")
+def run_folder_notes(data: bytes) -> None:
+    """What the agent reads in the run's folder: why PID 1 killed workers, what lay in /dev/shm, starts and ends."""
+    note = hangs.read(data, 0.0)
+    if note is not None:
+        death = WorkerDeath(rank=note.rank, local_rank=note.local_rank, signal=9, message=note.message)
+        coordination.parse(coordination.render(death.failed(1)))
+    before = slate.lay_before(data)
+    assert before is None or all(type(inode) is int for _, inode in before)
+    for word, pid, value in places.noted(data):
+        assert 0 < pid <= 2**22
+        assert word != b"start" or 0 < value <= 2**22

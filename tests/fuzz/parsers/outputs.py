@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.oracle import attempt
+from tests.fuzz.oracle import assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch import localise
 from trainer_launch.errors import UsageError
-from trainer_launch.mpi import dialect, horovod, messages
+from trainer_launch.mpi import dialect, horovod, messages, remote, sights
 from trainer_launch.mpicheck import refusals, script
 from trainer_launch.rehearsal import listening, stops
-from trainer_launch.ssh import keys
+from trainer_launch.ssh import client, keys, server
 from trainer_launch.status import scrape
 from trainer_launch.supervisor import frames, symptoms
 from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
@@ -109,3 +110,24 @@ def key_file(data: bytes) -> None:
     )  # fmt: skip
     keys._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     localise.pair(0, 1)
+
+
+@target("text")
+def ssh_said(data: bytes) -> None:
+    """What ssh and sshd print of their configuration, and why a host does not let us in, as a table shows it."""
+    text = data.decode("utf-8", "replace")
+    port = client.port_in(text)
+    assert port is None or 0 < port < 65536
+    with suppress(UsageError):
+        server.check_capabilities(data)
+    assert_sentence(str(server._refusal("sshd", text)))
+    for pattern in (server._MISSING, server._UNSAFE):
+        found = pattern.search(text)
+        assert found is None or found[1].startswith("/")
+    why = remote.words_of(text)
+    seen = {f"host-{number}": sights.Sight(sights.Stage(number % 5), why) for number in range(len(data) % 30)}
+    for columns in (10, 80):
+        lines = sights.table(seen, 1 + len(data) % 24, columns)
+        assert all(len(line) <= columns for line in lines)
+        assert_terminal("\n".join(lines))
+    assert_sentence(sights.summary(seen))
