@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-all test-frameworks test-containers spec lint bench bench-survival soak fuzz clean
+.PHONY: help venv system horovod demo test test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint bench bench-survival soak fuzz clean
 
 PYTHON ?=
 TORCH ?=
@@ -61,6 +61,23 @@ test-containers: venv ## as root: run the tests in containers of images built fr
 	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(BIN)/python -m pytest -m containers tests/containers $(PYTEST_ARGS)
+
+# A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
+PYTHONS ?= 3.10 3.12 3.13
+define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
+	@found=$$($(1) </dev/null) || { [ $$? = 3 ] && [ "$$CI" != true ]; } || exit 1; worst=0; \
+	while IFS= read -r python; do \
+	    [ -n "$$python" ] || continue; \
+	    echo "== $$("$$python" -V), $$python"; \
+	    "$$python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 $(2) $(PYTEST_ARGS) </dev/null || worst=1; \
+	done <<<"$$found"; exit $$worst
+endef
+
+test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13"
+	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers")
+
+test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
+	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/warm)
 
 spec: venv ## print the tests as sentences: what this program does, room by room; SPEC_ARGS="mpi ssh"
 	@$(BIN)/python tests/spec.py $(SPEC_ARGS)

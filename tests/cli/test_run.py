@@ -108,6 +108,7 @@ def test_a_reader_of_the_output_that_hangs_does_not_hold_up_a_stop(options: list
     assert code == 143
 
 
+@pytest.mark.torch
 def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path)
@@ -126,6 +127,7 @@ def test_a_stop_while_the_launcher_itself_imports_ends_at_once_with_143() -> Non
     assert code == 143, output
 
 
+@pytest.mark.torch
 def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     with start("run", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path) as launcher:
@@ -134,6 +136,7 @@ def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -
         assert launcher.end(timeout_s=5)[0] == 143
 
 
+@pytest.mark.torch
 def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     command = 'ulimit -n 40; exec "$0" "$@"'

@@ -156,6 +156,7 @@ def test_a_program_that_is_not_there_is_told_too(tmp: dict[str, str], tmp_path: 
     assert [name for name in told if name != "warning"] == ["started", "spawn_failed", "finished"]
 
 
+@pytest.mark.torch
 def test_a_coordinator_that_cannot_listen_is_told_too(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "events"
     with socket.create_server(("", 0)) as taken:

@@ -31,7 +31,8 @@ from trainer_launch.status import news, node, progress
 from trainer_launch.supervisor import clues, frames, workers
 
 HUGE = "9" * 400  # an int beyond every float
-DEEP = "[" * 5000
+DEEP = "[" * 5000 + "]" * 5000  # Python 3.13 reads it, earlier ones refuse it
+TOO_DEEP = "[" * 60_000
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,8 @@ def test_findings_of_others_are_one_line_and_have_bounds() -> None:
     (found,) = speech.loaded(json.dumps([told]))
     assert (found.text, found.took_s, found.evidence) == ("a b [2J", 0.0, (" ",))
     with pytest.raises(ValueError, match="a nest that is too deep"):
+        speech.loaded(TOO_DEEP)
+    with pytest.raises(ValueError, match=r"a nest that is too deep|a finding is no object"):
         speech.loaded(DEEP)
     with pytest.raises(ValueError, match="a finding's scope is none of"):
         speech.loaded(json.dumps([told | {"scope": "1" * 4000}]))
@@ -122,7 +125,7 @@ def test_a_reference_beyond_every_float_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["NaN", "[1]", HUGE, DEEP, '"x"', '{"event":["x"],"time_s":1}', '{"pid":Infinity}']
+    "text", ["NaN", "[1]", HUGE, DEEP, TOO_DEEP, '"x"', '{"event":["x"],"time_s":1}', '{"pid":Infinity}']
 )
 def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) -> None:
     data = text.encode()

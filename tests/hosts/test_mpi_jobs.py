@@ -43,7 +43,9 @@ def test_the_sdks_command_runs_with_the_hostfile_that_it_names(three: Job) -> No
 def test_a_training_script_gets_its_mpirun_and_the_launchers_settings(three: Job) -> None:
     three.start_workers()
     script = three.folder / "show.py"
-    script.write_text("import os; print('got', os.environ.get('NCCL_DEBUG'), os.environ.get('HF_TOKEN'))")
+    script.write_text(
+        "import os; print('got {NCCL_DEBUG} {HF_TOKEN}'.format_map({'HF_TOKEN': None, **os.environ}))"
+    )
     run = three.launch("python3", str(script), env={"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_abcdefghijklmnopqrstuv"})
     assert run.end() == 0, run.output
     assert run.output.count("got INFO None") == 3

@@ -40,8 +40,14 @@ RANKS = {
 QUICK = ("trainjob-plain", "trainjob-mpi", "tfjob", "trainjob-torch")
 
 
+def _is_torchs(path: Path) -> bool:
+    return "pytorchjob" in path.name or path.stem in ("trainjob-torch", "trainjob-preflight")
+
+
 def _marked(path: Path) -> object:
     marks = [] if path.stem in QUICK else [pytest.mark.long("tests/kubernetes/test_rehearsals.py")]
+    if _is_torchs(path):
+        marks.append(pytest.mark.torch)
     return pytest.param(path, id=published.name(path), marks=marks)
 
 
@@ -80,7 +86,7 @@ def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path)
 
 @pytest.mark.parametrize("path", [_marked(path) for path in published.JOBS])
 def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
-    if "pytorchjob" in path.name or path.stem in ("trainjob-torch", "trainjob-preflight"):
+    if _is_torchs(path):
         pytest.importorskip("torch")
     if "mpi" in path.name:
         require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")

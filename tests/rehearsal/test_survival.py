@@ -133,6 +133,7 @@ def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").exists() or "needs matplotlib" in done.err
 
 
+@pytest.mark.torch
 def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     flags = ("--nodes", "2", "--fault", "kill worker node=1 at=step:20", "--report", "out.html")
