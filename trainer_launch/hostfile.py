@@ -176,7 +176,9 @@ def _expand(item: str) -> list[str] | None:
     before, bracket, rest = item.partition("[")
     if not bracket:
         return [item] if parse_host(item) else None
-    inside, _, after = rest.partition("]")
+    inside, closed, after = rest.partition("]")
+    if not closed:
+        return None
     ranges = inside.split(",")
     hosts: list[str] = []
     for part in ranges:
@@ -184,7 +186,7 @@ def _expand(item: str) -> list[str] | None:
         if numbers is None or len(hosts) + len(numbers) > MAX_HOSTS:
             return None
         hosts += [f"{before}{number}{after}" for number in numbers]
-    return hosts if all(map(parse_host, hosts)) else None
+    return hosts if all(parse_host(host) == host for host in hosts) else None
 
 
 def _numbers(part: str) -> list[str] | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from trainer_launch import hostfile, run_folder
 from trainer_launch.child import hangs, kubectl, places, slate
+from trainer_launch.commands import tables
+from trainer_launch.errors import LaunchError
 from trainer_launch.host import net, tree
 from trainer_launch.mpi import remote
 from trainer_launch.ssh import client
+from trainer_launch.status import node
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,7 @@ def test_a_line_of_the_journal_that_is_none_of_ours_neither_ends_the_agent_nor_l
         b"[]",
         b'{"at_s":"x"}',
         b'{"at_s":1,"rank":"3","local_rank":0,"message":"","lines":[]}',
+        b'{"at_s":1,"rank":9007199254740993,"local_rank":0,"message":"","lines":[]}',
         b'{"at_s":1,"rank":-3,"local_rank":0,"message":"","lines":[]}',
         b'{"at_s":1,"rank":3,"local_rank":0,"message":"","lines":5}',
         b"[" * 5000,
@@ -77,3 +84,36 @@ def test_a_pod_whose_name_climbs_is_not_found(pod: str, tmp_path: Path) -> None:
     (tmp_path / "main.json").write_text('{"env":{},"cwd":null,"enter":[]}')
     with pytest.raises(kubectl.RefusedError, match="not found"):
         kubectl._record(str(tmp_path / "pods"), pod, "")
+
+
+@pytest.mark.parametrize("text", ["ash3, \t[65535", "node[1-3", "node[1", "a[1]b[2", "[ 1 ] x"])
+def test_a_short_list_of_hosts_with_an_open_bracket_is_no_list(text: str) -> None:
+    with pytest.raises(LaunchError, match="the list"):
+        hostfile.expand_hostlist(text, "the list")
+
+
+def test_why_a_job_ended_cannot_command_the_terminal_of_who_asks() -> None:
+    told = {"phase": "over", "generation": 1, "restarts": 0, "max_restarts": 3, "min_nodes": 1, "max_nodes": 1}
+    table = {**told, "n_nodes": 0, "nodes": (), "progress": None, "end": "node 1 quit: \x1b[2Jbye"}
+    assert "over: node 1 quit: ?[2Jbye\n" in tables.job(table, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("since_s", "x"), ("since_s", float("nan")), ("host", "\x1b[2J"), ("pid", True), ("attempt", 10**30)),
+        ("exits", [["a", "b"]]),
+    ],
+)  # fmt: skip
+def test_a_launchers_view_that_none_of_ours_wrote_is_not_shown(field: str, value: object, tmp_path: Path) -> None:
+    me = tree.read(os.getpid())
+    assert me is not None
+    view = node.View(
+        version="0", pid=me.pid, started_ticks=me.started, run_dir=str(tmp_path), host="h", node_rank=0,
+        contract="c", engine="e", phase="running", since_s=1.0, started_s=1.0,
+    )  # fmt: skip
+    node.write(view)
+    assert node.read(str(tmp_path)) == view
+    told = {**json.loads((tmp_path / run_folder.LAUNCHER).read_text()), field: value}
+    (tmp_path / run_folder.LAUNCHER).write_text(json.dumps(told))
+    assert node.read(str(tmp_path)) is None

@@ -104,3 +104,17 @@ def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want:
 
 def test_addresses_go_on_beyond_one_block() -> None:
     assert [loopback.address_of(number) for number in (0, 249, 250)] == ["127.0.0.2", "127.0.0.251", "127.0.1.2"]
+
+
+@pytest.mark.parametrize("path", ["/etc/my conf", "/etc/a,b", "/etc/a:b", "/home/m/.é\ufffdssh"])
+def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere_else(path: str) -> None:
+    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
+    container = replace(
+        made[0].main,
+        workdir=f"{path}/work",
+        mounts=(Mount(path, "data"),),
+        files={f"{path}/key": File("x", is_mounted=True), f"{path} too": File("y")},
+    )
+    changed = here(container, ground)
+    assert set(changed.files) == {"/s/claim/key", f"/s/files{path} too"}
+    assert changed.workdir == "/s/claim/work"

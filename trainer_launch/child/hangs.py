@@ -15,6 +15,7 @@ from trainer_launch.host.files import LiveFiles
 
 REASON = "Hung"
 _MAX_BYTES = 1_048_576
+_MOST_RANKS = 2**31  # as the coordinator has it
 _FRESH_S = 60.0  # the workers die at once; a later SIGKILL is somebody else's
 
 
@@ -49,7 +50,7 @@ def read(data: bytes, now_s: float) -> Note | None:
 
 
 def _index(value: object) -> int | None:
-    if value is not None and (type(value) is not int or value < 0):
+    if value is not None and (type(value) is not int or not 0 <= value < _MOST_RANKS):
         raise ValueError(f"{value!r} is no rank")
     return value
 

@@ -17,7 +17,7 @@ def launchers(known: Sequence[Mapping[str, Any]], now_s: float) -> str:
 def job(table: Mapping[str, Any] | None, problem: str | None) -> str:
     """The job as its coordinator knows it."""
     if table is None:
-        return f"\nJob: {problem}\n"
+        return f"\nJob: {_printable(problem or '')}\n"
     nodes = _range(table["min_nodes"], table["max_nodes"])
     line = (
         f"\nJob: {table['phase']}, generation {table['generation']}, {nodes} nodes, "
@@ -26,7 +26,7 @@ def job(table: Mapping[str, Any] | None, problem: str | None) -> str:
     if table["progress"] is not None:
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
     if table["end"]:
-        line += f"\n     over: {table['end']}"
+        line += f"\n     over: {_printable(table['end'])}"
     rows = [("NODE", "HOST", "STATE")]
     rows += [(_or_dash(rank), host or "-", _state(word, away_s)) for rank, host, word, away_s in table["nodes"]]
     left = table["n_nodes"] - min(len(table["nodes"]), _MOST_ROWS)
@@ -98,7 +98,7 @@ def _short(value: float | str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name comes from a training script and goes to a terminal."""
+    """It comes from a training script or another node, and goes to a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

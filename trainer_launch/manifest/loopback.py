@@ -79,9 +79,9 @@ def localised(container: Container, ground: Ground, folder_of: Callable[[str], s
         env=env,
         command=tuple(map(text, container.command)),
         args=tuple(map(text, container.args)),
-        workdir=None if container.workdir is None else _paths(container.workdir, places),
+        workdir=None if container.workdir is None else _path(container.workdir, places),
         files={
-            _paths(path, places): replace(
+            _path(path, places): replace(
                 file, text=text(file.text), parts=tuple((pod, text(part)) for pod, part in file.parts)
             )
             for path, file in container.files.items()
@@ -145,11 +145,12 @@ def _hosts(text: str, ground: Ground) -> str:
 
 
 def _paths(text: str, places: Mapping[str, str]) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        path = found[1]
-        for known in sorted(places, key=len, reverse=True):
-            if path == known or path.startswith(f"{known}/"):
-                return places[known] + path[len(known) :]
-        return path
+    return _PATH.sub(lambda found: _path(found[1], places), text) if places else text
 
-    return _PATH.sub(replaced, text) if places else text
+
+def _path(path: str, places: Mapping[str, str]) -> str:
+    """The place of a whole path, which may have signs that a path in a text ends at."""
+    for known in sorted(places, key=len, reverse=True):
+        if path == known or path.startswith(f"{known}/"):
+            return places[known] + path[len(known) :]
+    return path

@@ -15,6 +15,7 @@ from trainer_launch.host import tree
 from trainer_launch.host.files import LiveFiles
 
 _MAX_BYTES = 262_144
+_MOST = 10**15  # of any number in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,27 @@ def read(folder: str) -> View | None:
         values["coordinator"] = None if place is None else (str(place[0]), int(place[1]))
         values["seats"] = tuple((str(host), int(port)) for host, port in seats)
         view = View(**values)
-        entry = tree.read(int(view.pid))
+        _check(view)
+        entry = tree.read(view.pid)
     except MALFORMED:
         return None
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None
+
+
+def _check(view: View) -> None:
+    """Anybody may write such a file; what is shown of it and counted with has to be what we would write."""
+    named = (*view.processes, *view.exits, *view.seats, *filter(None, (view.coordinator,)))
+    texts = (view.version, view.run_dir, view.host, view.contract, view.engine, view.phase)
+    wholes = (view.pid, view.started_ticks, view.attempt, *(number for _, number in named))
+    for text in (*texts, view.job or "", view.secret_file or "", *(name for name, _ in named)):
+        if not isinstance(text, str) or not text.isprintable():
+            raise ValueError(f"{text!r} is no text for a terminal")
+    for whole in (*wholes, view.node_rank or 0, view.asked_to_stop_by or 0, view.metrics_port or 0):
+        if type(whole) is not int or abs(whole) > _MOST:
+            raise ValueError(f"{whole!r} is no whole number")
+    if not all(0 <= float(time_s) < _MOST for time_s in (view.since_s, view.started_s)):
+        raise ValueError("it is of no time")
 
 
 def find(folders: Sequence[str] | None = None) -> tuple[View, ...]:
