@@ -12,6 +12,7 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.kubernetes import published
+from tests.schemas.validator import violations
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -78,6 +79,7 @@ def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path)
     alike = {re.sub(r"\d+", "N", path.name): path for path in (folder / "pods").iterdir()}
     assert alike
     for snapshot in alike.values():
+        assert violations("pod", json.loads(snapshot.read_text())) == []
         told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
         assert told.returncode == 0, f"{snapshot.name}: {told.stderr}"
         without = any(one in snapshot.name for one in INIT) and path.parent.name == "training-operator"
