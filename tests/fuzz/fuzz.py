@@ -53,6 +53,9 @@ def main() -> int:
     parsed, rest = parser.parse_known_args()
     if parsed.one:
         _in_this_process(parsed.names[0], rest)
+    unknown = set(parsed.names) - targets().keys()
+    if unknown:
+        parser.error(f"there is no target {', '.join(sorted(unknown))}; expected some of {', '.join(targets())}")
     chosen = [known for name, known in targets().items() if not parsed.names or name in parsed.names]
     work = Path(parsed.work)
     found = [one.name for one in chosen if parsed.seconds and not _fuzz(one, work, parsed.seconds)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.util
+import json
 import selectors
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +23,7 @@ from tests.cli.launching import script, start
 from tests.conftest import require
 from tests.fuzz import hostile
 from tests.status import statusserver
+from trainer_launch.child import pair_bench
 from trainer_launch.contracts.trainer_status import StatusEndpoint
 from trainer_launch.coordinator.asking import ask
 from trainer_launch.errors import NodeError
@@ -29,6 +34,7 @@ from trainer_launch.mpi.probes import Probes
 from trainer_launch.mpi.sights import Stage
 from trainer_launch.mpicheck import asking
 from trainer_launch.rollcall import stages
+from trainer_launch.rollcall.bench import CHILD
 from trainer_launch.status import trainjob
 
 DEADLINE_S = 60.0
@@ -179,3 +185,47 @@ def test_whatever_the_trainjobs_endpoint_answers_is_an_answer_that_shows_no_toke
     assert told.why.isprintable()
     assert "tok-1" not in told.why
     assert told.status in (None, http.client.OK, http.client.FOUND)
+
+
+@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 2000], ids=["nothing", "HTTP", "no end"])
+def test_a_stranger_who_comes_first_does_not_take_a_pair_tests_time(says: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, began_s = listener.getsockname()[1], time.monotonic()
+        argv = (*CHILD, "listen", "token", f"{DEADLINE_S:g}", str(listener.fileno()))
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(says)
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=(listener.fileno(),)) as child:
+                assert pair_bench.dial("token", began_s + DEADLINE_S, "127.0.0.1", port) > 0
+                assert json.loads(child.communicate(timeout=DEADLINE_S)[0])["why"] == ""
+        assert time.monotonic() - began_s < DEADLINE_S / 2, "the stranger was waited for"
+
+
+@pytest.mark.parametrize("answer", [b"ok x\n", b"ok\n", b"ok 5,y\n", b"ok \xff\n", b"ok " + b"9" * 400 + b"\n"])
+def test_ports_that_are_none_are_no_answer_in_a_test_of_collectives(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(OSError):
+                    sock, _ = listener.accept()
+                    with sock:
+                        sock.recv(100)
+                        sock.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = str(listener.getsockname()[1])
+        code = (
+            "import sys, time; sys.path.insert(0, sys.argv[1]); import collective_bench as bench\n"
+            "order = {'host': '127.0.0.1', 'port': sys.argv[2], 'token': 't'}\n"
+            "try: print(bench.dial(order, time.monotonic() + 1))\n"
+            "except bench.pair_bench.Failed as failed: print('failed:', failed)\n"
+        )
+        folder = str(Path(pair_bench.__file__).parent)
+        argv = (sys.executable, "-I", "-S", "-c", code, folder, port)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        stop.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE_S)
+    assert done.stdout.strip() in (f"failed: 127.0.0.1:{port} was not ready for the test in time", "[5]")

@@ -182,7 +182,7 @@ def welcome(
             continue
         with sock, contextlib.suppress(pair_bench.Failed):
             sock.setblocking(True)
-            said = pair_bench.line(sock, min(until, time.monotonic() + 1.0), "no token")
+            said = pair_bench.line(sock, min(until, time.monotonic() + pair_bench.TOKEN_S), "no token")
             if said == order["token"]:  # else a probe, or who is late from an earlier test
                 with pair_bench.in_time(sock, until, "cannot answer"):
                     sock.sendall(answer)
@@ -198,8 +198,9 @@ def dial(order: Mapping[str, Any], until: float) -> list[int]:
             with pair_bench.in_time(sock, until, f"no answer from {where}"):
                 sock.sendall(str(order["token"]).encode() + b"\n")
             word, _, ports = pair_bench.line(sock, until, f"no answer from {where}").partition(" ")
-        if word == "ok":
-            return [int(one) for one in ports.split(",")]
+        numbers = [int(one) for one in ports.split(",") if one.isascii() and one.isdigit() and len(one) < 6]
+        if word == "ok" and numbers:
+            return numbers
         if time.monotonic() + _AGAIN_S > until:
             raise pair_bench.Failed(f"{where} was not ready for the test in time")
         time.sleep(_AGAIN_S)  # it has not begun yet
