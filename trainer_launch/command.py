@@ -46,7 +46,10 @@ def parse_command(argv: Sequence[str]) -> Command:
     """
     words = tuple(argv)
     if not words or not words[0]:
-        raise UsageError("no command was given; write it at the end after --, as in: -- python train.py --lr 1e-3")
+        raise UsageError(
+            "no command was given; write it at the end after --, as in: -- python train.py --lr 1e-3 "
+            "(in a manifest: the container's args)"
+        )
     name = PurePosixPath(words[0]).name
     if words[0] == "-m" and len(words) > 1:
         return Command(argv=words, kind=Kind.MODULE, program=words[1:])

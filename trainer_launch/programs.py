@@ -11,6 +11,8 @@ import sys
 from trainer_launch.command import Command, Kind
 from trainer_launch.errors import NotRunnableError
 
+_USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
+
 
 def check(command: Command, path: str | None) -> None:
     """Find the program as a shell would, `path` being the container's PATH.
@@ -60,8 +62,10 @@ def _check_executable(name: str, path: str | None) -> None:
     if shutil.which(name, path=path) is not None:
         return
     if "/" not in name:
+        near = "".join(f"; is {one} meant?" for one in difflib.get_close_matches(name, _USUAL, n=1, cutoff=0.8))
         raise NotRunnableError(
-            f"{name!r} was not found in PATH ({path or 'not set'}); install it in the image, or give its full path",
+            f"{name!r} was not found in PATH ({path or 'not set'}){near}; install it in the image, or give its "
+            f"full path",
             found=False,
         )
     if not os.path.exists(name):

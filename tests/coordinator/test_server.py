@@ -315,6 +315,22 @@ def test_the_last_word_arrives_although_the_server_stops_at_once(cluster):
     assert {await_(client, msg.GiveUp).reason for client in clients} == {"told to end"}
 
 
+def test_who_is_asked_to_stop_while_it_waits_for_news_hears_of_that_and_of_nothing_else(cluster, monkeypatch):
+    """A signal's handler that raises just when the queue has let its lock go makes Python stumble over the lock."""
+    cluster.serve(1)
+    client = cluster.node(0)
+
+    def torn(timeout):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(client._news, "get", torn)
+    with pytest.raises(KeyboardInterrupt):
+        client.receive(1.0)
+
+
 def test_a_client_says_at_which_stage_it_waits(cluster):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         cluster.port = unused.getsockname()[1]

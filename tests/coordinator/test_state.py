@@ -513,6 +513,43 @@ def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_t
     assert "two starts in a row" in world.last(peers[0], msg.GiveUp).reason
 
 
+@pytest.mark.parametrize(
+    ("message", "is_over"),
+    [
+        ("NameError: name 'prnt' is not defined", True),
+        ("AttributeError: module 'torch.distributed' has no attribute 'init_proces_group'", True),
+        ("AttributeError: partially initialized module 'x' has no attribute 'y' (a circular import)", True),
+        ("TypeError: Linear.__init__() missing 1 required positional argument: 'out_features'", True),
+        ("TypeError: train() got an unexpected keyword argument 'lrr'", True),
+        ("TypeError: train() takes 1 positional argument but 2 were given", True),
+        ("TypeError: train() takes from 1 to 2 positional arguments but 3 were given", True),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", False),
+        ("TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'", False),
+        ("UnboundLocalError: cannot access local variable 'x'", False),
+        ("KeyError: 'step'", False),
+        ("ValueError: NameError: name 'x' is not defined", False),
+    ],
+)
+def test_a_slip_of_the_pen_that_ends_two_starts_in_a_row_is_not_tried_again_but_what_values_may_cause_is(
+    message: str, is_over: bool
+) -> None:
+    world, peers = running()
+    error = message.partition(":")[0]
+    fails(world, peers[0], message=message, error=error)
+    assert not world.is_over, "once may be chance"
+    again(world, peers)
+    fails(world, peers[1], rank=1, message=message, error=error)
+    assert world.is_over == is_over
+
+
+def test_two_slips_that_differ_are_not_the_same_each_time() -> None:
+    world, peers = running()
+    fails(world, peers[0], message="NameError: name 'a' is not defined", error="NameError")
+    again(world, peers)
+    fails(world, peers[0], message="NameError: name 'b' is not defined", error="NameError")
+    assert not world.is_over
+
+
 @pytest.mark.parametrize("code", [2, 126, 127])
 def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(code):
     world, peers = running()

@@ -59,6 +59,24 @@ def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_pa
     assert "PyTorchJob job: Succeeded" in ended.stderr.splitlines()[-1]
 
 
+def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_whose_name_only_a_cluster_knows(
+    tmp_path: Path,
+) -> None:
+    text = "echo $HOSTNAME meets at $TRAINER_LAUNCH_MASTER_ADDR $TRAINER_LAUNCH_MASTER_PORT"
+    ended = launch("local", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2"))
+    assert ended.returncode == 0, ended.stderr
+    told = [line.partition(" meets at ")[2].split() for line in sorted(ended.stdout.splitlines()) if line]
+    assert [address for address, _ in told] == ["127.0.0.2"] * 2
+    assert told[0][1] == told[1][1] != "29500", "a free port, the same for both"
+
+
+def test_where_workers_say_themselves_where_they_meet_nothing_is_added(tmp_path: Path) -> None:
+    env = "env: [{name: TRAINER_LAUNCH_MASTER_ADDR, value: job-worker-1}]"
+    text = "echo $TRAINER_LAUNCH_MASTER_ADDR,$TRAINER_LAUNCH_MASTER_PORT"
+    ended = launch("local", "-f", job(tmp_path, pod(shell(text, env)), "", "replicas: 2"))
+    assert [line.partition("] ")[2] for line in ended.stdout.splitlines() if line] == ["127.0.0.3,"] * 2
+
+
 def test_pods_of_a_paddlejob_are_told_their_address_which_its_launcher_compares_with_the_masters(
     tmp_path: Path,
 ) -> None:

@@ -178,7 +178,8 @@ def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_p
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("kill worker at=step:500", "step 500 never came"),
+        ("kill worker at=step:500", "step 500 never came, the last one was 1"),
+        ("kill worker at=900s", "900 s, never came: the job had ended"),
         ("kill pod at=line:nobody", "a line with 'nobody' never came"),
         ("kill worker worker=3 at=0.1s", "has no worker 3"),
     ],
@@ -190,6 +191,13 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("fault missed: kill ")
     assert why in last
+
+
+def test_who_waits_for_a_step_of_a_program_that_tells_none_hears_how_steps_are_told(tmp_path: Path) -> None:
+    ended = rehearse(job(tmp_path, "echo epoch 1; sleep 1", "replicas: 1"), "kill pod at=step:40", code=1)
+    last = ended.stderr.splitlines()[-1]
+    assert "step 40 never came, nor any other: let the program print lines such as 'step 40' or call" in last
+    assert "or say at=20s or at=line:REGEX" in last
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,15 @@ def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["out.png"]
 
 
+def test_a_picture_that_nothing_here_can_draw_is_refused_before_the_job_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"a picture needs matplotlib: pip install 'trainer-launch\[report\]'"):
+        picturing.check([str(tmp_path / "out.png")])
+    picturing.check([str(tmp_path / "out.html")])
+
+
 @pytest.mark.process
 def test_without_matplotlib_one_sentence_says_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

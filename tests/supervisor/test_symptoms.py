@@ -59,6 +59,18 @@ def test_the_evidence_is_the_line_that_shows_it():
     assert failure.again is False
 
 
+def test_what_torchs_agent_logs_of_a_workers_end_is_no_word_of_the_workers():
+    where = "torch/distributed/elastic/multiprocessing/api.py:836]"
+    logged = f"E1122 03:11:59.936000 1461 {where} failed (exitcode: 33) local_rank: 0 (pid: 1527) of fn: program"
+    closing = (
+        "W1122 03:04:25.099000 341 torch/multiprocessing/spawn.py:174] Terminating process 351 via signal SIGTERM"
+    )
+    for lines in ((logged,), (closing, logged)):
+        failure = classify(death("exits", 33), Evidence(last_lines=lines))
+        assert failure.message == "main ended with exit code 33"
+        assert headline(("the last word", *lines), only_named=False) == "the last word"
+
+
 def test_what_cpp_says_is_told_together_with_its_end():
     frames = tuple(f"frame #{n}: c10::Error::Error() + 0x96" for n in range(20))
     failure = classify(death("signal", 6), Evidence(last_lines=(TERMINATE, WATCHDOG, *frames)))

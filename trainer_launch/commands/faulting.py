@@ -77,6 +77,7 @@ class Faults:
         self._over: list[tuple[float, Fault, str | None, Callable[[], None]]] = []
         self.came: list[Fault] = []
         self.missed: list[tuple[Fault, str]] = []  # of those that were asked for, and why; chance promises nothing
+        self._last_step: int | None = None  # the highest that was said
 
     def due_s(self) -> float | None:
         """When `pass_time` wants to be called, in the rehearsal's time."""
@@ -113,6 +114,7 @@ class Faults:
 
     def reached(self, step: int) -> None:
         """Some pod has reached a step."""
+        self._last_step = max(step, self._last_step or 0)
         self._step(timeline.Reached(step))
 
     def said(self, line: str) -> None:
@@ -124,7 +126,7 @@ class Faults:
         for fault, _, why in self._late:
             self._note_missed(fault, why)
         for fault in timeline.missed(self._line):
-            self._note_missed(fault, f"{_when(fault)} never came")
+            self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
         if self._asked.chaos is not None and self.came:
             _log.warning("the same faults again:\n%s", chaos.replay(self.came))
@@ -184,11 +186,19 @@ class Faults:
         self._driver.tell(Happening(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text))
 
 
-def _when(fault: Fault) -> str:
+def _never(fault: Fault, last_step: int | None) -> str:
+    """Why a fault never came, and how it would have."""
     when = fault.when
     if when.at_s is not None:
-        return f"its time, {when.at_s:g} s,"
-    return f"step {when.step}" if when.step is not None else f"a line with {when.line!r}"
+        return f"its time, {when.at_s:g} s, never came: the job had ended"
+    if when.step is None:
+        return f"a line with {when.line!r} never came"
+    if last_step is not None:
+        return f"step {when.step} never came, the last one was {last_step}"
+    return (
+        f"step {when.step} never came, nor any other: let the program print lines such as 'step {when.step}' or "
+        f"call trainer_launch.report(step=...), or say at=20s or at=line:REGEX"
+    )
 
 
 # -- how each kind is carried out -------------------------------------------------------------

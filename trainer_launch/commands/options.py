@@ -21,6 +21,15 @@ from trainer_launch.errors import UsageError
 from trainer_launch.settings import PREFIX, Settings
 
 _WIDTH = 78  # of what argparse does not wrap itself
+_EXAMPLES = f"""examples:
+  trainer-launch local --nodes 2 -- train.py     # on a laptop: rehearse the job
+  trainer-launch local -f job.yaml               # or its manifest
+  trainer-launch explain -- train.py             # in a pod: what would run
+  trainer-launch run -- train.py --lr 1e-3       # and run it
+  trainer-launch COMMAND --help                  # options and examples of each
+
+Every option is also a variable: {PREFIX}GRACE=60 is --grace 60. Flags win.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +101,9 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these commands."""
     parser = _Parser(
         prog=program,
-        description="Own a training pod: read what the platform injected, run it as PID 1, say how it ended.",
-        epilog=f"Every option is also a variable: {PREFIX}GRACE=60 is --grace 60. Flags win.",
+        description="Own a training pod: read what the platform injected, run it as PID 1,\nsay how it ended.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,11 +33,13 @@ def check(paths: Sequence[str]) -> None:
     """Find out before the job starts whether its story can be written.
 
     Raises:
-        UsageError: another ending, or a folder that is not there or not ours.
+        UsageError: another ending, a picture without matplotlib, or a folder that is not there or not ours.
     """
     for path in paths:
         if Path(path).suffix.lower() not in ENDINGS:
             raise UsageError(f"--report {path!r} ends with neither .html nor .png; name a page or a picture")
+        if Path(path).suffix.lower() == ".png" and importlib.util.find_spec("matplotlib") is None:
+            raise UsageError(f"--report {path!r}: a picture needs matplotlib: {_MENDED}")
         if os.path.isdir(path):
             raise UsageError(f"--report {path!r} is a folder; name a file in it")
         try:

@@ -18,7 +18,7 @@ from trainer_launch.commands.memory_groups import MemoryGroups
 from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.errors import UsageError
 from trainer_launch.host import net, tree
-from trainer_launch.manifest import loopback, mpi_here
+from trainer_launch.manifest import loopback, mpi_here, pytorch_here
 from trainer_launch.manifest.baking import pods as pods_of
 from trainer_launch.manifest.flags import own_environment
 from trainer_launch.manifest.life import own_init
@@ -86,6 +86,9 @@ class Stage:
         fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
         self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
         if self.network is None:
+            if pytorch_here.PORT in workload.ports:
+                first = workload.ports[pytorch_here.PORT]
+                self.pods = tuple(pytorch_here.on_loopback(pod, first) for pod in self.pods)
             ground = replace(loopback.ground_of(workload, self.pods), ports=self._ground.ports)
             self._ground = _with_ports(ground, self.pods)
         else:

@@ -100,6 +100,8 @@ class Client:
             return self._news.get(timeout=timeout_s)
         except Empty:
             return None
+        except RuntimeError as torn:  # a signal's handler raised while the queue had let its lock go
+            raise torn.__context__ or torn from None
 
     def where(self) -> tuple[Endpoint, str | None]:
         """The coordinator that was there last, and the address that this node had towards it."""

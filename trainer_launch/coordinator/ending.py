@@ -85,6 +85,8 @@ def charge(state: State) -> Step:
     state = replace(state, failures_s=(*recent, now_s))
     if used >= settings.max_restarts:
         within = "" if window_s is None else f" within {window_s:g} s"
+        if settings.max_restarts == 0:
+            return give_up(state, f"{reason}, and --max-restarts 0 allows no restart")
         return give_up(state, f"{reason}, and all {settings.max_restarts} restarts{within} are used up")
     return stumble(replace(state, restarts=state.restarts + 1), reason, now_s)
 

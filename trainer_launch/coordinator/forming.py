@@ -39,8 +39,12 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         form_at_s=None,
         said=None,
     )
-    say = Say(f"generation {run.number}: {len(chosen)} nodes, {state.restarts} restarts so far")
+    say = Say(f"generation {run.number}: {_count(len(chosen), 'node')}, {_count(state.restarts, 'restart')} so far")
     return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.slips import is_slip
 
 _UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _MISSING = frozenset({"ImportError", "ModuleNotFoundError"})  # once may be a volume that was not there yet
@@ -23,7 +24,8 @@ def why(failed: msg.Failed, before: msg.Failed | None) -> str | None:
         return f"a {failed.error} is the same each time"
     if before is None or before.generation + 1 != failed.generation:
         return None
-    if failed.error in _MISSING and (failed.error, failed.message) == (before.error, before.message):
+    is_of_code = failed.error in _MISSING or is_slip(failed.message)
+    if is_of_code and (failed.error, failed.message) == (before.error, before.message):
         return f"the same {failed.error} has ended two starts in a row"
     if failed.error is None and failed.exit_code == before.exit_code and failed.exit_code in _REFUSALS:
         return f"{_REFUSALS[failed.exit_code]}, two starts in a row"

@@ -77,7 +77,10 @@ def _replicas(role: str, spec: Field, kind: Kind) -> Replicas:
     template = read_template(spec.get("template"))
     main = template.container(kind.container) if kind.container else template.containers[0]
     if main is None:
-        raise spec.get("template", "spec", "containers").bad(f"a container called {kind.container}")
+        names = ", ".join(one.name for one in template.containers)
+        raise spec.get("template", "spec", "containers").bad(
+            f"a container called {kind.container}, in which the controller puts its variables; here is {names}"
+        )
     return Replicas(
         role=role,
         count=spec.get("replicas").number(1, most=MAX_REPLICAS),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainer_launch.grammar import MAX_COUNT, parse_number
-from trainer_launch.manifest import v1
+from trainer_launch.manifest import pytorch_here, v1
 from trainer_launch.manifest.baking import env_items
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.request import Request
@@ -56,9 +56,16 @@ def read(request: Request) -> Workload:
         namespace=space,
         drafts=pods,
         rules=v1.rules(found, _success(pods, job)),
-        ports={"MASTER_PORT": f"{name}-master-0", "PET_MASTER_PORT": f"{name}-master-0"} if master else {},
+        ports=_ports(job),
         ignored=(*v1.ignored(found, specs.values()), *_ignored(job, spec)),
     )
+
+
+def _ports(job: _Job) -> Mapping[str, str]:
+    """Which variable has a port of which pod."""
+    if "master" in job.specs:
+        return dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), f"{job.name}-master-0")
+    return {} if job.elastic is not None else {pytorch_here.PORT: f"{job.name}-worker-0"}
 
 
 def _ignored(job: _Job, spec: Field) -> Iterator[str]:

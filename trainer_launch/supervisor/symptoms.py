@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainer_launch import exits
+from trainer_launch import exits, slips
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 _FRAME = re.compile(
@@ -28,6 +28,8 @@ _TERMINATED = re.compile(
 )
 # What threads of libraries log: torch's C++ lines, NCCL's, Python's warnings.
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
+# What torch's agent logs of a worker's end: no word of the worker's own.
+_OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
 _NAME = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*)(?=:|$)")
 
 DEVICE_XIDS = (46, 48, 54, 56, 57, 58, 62, 63, 64, 65, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143)
@@ -49,7 +51,7 @@ class Symptom:
 
 def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     """The last error that was named, and what belongs to it; without one the very last line."""
-    lines = tuple(lines)
+    lines = tuple(line for line in lines if not _OF_AGENT.match(line))
     named = [n for n, line in enumerate(lines) if _UNCAUGHT.match(line) or _TERMINATED.match(line)]
     if not named:
         return lines[-1:]
@@ -120,6 +122,21 @@ SYMPTOMS = (
         r"Error while finding module specification for|: No module named \S+$",
         what="because something it imports is not there",
         hint="install it into the image, or correct PYTHONPATH; to start it again cannot help",
+        again=False,
+    ),
+    _symptom(
+        "ProgramError",
+        _START + slips.PATTERN,
+        what="because it uses a name, an attribute or a parameter that does not exist",
+        hint="correct the program, or the version of the library that it calls; to start it again cannot help",
+        again=False,
+    ),
+    _symptom(
+        "Misconfigured",
+        r"rendezvous: environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set",
+        what="because nothing told it its place in the job",
+        hint="start it with --nproc-per-node N, or with the variables of a platform; trainer-launch explain shows "
+        "what this pod was told",
         again=False,
     ),
     _symptom(
