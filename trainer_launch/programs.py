@@ -62,9 +62,9 @@ def _check_executable(name: str, path: str | None) -> None:
     if shutil.which(name, path=path) is not None:
         return
     if "/" not in name:
-        near = "".join(f"; is {one} meant?" for one in difflib.get_close_matches(name, _USUAL, n=1, cutoff=0.8))
+        near = "".join(f"is {one} meant? Or " for one in difflib.get_close_matches(name, _USUAL, n=1, cutoff=0.8))
         raise NotRunnableError(
-            f"{name!r} was not found in PATH ({path or 'not set'}){near}; install it in the image, or give its "
+            f"{name!r} was not found in PATH ({path or 'not set'}); {near}install it in the image, or give its "
             f"full path",
             found=False,
         )
