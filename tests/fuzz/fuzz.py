@@ -28,7 +28,7 @@ from tests.fuzz.registry import CORPUS, Target, in_home, targets
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 10  # for one input
 _MEMORY_MB = 1024
-_KEPT_FILES, _KEPT_BYTES = 70, 40_000  # of each target, in the repository
+_KEPT_FILES, _KEPT_BYTES = 40, 25_000  # of each target, in the repository
 _STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+).*?exec/s: (\d+)")
 _FORMS = {
     "json": nasty.changed_json,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.contracts import nasty
@@ -13,6 +14,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.document import finding_as_json
 from trainer_launch.rollcall import protocol as calling
 from trainer_launch.rollcall import speech
+from trainer_launch.status import node
 
 _TESTS = Path(__file__).parents[1]
 _BAD = Finding(check="dns", status=Status.FAIL, fault=Fault.NODE, text="no address", measured=1.5, evidence=("a",))
@@ -217,11 +219,12 @@ def _report() -> Iterator[str]:
 
 
 def _launchers_view() -> Iterator[str]:
-    yield (
-        '{"version":"0","pid":@PID,"started_ticks":@TICKS,"run_dir":"/r","host":"h","node_rank":0,"contract":"c",'
-        '"engine":"e","phase":"running","since_s":1.0,"started_s":1.0,"attempt":1,"processes":[["a",1]],'
-        '"exits":[["a",1]],"asked_to_stop_by":null,"job":"j","coordinator":["h",1],"secret_file":null,"metrics_port":1}'
-    )
+    view = node.View(
+        version="0", pid=1, started_ticks=2, run_dir="/r", host="h", node_rank=0, contract="c", engine="e", phase="running",
+        since_s=1.0, started_s=1.0, processes=(("a", 1),), exits=(("a", 1),), job="j", coordinator=("h", 1), seats=(("i", 2),),
+    )  # fmt: skip
+    text = json.dumps(asdict(view))
+    yield text.replace('"pid": 1', '"pid": @PID').replace('"started_ticks": 2', '"started_ticks": @TICKS')
 
 
 def _workers_note() -> Iterator[bytes]:
