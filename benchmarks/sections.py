@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import idle, mpi, output, preflight, recovery, report, startup, survival
+from benchmarks import containers, idle, mpi, output, preflight, recovery, report, startup, survival
 from benchmarks.measuring import Section
 from benchmarks.results import Refused
 
@@ -14,6 +14,7 @@ SECTIONS: tuple[Section, ...] = (
     mpi.SECTION,
     preflight.SECTION,
     report.SECTION,
+    containers.SECTION,
     *survival.SECTIONS,
 )
 

@@ -9,7 +9,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import contestants, idle, output, peers, preflight, recovery, report, startup, survival, trees
+from benchmarks import (
+    containers,
+    contestants,
+    idle,
+    output,
+    peers,
+    preflight,
+    recovery,
+    report,
+    startup,
+    survival,
+    trees,
+)
 from benchmarks.measuring import Reading
 from benchmarks.peers import Launcher
 from tests.conftest import require
@@ -83,3 +95,8 @@ def test_simulated_nodes_get_their_verdict() -> None:
 def test_a_call_of_report_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "CALLS", 100)
     assert list(report.once("held back")) == list(report.KINDS)
+
+
+def test_who_cannot_make_containers_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    assert containers.SECTION.missing() == "only root can make containers"
