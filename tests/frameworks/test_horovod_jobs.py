@@ -261,4 +261,4 @@ def test_a_static_job_waits_for_a_killed_host_and_starts_again(job: Job) -> None
         at = lines.until("w-1.* is lost", after=at)
         job.starts("w-1")
         lines.until("ready", times=2, after=at)
-        assert len(job.left()) >= 2
+        eventually(lambda: len(job.left()) >= 2, f"only {job.left()} run")  # a host may be found lost twice

@@ -36,6 +36,8 @@ RANKS = {
     "pytorchjob": 3, "pytorchjob-elastic": 3, "tfjob": 2, "training-operator/mpijob": 4, "mpi-operator/mpijob": 4,
 }  # fmt: skip
 
+LEAST = {"pytorchjob-elastic": 2}  # an elastic job may be done before a slow pod comes
+
 
 # One of each engine is quick enough; torch's agents take their time.
 QUICK = ("trainjob-plain", "trainjob-mpi", "tfjob", "trainjob-torch")
@@ -98,5 +100,7 @@ def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
         code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
     found = sorted({int(rank) for rank in re.findall(r"rank (\d+) saved beside", output)})
-    assert found == list(range(ranks_of(path)))
+    assert found in [
+        list(range(number)) for number in range(LEAST.get(path.stem, ranks_of(path)), ranks_of(path) + 1)
+    ]
     assert re.search(r": Succeeded after [\d.]+ s", output)

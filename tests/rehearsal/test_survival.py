@@ -143,7 +143,7 @@ def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_po
     assert re.search(r"no resume, local-node-0-0, local-node-0-1 at [\d.]+ s: after 'kill worker", done.said), (
         done.err
     )
-    assert "at step 1, though step 2" in done.said
+    assert re.search(r"at step 1, though step [23456789]\d", done.said), done.err
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         Raises:
             GaveUpError: the job ends here.
             NotNeededError: the job ended well without this node.
+            DistNetworkError: the node that opened the store was lost before we reached it.
         """
         self._tell_failure()
         self._going, self._formed, self._store = False, None, None
@@ -102,7 +103,6 @@ class CoordinatedRendezvous(RendezvousHandler):
         while True:
             info = self._take(self._client.receive(_LOOK_S))
             if info is not None:
-                self._going = True
                 return info
 
     @property
@@ -225,8 +225,9 @@ class CoordinatedRendezvous(RendezvousHandler):
         formed = self._formed
         if formed is None or go.generation != formed.generation:
             return None  # of a generation that has ended meanwhile
+        self._going = True  # from here on the end of the generation is seen
         if self._store is None:
-            self._store = reach_store(go.host, go.port)
+            self._store = reach_store(go.host, go.port, self.num_nodes_waiting)
         _log.info(
             "generation %d: this is node %d of %d, store at %s:%d, %d failures so far",
             *(formed.generation, formed.group_rank, formed.size, go.host, go.port, formed.restarts),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from torch.distributed import DistStoreError, PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
 from trainer_launch.host import net
 from trainer_launch.model import PortRange
 
 STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
-_LOOK_S = 1.0  # how long one look may sleep: a signal wakes it at once
+_REACH_S = 1.0  # for one attempt to connect
+_SOON_S, _LOOK_S = 0.002, 0.1  # between two looks at the store, at first and at most
 _TRIES = 5  # another program may take a port between our look and our use
 
 
@@ -33,15 +35,34 @@ def open_store(ports: PortRange | None) -> TCPStore:
                 raise
 
 
-def reach_store(host: str, port: int) -> TCPStore:
-    """The store that another node has opened."""
+def reach_store(host: str, port: int, is_over: Callable[[], int]) -> TCPStore:
+    """The store that another node has opened, and which goes with that node.
+
+    Raises:
+        DistNetworkError: it is not there, and the generation is over or `STORE_TIMEOUT`.
+    """
+    # torch's own attempts would last until the timeout, and print a stack of C++ each.
+    end_s = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    while (trouble := _trouble(host, port)) is not None:
+        if is_over() or time.monotonic() > end_s:
+            raise DistNetworkError(f"the store at {host}:{port} cannot be reached ({trouble})")
+        time.sleep(_LOOK_S)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+
+
+def _trouble(host: str, port: int) -> OSError | None:
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except OSError as problem:
+        return problem
+    return None
 
 
 class GenerationStore(PrefixStore):
     """The agents' view of a generation's store, which nobody waits at once the generation is over.
 
-    torch's agents wait up to 300 s at the end for each other, also for one that will never come.
+    torch's agents wait for each other's ranks at the start, and up to 300 s at the end, also for one that will
+    never come. Its own waiting sees neither that nor a signal, and short pieces of it print a warning each.
     """
 
     def __init__(self, prefix: str, store: TCPStore, is_over: Callable[[], int]) -> None:
@@ -49,16 +70,39 @@ class GenerationStore(PrefixStore):
         self._is_over = is_over
 
     def wait(self, keys: list[str], timeout: timedelta = STORE_TIMEOUT) -> None:
-        """Wait for keys, but no longer than the generation lives."""
-        end_s = time.monotonic() + timeout.total_seconds()
-        while not self._is_over() and not self._came(keys, is_last_look=time.monotonic() > end_s):
-            pass
+        """Wait for keys, but no longer than the generation lives.
 
-    def _came(self, keys: list[str], *, is_last_look: bool) -> bool:
-        try:
-            super().wait(keys, timedelta(seconds=_LOOK_S))
-        except DistStoreError:
-            if is_last_look:
-                raise
-            return False
+        Raises:
+            DistStoreError: they do not come in that time.
+        """
+        self._came(keys, timeout)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that somebody sets.
+
+        Raises:
+            DistStoreError: the generation is over before, or `STORE_TIMEOUT`.
+        """
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that others set.
+
+        Raises:
+            DistStoreError: the generation is over before, or `STORE_TIMEOUT`.
+        """
+        if not self._came(keys, STORE_TIMEOUT):
+            raise DistStoreError("the generation is over")
+        return super().multi_get(keys)
+
+    def _came(self, keys: list[str], timeout: timedelta) -> bool:
+        """Whether they are there; False when the generation is over before."""
+        began_s = time.monotonic()
+        while not self.check(keys):
+            waited_s = time.monotonic() - began_s
+            if self._is_over():
+                return False
+            if waited_s > timeout.total_seconds():
+                raise DistStoreError(f"the other nodes' agents have not answered for {waited_s:.0f} s")
+            time.sleep(min(_LOOK_S, max(_SOON_S, waited_s / 4)))
         return True
