@@ -66,7 +66,7 @@ def private() -> tuple[str, ...]:
     """
     if os.geteuid() or any(path.is_relative_to("/tmp") for path in (Path(__file__), Path(sys.prefix))):
         return ()
-    mounts = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    mounts = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && unset TMPDIR && exec "$@"'
     return ("unshare", "--mount", "sh", "-c", mounts, "private")
 
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,8 +27,9 @@ _numbers = itertools.count()  # several sets of hosts may exist at once
 class Host:
     """One host; programs started in it run as its process 1."""
 
-    def __init__(self, namespace: str, name: str, address: str, plug: tuple[str, str]) -> None:
+    def __init__(self, namespace: str, name: str, address: str, plug: tuple[str, str], tmp: str) -> None:
         self.namespace, self.name, self.address = namespace, name, address
+        self._tmp = tmp  # for temporary files, as most programs end by being killed here
         self._plug = plug  # the switch, and its port that leads here
         self._hosts_file = _NETNS / namespace / "hosts"
         self.started: list[subprocess.Popen[str]] = []
@@ -60,7 +62,7 @@ class Host:
         isolated = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", *inside)
         started = subprocess.Popen(
             ("ip", "netns", "exec", self.namespace, *isolated),
-            env=clean_env({"HOSTNAME": self.name, **env}),
+            env=clean_env({"HOSTNAME": self.name, "TMPDIR": self._tmp, **env}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,8 +93,13 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     require(missing() is None, str(missing()))
     mark = f"tl{os.getpid()}-{next(_numbers)}"
     switch = f"{mark}-switch"
-    made = [Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}", (switch, f"port{n}")) for n, name in enumerate(names)]
     with contextlib.ExitStack() as undo:
+        tmp = undo.enter_context(tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True))
+        os.chmod(tmp, 0o1777)  # as /tmp is
+        made = [
+            Host(f"{mark}-{n}", name, f"{SUBNET}.{n + 2}", (switch, f"port{n}"), tmp)
+            for n, name in enumerate(names)
+        ]
         undo.callback(_collect, made)
         _namespace(switch, undo)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
