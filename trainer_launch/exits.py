@@ -25,6 +25,16 @@ def of_signal(number: int) -> int:
     return _SIGNAL_BASE + number
 
 
+def failing(code: int | None) -> int | None:
+    """A code that somebody has told, if a process can end with it and it is none of success."""
+    return code if code is not None and 0 < code < 256 else None
+
+
+def deadly(number: int | None) -> int | None:
+    """A signal that somebody has told, if there is one of that number."""
+    return number if number is not None and 0 < number < signal.NSIG else None
+
+
 def retryable(code: int) -> bool | None:
     """Whether the v1 operator's ExitCode policy starts the pod again; None when the code means success.
 

@@ -391,3 +391,18 @@ def _other_end() -> Iterator[bytes]:
     yield b"".join(calling.render(message) for message in _CALLED)
     yield b"Welcome\r\nSSH-2.0-OpenSSH_9.2p1\r\n"
     yield b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+def _ending() -> Iterator[str]:
+    note = {
+        "reason": None,
+        "rank": 1,
+        "local_rank": 0,
+        "exit_code": 1,
+        "signal": None,
+        "timestamp": 1.5,
+        "hostname": "h",
+    }
+    for more in ({}, {"reason": "Hung", "message": "m", "lines": ["a"], "why_not_again": "x"}, {"signal": 9}):
+        for printed in (_symptom(), _mpi_output(), ["Exit code: 0", "Process 3 exit with status code 0."]):
+            yield "\n".join([json.dumps({**note, **more}), *printed])[:4000]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trainer_launch.mpi import causes
 from trainer_launch.mpi.dialect import INTEL, MPICH, OPEN_MPI, recognised
 from trainer_launch.mpi.messages import Said, heard
+from trainer_launch.mpi.state import Exited
 
 # As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
 EXIT_4 = """
@@ -17,6 +19,7 @@ the job to be terminated. The first process to do so was:
   Process name: [[40304,1],1]
   Exit code:    7
 """
+EXIT_5 = EXIT_4.replace("[[40304,1],1]", "[prterun-launcher-1@1,3]")
 KILLED_4 = "mpirun noticed that process rank 1 with PID 222 on node job-node-0-1.job exited on signal 9 (Killed)."
 KILLED_5 = """
 prterun noticed that process rank 1 with PID 130 on node job-node-0-1 exited on
@@ -63,6 +66,8 @@ def said(text: str) -> Said:
     ("text", "expected"),
     [
         (EXIT_4, Said(rank=1, exit_code=7)),
+        (EXIT_4.replace(",1],1]", ",1],0]"), Said(rank=0, exit_code=7)),
+        (EXIT_5, Said(rank=3, exit_code=7)),
         (KILLED_4, Said(rank=1, signal=9, host="job-node-0-1.job")),
         (KILLED_5, Said(rank=1, signal=9, host="job-node-0-1")),
         (MPICH_KILLED, Said(signal=9, host="job-worker-1.job")),
@@ -97,6 +102,24 @@ def test_a_host_that_no_daemon_could_be_started_on_is_found_with_sshs_own_words(
     found = said(text)
     assert found.unreached == "job-node-0-2"
     assert found.words in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Exit code: 0",
+        "Exit code: 256",
+        "Exit code: 7",
+        "  Exit code:    " + "9" * 300,
+        "=   EXIT CODE: 0",
+        "=   KILLED BY SIGNAL: 0",
+        "=   KILLED BY SIGNAL: 99999",
+    ],
+)
+def test_what_a_rank_prints_makes_no_success_of_a_failure(line: str) -> None:
+    ended = Exited(3, said(line), (), 1.0)
+    assert causes.code_of(ended) == 3
+    assert said(f"{line}\n{EXIT_5}") == Said(rank=3, exit_code=7)
 
 
 def test_the_first_failure_stands() -> None:

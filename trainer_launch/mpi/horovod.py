@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer_launch import hostfile
+from trainer_launch import exits, hostfile
 from trainer_launch.horovodrun_options import HorovodCommand, render
 from trainer_launch.model import Member
 from trainer_launch.mpi.messages import Said
@@ -116,6 +116,8 @@ def heard(said: Said, line: str, *, is_elastic: bool) -> Said:
 
 
 def _ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
+    if exits.failing(code) is None:
+        return said  # Horovod says it of failures only: it is a rank's own line
     if code == _SSH_FAILED and said.words:
         return said  # it was not the rank
     if said.rank is not None and not is_elastic:

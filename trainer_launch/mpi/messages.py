@@ -41,6 +41,8 @@ def heard(said: Said, line: str) -> Said:
 
 
 def _first(said: Said, rank: int | None, code: int | None, number: int | None, host: str | None) -> Said:
+    """What a rank itself has printed may look the same: no failure has the code 0, or one that no process has."""
+    code, number = exits.failing(code), exits.deadly(number)
     return replace(
         said,
         rank=said.rank if said.rank is not None else rank,
@@ -75,10 +77,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
         lambda said, f: _first(said, None, None, int(f[1]), None) if said.rank is not None else said,
     ),
     (
-        re.compile(r"^\s*Process name:\s*\[\S+?,(\d+)\]"),
+        re.compile(r"^\s*Process name:\s*\[\S+,(\d+)\]\s*$"),
         lambda said, f: _first(said, int(f[1]), None, None, None),
     ),
-    (re.compile(r"^\s*Exit code:\s*(\d+)"), lambda said, f: _first(said, None, int(f[1]), None, None)),
+    (  # below the rank's name: programs write such a line, too
+        re.compile(r"^\s*Exit code:\s*(\d+)"),
+        lambda said, f: _first(said, None, int(f[1]), None, None) if said.rank is not None else said,
+    ),
     (
         re.compile(r"MPI_ABORT was invoked on rank (\d+) "),
         lambda said, f: _first(said, int(f[1]), None, None, None),

@@ -6,6 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_launch import exits
+
+_MOST_RANKS = 2**31  # as the coordinator has it
+_MAX_NAME = 253  # as in DNS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFailure:
@@ -63,11 +68,25 @@ def parse_agent_failure(text: str) -> AgentFailure | None:
         return None
     lines = note.get("lines")
     return AgentFailure(
-        **{key: _of_type(note.get(key), str) for key in ("reason", "message", "hostname", "why_not_again")},
-        **{key: _of_type(note.get(key), int) for key in ("rank", "local_rank", "exit_code", "signal")},
+        **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},
+        hostname=_name(note.get("hostname")),
+        rank=_index(note.get("rank")),
+        local_rank=_index(note.get("local_rank")),
+        exit_code=exits.failing(_of_type(note.get("exit_code"), int)),
+        signal=exits.deadly(_of_type(note.get("signal"), int)),
         timestamp=_of_type(note.get("timestamp"), (int, float)),
         lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
     )
+
+
+def _name(value: object) -> str | None:
+    """One that stands in a line of last words."""
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME else None
+
+
+def _index(value: object) -> int | None:
+    number: int | None = _of_type(value, int)
+    return number if number is not None and 0 <= number < _MOST_RANKS else None
 
 
 def _of_type(value: object, kind: type | tuple[type, ...]) -> Any:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.oracle import assert_sentence, assert_terminal, attempt
+from tests.fuzz.oracle import assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch import localise
+from trainer_launch import localise, outcome
 from trainer_launch.errors import UsageError
-from trainer_launch.mpi import dialect, horovod, messages, remote, sights
+from trainer_launch.model import Exit, Outcome, Verdict
+from trainer_launch.mpi import causes, dialect, horovod, messages, remote, sights
+from trainer_launch.mpi.state import Exited
 from trainer_launch.mpicheck import refusals, script
 from trainer_launch.rehearsal import listening, stops
 from trainer_launch.ssh import client, keys, server
 from trainer_launch.status import scrape
-from trainer_launch.supervisor import frames, symptoms
+from trainer_launch.supervisor import clues, failure, frames, symptoms
 from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
@@ -131,3 +134,26 @@ def ssh_said(data: bytes) -> None:
         assert all(len(line) <= columns for line in lines)
         assert_terminal("\n".join(lines))
     assert_sentence(sights.summary(seen))
+
+
+@target("lines")
+def ending(data: bytes) -> None:
+    """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
+    note, _, rest = data.partition(b"\n")
+    lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
+    agent = clues.parse_agent_failure(note.decode("utf-8", "replace"))
+    for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
+        death = Exit(process="p", code=code, signal=number, at_s=1.0)
+        found = failure.classify(death, clues.Evidence(agent=agent, last_lines=lines))
+        ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
+        assert 0 < outcome.exit_code(ended) < 256
+        assert len(outcome.summary(ended).splitlines()) == 1
+        assert len(outcome.last_words(ended).encode()) <= outcome.LAST_WORDS_BYTES
+        assert outcome.last_words(ended).startswith("reason=")
+    said = elastic = messages.Said()
+    for line in lines:
+        said = messages.heard(said, line)
+        elastic = horovod.heard(elastic, line, is_elastic=True)
+    for one in (said, elastic):
+        assert 0 < causes.code_of(Exited(1, one, lines, 1.0)) < 256
+        assert_encodable(json.dumps(causes.failure(Exited(1, one, lines, 1.0), None)))
