@@ -70,6 +70,19 @@ def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_whose_name_only
     assert told[0][1] == told[1][1] != "29500", "a free port, the same for both"
 
 
+def test_a_pods_fields_that_stand_too_high_in_a_runtime_are_told_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "runtime.yaml"
+    path.write_text(
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: ClusterTrainingRuntime\nmetadata: {name: r}\n"
+        "spec: {mlPolicy: {torch: {}}, template: {spec: {containers: [{name: node}]}}}\n---\n"
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: t}\n"
+        "spec: {runtimeRef: {name: r}}\n"
+    )
+    ended = launch("local", "-f", str(path))
+    assert ended.returncode == 2
+    assert "a pod's fields stand in replicatedJobs[].template.spec.template.spec" in ended.stderr
+
+
 def test_where_workers_say_themselves_where_they_meet_nothing_is_added(tmp_path: Path) -> None:
     env = "env: [{name: TRAINER_LAUNCH_MASTER_ADDR, value: job-worker-1}]"
     text = "echo $TRAINER_LAUNCH_MASTER_ADDR,$TRAINER_LAUNCH_MASTER_PORT"

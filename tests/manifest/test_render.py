@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch
-from tests.manifest.manifests import pytorch, replica, runtime, trainjob
+from tests.manifest.manifests import job_of, pytorch, replica, runtime, trainjob
 
 pytestmark = pytest.mark.process
 
@@ -32,6 +32,33 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
     assert explained["contract"] == "trainer-v2-torch"
     assert (explained["job"]["nodes"], explained["job"]["node_rank"], explained["job"]["world_size"]) == (2, 1, 4)
     assert explained["plan"]["engine"] == "torchrun"
+
+
+def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
+    told = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("```yaml\n")[2]
+    pods = tmp_path / "pods"
+    ended = launch("local", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
+    assert ended.returncode == 0, ended.stderr
+    for rank, container in enumerate(("my-job-node-0-0", "my-job-node-0-1")):
+        snapshots = [path for path in pods.iterdir() if path.name.startswith(container)]
+        assert len(snapshots) == 2, "the init container's, too"
+        for path in snapshots:
+            assert json.loads(path.read_text())["env"]["PET_NODE_RANK"] == str(rank)
+
+
+def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> None:
+    assert job_of(trainjob(), runtime()).odd == ()
+    assert job_of(trainjob("{numNodes: 2}"), runtime("jax: {}")).odd == ()
+    alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
+    untold = alone + "spec: {runtimeRef: {name: rt}}\n"
+    (told,) = job_of(untold, runtime()).odd
+    assert told.startswith("the TrainJob has no spec.trainer, so the controller gives its node no PET_NNODES")
+    injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
+    assert job_of(untold, runtime(injected)).odd == ()
+    assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"
+    unnamed = "{name: node, template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
+    (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
+    assert told.startswith("no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer")
 
 
 def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:

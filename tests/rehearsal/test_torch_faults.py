@@ -69,6 +69,17 @@ def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) 
     assert len(re.findall(r"^local-node-0-\d  Succeeded  1 ", ended.stderr, re.MULTILINE)) == 2
 
 
+def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "surviving.md").read_text(encoding="utf-8")
+    train = script(tmp_path, page.partition("```python\n")[2].partition("```")[0])
+    fault = ("--fault", "kill worker at=step:20", "--max-lost-steps", "20")
+    ended = launch("local", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]
+    assert steps.count(1) == 1
+    assert steps[-1] == 60
+
+
 def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
     train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "chronicle"
     words = ("local", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)

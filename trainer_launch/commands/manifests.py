@@ -33,7 +33,9 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 
 
 def tell_ignored(workload: Workload) -> None:
-    """Say once what of the job this machine leaves out."""
+    """Say once what of the job this machine leaves out, and what is odd about it."""
+    for sentence in workload.odd:
+        _log.warning("%s", sentence)
     if workload.ignored:
         _log.warning("ignored here: %s", ", ".join(workload.ignored))
 

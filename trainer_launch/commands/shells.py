@@ -107,6 +107,7 @@ _trainer_launch() {
 if [[ $funcstack[1] == _trainer-launch ]]; then
   _trainer_launch "$@"
 else
+  (( $+functions[compdef] )) || { autoload -U compinit && compinit }
   compdef _trainer_launch trainer-launch
 fi
 """

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
+_OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
+
 
 class _Required:
     """Stands for "no default": the field has to be there."""
@@ -81,9 +83,10 @@ class Field:
         for key in self.mapping():
             if key not in words:
                 near = get_close_matches(key, words, n=1)
-                raise self.get(key).bad(
-                    f"no such field{f'; is {near[0]} meant?' if near else ''}", found=_Unknown()
-                )
+                advice = f"; is {near[0]} meant?" if near else ""
+                if key in _OF_PODS and "replicatedJobs" in words:
+                    advice = "; a pod's fields stand in replicatedJobs[].template.spec.template.spec"
+                raise self.get(key).bad(f"no such field{advice}", found=_Unknown())
 
     # -- leaves ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from trainer_launch.manifest import jobset, trainer_mpi, trainer_policies
 from trainer_launch.manifest.request import Request
-from trainer_launch.manifest.runtime import NODE, ReplicatedJob, TrainJob, read_trainjob
+from trainer_launch.manifest.runtime import ANCESTOR, NODE, TRAINER, ReplicatedJob, TrainJob, read_trainjob
 from trainer_launch.manifest.values import Draft, Rules, Workload
 
 _POLICIES = {
@@ -20,6 +20,7 @@ _POLICIES = {
     "mpi": trainer_mpi.mpi,
 }
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
+_MARKS = {"torch": "PET_NNODES", "xgboost": "DMLC_TRACKER_URI", "jax": "JAX_NUM_PROCESSES"}
 
 
 def read(request: Request) -> Workload:
@@ -39,7 +40,25 @@ def read(request: Request) -> Workload:
         ignored=tuple(
             dict.fromkeys((*_ignored_of_job(job), *(text for one in job.jobs for text in _ignored(job, one))))
         ),
+        odd=tuple(_odd(job)),
     )
+
+
+def _odd(job: TrainJob) -> Iterator[str]:
+    """Why no container that trains is told its place in the job."""
+    mark = _MARKS.get(job.policy)
+    if mark is None:
+        return
+    if job.main is None:
+        yield (
+            f"no replicatedJob has the label {ANCESTOR}: {TRAINER}, so none is the trainer, and no container is "
+            f"told its place in the job ({mark} and the like)"
+        )
+    elif not any(item.name == mark for one in job.main.template.containers for item in one.items):
+        yield (
+            f"the TrainJob has no spec.trainer, so the controller gives its {NODE} no {mark} and the like: write "
+            f"trainer: {{}} at least"
+        )
 
 
 def _ignored_of_job(job: TrainJob) -> Iterator[str]:

@@ -233,7 +233,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A whole job: its pods, its rules, and what a laptop leaves out of it."""
+    """A whole job: its pods, its rules, what a laptop leaves out of it, and what is odd about it anywhere."""
 
     kind: str
     name: str
@@ -244,3 +244,4 @@ class Workload:
         default_factory=_nothing
     )  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant
