@@ -52,10 +52,10 @@ class SnapshotFiles:
 def pod_from_snapshot(data: object) -> Pod:
     """The pod that a snapshot describes; a snapshot of another shape is a `UsageError`."""
     if not isinstance(data, dict):
-        raise _bad("the snapshot", data, "a JSON object")
+        raise UsageError(f"the snapshot is {_kind(data)}; expected a JSON object")
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
-        raise _bad("the snapshot", unknown[0], f"only the keys {', '.join(_KEYS)}")
+        raise UsageError(f"the snapshot has the key {shown(unknown[0])}; expected only {', '.join(_KEYS)}")
     if "env" not in data:
         raise UsageError("the snapshot has no env; expected an object of variables")
     env = _texts("env", data["env"])
@@ -107,8 +107,11 @@ def _redacted(value: Json) -> Json:
 
 
 def _bad(name: str, value: object, expected: str) -> UsageError:
-    text = value if isinstance(value, str) else f"a {type(value).__name__}"
-    return UsageError(f"{name} in the snapshot is {shown(text)}; expected {expected}")
+    return UsageError(f"{name} in the snapshot is {_kind(value)}; expected {expected}")
+
+
+def _kind(value: object) -> str:
+    return shown(value) if isinstance(value, str) else f"of the type {type(value).__name__}"
 
 
 def _text(name: str, value: object) -> str:
