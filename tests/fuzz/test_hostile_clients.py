@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import importlib.util
 import json
 import selectors
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +27,9 @@ from tests.fuzz import hostile
 from tests.status import statusserver
 from trainer_launch.child import pair_bench
 from trainer_launch.contracts.trainer_status import StatusEndpoint
+from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.coordinator.asking import ask
+from trainer_launch.coordinator.client import Client
 from trainer_launch.errors import NodeError
 from trainer_launch.host import net
 from trainer_launch.model import Endpoint
@@ -229,3 +233,72 @@ def test_ports_that_are_none_are_no_answer_in_a_test_of_collectives(answer: byte
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(DEADLINE_S)
     assert done.stdout.strip() in (f"failed: 127.0.0.1:{port} was not ready for the test in time", "[5]")
+
+
+class _Odd:
+    """A coordinator that says what it likes to each that comes, and hangs up."""
+
+    def __init__(self, words: bytes, *, resets: bool = False) -> None:
+        self._words, self._resets = words, resets
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.calls = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> _Odd:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(DEADLINE_S)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self.calls += 1
+                with sock, contextlib.suppress(OSError):
+                    sock.sendall(self._words)
+                    if self._resets:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+CHALLENGE = coordination.render(coordination.Challenge("ab"))
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(b"", CHALLENGE, CHALLENGE + b'{"kind":"welcome","lease_s":999999}\n'),
+        CHALLENGE + b'{"kind":"welcome","lease_s":1e-9}\n',
+    ],
+    ids=["nothing", "challenge", "long lease", "no lease"],
+)  # fmt: skip
+def test_a_node_comes_again_whatever_a_coordinator_says_before_it_hangs_up(words: bytes, resets: bool) -> None:
+    hello = coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1")
+    with _Odd(words, resets=resets) as odd:
+        client = Client(Endpoint("127.0.0.1", odd.port), hello, b"secret")
+        until(lambda: odd.calls >= 8, "the node does not come again")
+        client.close()
+
+
+def test_a_node_without_a_descriptor_for_the_moment_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hello = coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1")
+    genuine = socket.socket
+    refused: list[int] = []
+
+    def short(*args: object, **more: object) -> socket.socket:
+        if threading.current_thread().name == "coordinator client" and len(refused) < 3:
+            refused.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return genuine(*args, **more)  # type: ignore[arg-type]
+
+    with _Odd(CHALLENGE) as odd:
+        monkeypatch.setattr("trainer_launch.coordinator.client.socket.socket", short)
+        client = Client(Endpoint("127.0.0.1", odd.port), hello, b"secret")
+        until(lambda: odd.calls >= 2, "the node does not come again")
+        client.close()
+    assert len(refused) == 3

@@ -29,6 +29,7 @@ _CONNECT_S = 1.5  # the kernel asks again after 1; an address that a pod no long
 TAKEOVER_S = 4.0  # without node 0's coordinator, until the others' are asked: kubelet restarts a pod after 3
 _CONNECT_TO_SEAT_S = 1.0  # where another one may be there
 _MAX_SEATS = 64  # that are asked for a coordinator
+_LEAST_S = 0.05  # between two signs of life, whatever the coordinator wants
 _ANSWER_S = 5.0  # for the Challenge and for the Welcome
 
 
@@ -158,8 +159,8 @@ class Client:
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
                 self._news.put(Connected())
                 self._talk(sock, lines)
-        except LostError as problem:
-            reason = str(problem)
+        except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
+            reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
             if not self._is_over:
                 if endpoint == self._home or welcomed:
                     self._change(reason)
@@ -222,7 +223,7 @@ class Client:
     def _talk_until_over(
         self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector
     ) -> None:
-        every_s = self._lease_s / 3
+        every_s = max(_LEAST_S, self._lease_s / 3)
         renew_s = time.monotonic() + every_s
         while True:
             if self._flush(sock):

@@ -13,6 +13,7 @@ from trainer_launch.host import net
 from trainer_launch.model import Endpoint
 
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
+_MOST_IDLE_S = 32_767  # that the kernel takes for TCP_KEEPIDLE
 _OTHER_FILES = 256  # descriptors that stay free for the rest of the process
 _ANY = ("", "0.0.0.0", "::", "*")
 
@@ -52,7 +53,7 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     """Send small lines at once, and let the kernel end a connection whose other end no longer answers."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silence_s)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, round(silence_s)), _MOST_IDLE_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1000)))
