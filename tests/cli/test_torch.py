@@ -356,6 +356,7 @@ def test_failures_and_killed_agents_leave_no_files_behind(tmp_path: Path) -> Non
         "run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "forkserver", "--", train
     )
     assert ended.returncode == 0, ended.stderr
+    assert " attempt=5 " in ended.stderr, "of the workers, by two agents"
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]
     assert len(re.findall(r" journal\.\d+", line)) == 1
     assert len(re.findall(r" pymp-[^/ ]+(?= |$)", line)) == 1

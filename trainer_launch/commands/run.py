@@ -24,6 +24,7 @@ from trainer_launch.errors import LaunchError, NotRunnableError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
+from trainer_launch.status import news
 from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
@@ -80,6 +81,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
                 with _hosted(plan, secret, observer):
                     ended = supervise(plan, system, _watch(settings, request, plan, system), observer)
                     sweep()
+                ended = replace(ended, attempt=max(ended.attempt, news.starts(scratch)))
                 ended = conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -62,6 +62,14 @@ def standing(folder: str) -> Standing:
     return stand(_parse_all(_read(path, start)))
 
 
+def starts(folder: str) -> int:
+    """How often the agents have started workers."""
+    tail, count = Tail(folder), 0
+    while told := tail.read():
+        count += sum(one.event[0] == "workers_started" for one in told)
+    return count
+
+
 def stand(told: Sequence[News]) -> Standing:
     """Where a node stands after these news."""
     latest: dict[str, Any] = {}

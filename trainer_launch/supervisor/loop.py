@@ -94,14 +94,12 @@ def supervise(
     system: AnySystem,
     watch: AnyWatch | None = None,
     observer: AnyObserver | None = None,
-    *,
-    attempt: int = 1,
 ) -> Outcome:
     """Run `plan` until nothing of it is left, and say how it ended."""
     run = _Run(plan, system, watch, observer)
     run.to_the_end()
     system.drain(DRAIN_S)
-    return _outcome(run.state, system, run.evidence, attempt)
+    return _outcome(run.state, system, run.evidence)
 
 
 class _Run:
@@ -220,14 +218,14 @@ def _is_request(number: int, before: Phase, state: State) -> bool:
     return purpose is SignalAction.TERMINATE and before is not Phase.DONE
 
 
-def _outcome(state: State, system: AnySystem, evidence: Evidence, attempt: int) -> Outcome:
+def _outcome(state: State, system: AnySystem, evidence: Evidence) -> Outcome:
     return Outcome(
         verdict=state.verdict,
         failure=_failure(state, system, evidence),
         stop_signal=state.stop_signal,
         exits=state.exits,
         took_s=system.now() - state.started_at_s,
-        attempt=attempt,
+        attempt=1 + state.restarts,
         survivors=system.descendants() if state.gave_up else (),
     )
 
