@@ -60,9 +60,10 @@ def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:
     assert net.listening(f"sl\n{row}\n1: x 0 0A\n\n2: 0:zz 0 0A 0 0 0 0 0 5\n", 29500) == ["41"]
 
 
-def test_children_that_are_no_numbers_are_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["8 x", "0", "8 -1"])
+def test_children_that_are_no_processes_are_not_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "7/task/7").mkdir(parents=True)
-    (tmp_path / "7/task/7/children").write_text("8 x")
+    (tmp_path / "7/task/7/children").write_text(text)
     assert tree.children(7, str(tmp_path)) is None
 
 

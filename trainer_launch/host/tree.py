@@ -104,7 +104,7 @@ def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
                 found |= {int(word) for word in file.read().split()}
     except (OSError, ValueError):
         return None
-    return frozenset(found)
+    return frozenset(found) if all(pid > 0 for pid in found) else None  # 0 would be all of us
 
 
 def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
