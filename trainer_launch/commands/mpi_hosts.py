@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from trainer_launch import hostfile
 from trainer_launch.command import Command
-from trainer_launch.commands.running import private_folder
+from trainer_launch.commands.scratch import private_folder
 from trainer_launch.findings import Finding, Status
 from trainer_launch.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.host import net

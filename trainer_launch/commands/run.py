@@ -17,7 +17,8 @@ from trainer_launch.command import Kind
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.running import conclude, private_folder, refuse, use_color
+from trainer_launch.commands.running import conclude, refuse, use_color
+from trainer_launch.commands.scratch import private_folder
 from trainer_launch.contracts import bare
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError

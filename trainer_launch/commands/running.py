@@ -1,33 +1,20 @@
-"""What the commands that run something in a pod share: a private folder, colours, and last words."""
+"""What the commands that run something in a pod share: colours, and last words."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 from pathlib import Path
 
-from trainer_launch import outcome, run_folder
+from trainer_launch import outcome
 from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.errors import LaunchError
 from trainer_launch.model import Outcome
 from trainer_launch.settings import Settings
 from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor import early
 
 _log = logging.getLogger(__name__)
-
-
-def private_folder() -> str:
-    """A private folder for this run; a read-only root without /tmp still has the pod's /dev/shm."""
-    try:
-        return tempfile.mkdtemp(prefix=run_folder.START)
-    except OSError:
-        pass
-    try:
-        return tempfile.mkdtemp(prefix=run_folder.START, dir=run_folder.SHM)
-    except OSError as problem:
-        raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
 
 
 def use_color(settings: Settings) -> bool:

@@ -14,7 +14,8 @@ from trainer_launch.command import parse_command
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.running import conclude, private_folder, refuse, use_color
+from trainer_launch.commands.running import conclude, refuse, use_color
+from trainer_launch.commands.scratch import private_folder
 from trainer_launch.engines import child_env, sshd
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, UsageError
