@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -39,6 +40,11 @@ def agent(tmp_path, *words, **more):
     return [sys.executable, str(AGENT), json.dumps(spec)]
 
 
+def ended_in(launcher: Launcher) -> int:
+    told = re.search(r"ended (\d+) processes that dead workers had left running", launcher.log())
+    return int(told[1]) if told else 0
+
+
 @pytest.mark.parametrize("left", LEFT)
 def test_none_of_it_survives(tmp_path, left):
     with Launcher(tmp_path, agent(tmp_path, LEFT[left], stay=True)) as launcher:
@@ -46,14 +52,14 @@ def test_none_of_it_survives(tmp_path, left):
         launcher.await_note("stranger")
         assert marked(tmp_path) == []
         assert len(survivors(launcher.token)) == 3  # launcher, agent, and who carries no mark
-        assert "ended 1 processes that dead workers had left running" in launcher.log()
+        assert ended_in(launcher) in (1, 2), "and perhaps the one that made a daemon, on its way out"
 
 
 def test_nor_of_all_of_it_together_also_under_pid_1(tmp_path, wrap):
     with Launcher(tmp_path, agent(tmp_path, *LEFT.values(), stay=True), wrap=wrap) as launcher:
         launcher.await_note("cleaned")
         assert marked(tmp_path) == []
-        assert f"ended {len(LEFT)} processes" in launcher.log()
+        assert len(LEFT) <= ended_in(launcher) <= len(LEFT) + sum("detach" in words for words in LEFT.values())
         launcher.send(signal.SIGTERM)
         assert launcher.wait() == 143
 
