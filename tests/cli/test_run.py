@@ -137,9 +137,10 @@ def test_a_stop_while_waiting_for_a_name_ends_at_once_with_143(tmp_path: Path) -
 
 
 @pytest.mark.torch
-def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [20, 40, 60, 80])
+def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path, limit: int) -> None:
     (tmp_path / "train.py").touch()
-    command = 'ulimit -n 40; exec "$0" "$@"'
+    command = f'ulimit -n {limit}; exec "$0" "$@"'
     ended = subprocess.run(
         ("sh", "-c", command, *LAUNCHER, "run", "--prefix", "--nproc-per-node", "20", "--", "train.py"),
         env=clean_env(),

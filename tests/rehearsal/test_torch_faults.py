@@ -90,7 +90,7 @@ def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
         str(place),
         *words,
         str(tmp_path / "saved"),
-        "30",
+        "100",
         "2",
     )
     ended = subprocess.run(argv, env=clean_env(), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
@@ -108,7 +108,7 @@ def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
             ("pod ended", 1),
         ]
         steps = [number for what, number in mine if what == "step"]
-        assert (steps[0], steps[-1]) == (1, 30)
+        assert (steps[0], steps[-1]) == (1, 100)
         meetings = [place for place, (what, _) in enumerate(mine) if what == "generation"]
         assert all(what == "step" for what, _ in (mine[meetings[0] + 1], mine[meetings[1] + 1]))
     fault = found.index(("fault", "local-node-0-1", None))

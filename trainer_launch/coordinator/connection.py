@@ -70,7 +70,13 @@ class Connection:
 
 def hang_up(connections: list[Connection], until_s: float) -> None:
     """Send what is unsent, then wait for the others to end: closing over unread lines would void our last words."""
-    with selectors.DefaultSelector() as selector:
+    if not connections:
+        return
+    try:
+        selector = selectors.DefaultSelector()
+    except OSError:  # out of descriptors: they are closed without ceremony
+        return
+    with selector:
         for connection in connections:
             selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
         while selector.get_map() and time.monotonic() < until_s:
