@@ -10,5 +10,5 @@ while step < last:
     time.sleep(0.01)
     step += 1
     print(f"step={step}", flush=True)
-    if step % 150 == 20:
+    if step % 1000 == 20:
         checkpoint.write_text(str(step))
