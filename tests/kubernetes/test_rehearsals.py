@@ -36,7 +36,8 @@ RANKS = {
     "pytorchjob": 3, "pytorchjob-elastic": 3, "tfjob": 2, "training-operator/mpijob": 4, "mpi-operator/mpijob": 4,
 }  # fmt: skip
 
-LEAST = {"pytorchjob-elastic": 2}  # an elastic job may be done before a slow pod comes
+# An elastic job may be done before a slow pod comes; a TFJob is when its first worker is, and the others are ended.
+LEAST = {"pytorchjob-elastic": 2, "tfjob": 1}
 
 
 # One of each engine is quick enough; torch's agents take their time.

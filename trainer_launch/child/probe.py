@@ -36,7 +36,8 @@ def tell(**said: object) -> None:
 
 def storage(folder: str) -> dict[str, float]:
     """What a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink."""
-    name = os.path.join(folder, f".trainer-launch-probe-{os.uname().nodename}-{os.getpid()}")
+    # Random, as all nodes share it, and one that was killed here may have left a file.
+    name = os.path.join(folder, f".trainer-launch-probe-{os.uname().nodename}-{os.urandom(8).hex()}")
     data = os.urandom(_SIZE)
     began = time.monotonic()
     at = name + ".new"

@@ -170,7 +170,8 @@ def _remount(folder: str, size_bytes: int) -> None:
 
 def write_trouble(size_bytes: int, folder: str = FOLDER) -> int | None:
     """Really write so much: the errno of what failed, None when all went well. Nothing stays."""
-    name = os.path.join(folder, f".trainer-launch-probe-{os.getpid()}")
+    # Not our pid: containers of a pod share this folder, and each has a process 1.
+    name = os.path.join(folder, f".trainer-launch-probe-{os.urandom(8).hex()}")
     try:
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
