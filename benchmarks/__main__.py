@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from benchmarks import page
-from benchmarks.measuring import Section, Terms, become_reaper, end_leftovers, measure, say
+from benchmarks.measuring import Section, Terms, become_reaper, end_leftovers, measure, say, settle
 from benchmarks.results import Refused, Results, continued, load, machine, save
 from benchmarks.sections import SECTIONS, chosen
 from benchmarks.tables import circumstances, quiet_limit, table
@@ -63,7 +63,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
     """Section by section; those that take turns, turn by turn. 1 if one could not even begin."""
-    if (load_now := os.getloadavg()[0]) > quiet_limit(machine()):
+    quiet = quiet_limit(machine())
+    if is_busy := (load_now := os.getloadavg()[0]) > quiet:
         say(f"the load is {load_now:.1f}: other work runs here, and the page will say so")
     until_s = time.monotonic() + asked.minutes * 60
     worst = 0
@@ -73,6 +74,8 @@ def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
     for run in [*runs, *shared]:
         run.check()
     for run in [*runs, *(shared * asked.repeats)]:
+        if not is_busy and not run.has_begun:
+            settle(quiet)  # or what the section before has left of its load would be taken for other work
         worst |= run.once()
         if not asked.who:
             page.write(SECTIONS)
@@ -85,6 +88,10 @@ class _Run:
     def __init__(self, section: Section, asked: argparse.Namespace, until_s: float, repeats: int) -> None:
         self._section, self._asked, self._until_s, self._repeats = section, asked, until_s, repeats
         self._results: Results | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._results is not None
 
     def check(self) -> None:
         """Before anything is measured.

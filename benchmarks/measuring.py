@@ -220,6 +220,13 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float, step_s:
         time.sleep(step_s)
 
 
+def settle(load: float, within_s: float = 180.0) -> None:
+    """Wait until the last minute's load is not above this; for long enough that our own has gone by then."""
+    end_s = time.monotonic() + within_s
+    while os.getloadavg()[0] > load and time.monotonic() < end_s:
+        time.sleep(1.0)
+
+
 def say(text: str) -> None:
     """Progress, on stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -102,8 +102,8 @@ def _horovod(
     ssh.chmod(0o755)
     path = f"{folder}/bin:{os.environ['PATH']}"
     hosts = ",".join(f"{host.name}:1" for host in job.workers)
-    words = ("-np", str(len(job.workers)), "--gloo")
-    typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), "--network-interfaces", "eth0", *program)
+    words = ("-np", str(len(job.workers)), "--gloo", "--network-interfaces", "eth0")
+    typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), *program)
     env = {**building.env(), **job.env, "K_MPI_JOB_ROLE": "launcher"}
     return {
         (HOROVODRUN, OURS): ((*ours, "horovodrun", *words, *program), {**env, "PATH": path}),
@@ -212,8 +212,8 @@ SECTION = Section(
     about=f"""\
 {HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the
 same sshd, key and ssh configuration; the program is `echo`. Bare ones are started when all sshd are up, as
-neither waits for them; and when a host is lost, both end. horovodrun is told the network interface, which it
-would look for otherwise.""",
+neither waits for them; and when a host is lost, both end. Both horovodruns are told the network interface, which
+Horovod would look for otherwise, by a Python of its own on each host.""",
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),

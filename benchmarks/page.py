@@ -57,7 +57,7 @@ def _survival(faults: Sequence[Results], folder: Path) -> str:
     if not faults:
         parts.append("Not measured yet.")
     for number, group in enumerate(tables.alike(faults)):
-        if picture := plots.draw_survival(group, contestants.NAMES, folder, number):
+        if picture := plots.draw_survival(group, contestants.NAMES, survival.BEYOND, folder, number):
             parts.append(f"![Survival]({picture})")
         parts.append(survival.table(group))
         parts.append("\n\n".join(f"{one.section}: {tables.circumstances(one)}" for one in group))

@@ -56,19 +56,26 @@ def _bars(ax, row: str, found: Sequence[Figure]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def draw_survival(group: Sequence[Results], whos: Sequence[str], folder: Path, nth: int) -> str | None:
-    """A grid: faults down, contestants across; the cell says the seconds, its colour how many."""
+def draw_survival(group: Sequence[Results], whos: Sequence[str], beyond: str, folder: Path, nth: int) -> str | None:
+    """A grid: faults down, contestants across; a cell has the seconds, by its colour how many, and the starts.
+
+    Where there is a figure of the row `beyond`, the pod's own absence is not in the seconds.
+    """
     plt = _pyplot()
-    cells = {(one.section, figure.who): figure for one in group for figure in one.figures}
-    columns = [who for who in whos if any(found == who for _, found in cells)]
+    cells = {
+        (one.section, figure.row == beyond, figure.who): figure for one in group for figure in _shown(one, beyond)
+    }
+    columns = [who for who in whos if any(found == who for *_, found in cells)]
     if plt is None or not columns:
         return None
-    figure, ax = plt.subplots(figsize=(1.2 * len(columns) + 2.2, 0.36 * len(group) + 1.3), layout="constrained")
+    figure, ax = plt.subplots(figsize=(1.2 * len(columns) + 2.2, 0.42 * len(group) + 1.3), layout="constrained")
     for down, one in enumerate(group):
         for across, who in enumerate(columns):
-            text, colour = _fate(cells.get((one.section, who)))
+            main, rest = (cells.get((one.section, is_beyond, who)) for is_beyond in (False, True))
+            text, starts, colour = fate(main, rest)
             ax.add_patch(plt.Rectangle((across - 0.5, down - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
-            ax.text(across, down, text, ha="center", va="center", fontsize=8, color=INK)
+            ax.text(across, down - 0.13, text, ha="center", va="center", fontsize=8, color=INK)
+            ax.text(across, down + 0.24, starts, ha="center", va="center", fontsize=6, color=INK)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(group) - 0.5, -0.5)
     ax.set_yticks(range(len(group)), [_fault(one) for one in group], fontsize=8)
@@ -76,6 +83,11 @@ def draw_survival(group: Sequence[Results], whos: Sequence[str], folder: Path, n
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
+    ax.set_xlabel(
+        "seconds until all that are left train again, a killed pod's own absence not counted; "
+        "small: how often each pod was started",
+        fontsize=8, color=INK,
+    )  # fmt: skip
     return _save(plt, figure, folder, f"survival-{nth}" if nth else "survival")
 
 
@@ -83,17 +95,22 @@ def _fault(one: Results) -> str:
     return one.figures[0].row if one.figures else one.section
 
 
-def _fate(one: Figure | None) -> tuple[str, str]:
-    """What a cell says, and its colour."""
-    if one is None or not (one.values or one.failures):
-        return "-", "#f1f3f5"
-    if not one.values:
-        return "never", "#e8590c"
-    middle = statistics.median(one.values)
-    text = f"{middle:.1f} s" + ("" if not one.failures else f", {len(one.failures)} never")
-    if one.failures:
-        return text, "#ffa94d"
-    return text, "#8ce99a" if middle < 2 else "#c3fae8" if middle < 7 else "#ffec99"
+def _shown(one: Results, beyond: str) -> list[Figure]:
+    return [figure for figure in one.figures if figure.row in (_fault(one), beyond)]
+
+
+def fate(main: Figure | None, beyond: Figure | None) -> tuple[str, str, str]:
+    """What a cell says, the starts below it, and its colour."""
+    if main is None or not (main.values or main.failures):
+        return "-", "", "#f1f3f5"
+    if not main.values:
+        return "never", "", "#e8590c"
+    middle = statistics.median(beyond.values if beyond and beyond.values else main.values)
+    starts = " or ".join(sorted(set(main.notes)))
+    if main.failures:
+        tries = len(main.values) + len(main.failures)
+        return f"{middle:.1f} s", f"{len(main.failures)} of {tries}: never", "#ffa94d"
+    return f"{middle:.1f} s", starts, "#8ce99a" if middle < 2 else "#c3fae8" if middle < 7 else "#ffec99"
 
 
 def _pyplot():

@@ -26,6 +26,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("benchmarks.page.write", lambda _: None)
     monkeypatch.setattr(command, "save", lambda made: results.save(made, tmp_path))
     monkeypatch.setattr(command, "load", lambda name: results.load(name, tmp_path))
+    monkeypatch.setattr(command, "settle", lambda _: None)
     return []
 
 
@@ -82,6 +83,18 @@ def test_what_is_measured_of_some_contestants_alone_is_printed_and_not_kept(
     command.measure_all([section("x", log)], asked(who=("a",)))
     assert list(tmp_path.iterdir()) == []
     assert "| row | 1.00 s |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("load", "waits"), [(0.1, 2), (99.0, 0)])
+def test_a_section_begins_when_the_load_of_the_one_before_has_gone(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, load: float, waits: int
+) -> None:
+    """Where other work runs anyway it would wait in vain."""
+    waited: list[float] = []
+    monkeypatch.setattr(command, "settle", waited.append)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    command.measure_all([section("x", log), section("y", log, takes_turns=True)], asked())
+    assert len(waited) == waits
 
 
 def test_no_section_is_begun_when_the_time_is_over(log: list[str]) -> None:

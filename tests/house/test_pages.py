@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import survival_picture
 from tests.house.package import ROOT
 from trainer_launch.commands import fields
 
@@ -63,8 +61,3 @@ def test_the_text_for_pypi_links_to_no_file() -> None:
     )
     assert "trainer-launch run" in text
     assert [link for link in links_of(text) if not link.startswith("https://")] == []
-
-
-def test_the_picture_shows_the_figures() -> None:
-    figures = json.loads((ROOT / "benchmarks" / "survival.json").read_text(encoding="utf-8"))
-    assert survival_picture.PICTURE.read_text(encoding="utf-8") == survival_picture.draw(figures)
