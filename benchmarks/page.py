@@ -60,5 +60,5 @@ def _survival(faults: Sequence[Results], folder: Path) -> str:
         if picture := plots.draw_survival(group, contestants.NAMES, survival.BEYOND, folder, number):
             parts.append(f"![Survival]({picture})")
         parts.append(survival.table(group))
-        parts.append("\n\n".join(f"{one.section}: {tables.circumstances(one)}" for one in group))
+        parts.append(tables.circumstances_of(group))
     return "\n\n".join(parts)

@@ -121,17 +121,46 @@ def quiet_limit(machine: str) -> float:
     return int(machine.split()[0]) / 2
 
 
+BUSY = "**Other work ran on this machine: read these as sizes, not as a record.**"
+
+
 def circumstances(results: Results) -> str:
     """Machine, versions, date, load, and how to repeat it."""
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(results.versions.items()))
-    loads = [load for figure in results.figures for load in figure.loads]
-    text = f"{results.date}; {results.machine}; {versions}. Load {results.load:.1f} at the start"
-    text += f", {min(loads):.1f} to {max(loads):.1f} before its runs." if loads else "."
-    if results.load > quiet_limit(results.machine):
-        text += " **Other work ran on this machine: read these as sizes, not as a record.**"
+    text = f"{results.date}; {_where(results)} Load {_loads(results)}."
     lines = [
-        text,
+        f"{text} {BUSY}" if _was_busy(results) else text,
         f"Medians of {results.repeats}, the least and the most in parentheses. Repeat: `{results.command}`.",
+        *_absent(results),
     ]
-    lines += [f"Not measured: {who}: {why}." for who, why in results.absent.items()]
     return "  \n".join(lines)  # a break after each
+
+
+def circumstances_of(group: Sequence[Results]) -> str:
+    """The same of sections that stand in one table; machine and versions are those of all."""
+    lines = [["section", "date", "medians of", "load"]]
+    for one in group:
+        load = f"{_loads(one)}. {BUSY}" if _was_busy(one) else _loads(one)
+        lines.append([f"`{one.section}`", one.date, str(one.repeats), load])
+    absent = dict.fromkeys(text for one in group for text in _absent(one))
+    repeat = f'Repeat one: `make bench BENCH_ARGS="--only {group[0].section}"`.'
+    return "\n\n".join([_where(group[0]), markdown(lines), "  \n".join([repeat, *absent])])
+
+
+def _where(results: Results) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(results.versions.items()))
+    return f"{results.machine}; {versions}."
+
+
+def _loads(results: Results) -> str:
+    loads = [load for figure in results.figures for load in figure.loads]
+    return f"{results.load:.1f} at the start" + (
+        f", {min(loads):.1f} to {max(loads):.1f} before its runs" if loads else ""
+    )
+
+
+def _was_busy(results: Results) -> bool:
+    return results.load > quiet_limit(results.machine)
+
+
+def _absent(results: Results) -> list[str]:
+    return [f"Not measured: {who}: {why}." for who, why in results.absent.items()]

@@ -71,6 +71,8 @@ def test_faults_of_different_machines_stand_in_tables_of_their_own(folder: Path)
     results.save(measured("survival-late", late, machine="8 CPUs (Model), 64 GiB"), folder)
     text = drawn(folder).partition("## Survival")[2]
     assert text.count("| fault |") == 2
+    assert (text.count("2 CPUs (Model)"), text.count("8 CPUs (Model)")) == (1, 1)
+    assert "| `survival-hang` | 2026-11-22T01:10Z | 1 | 0.1 at the start |" in text
 
 
 @pytest.mark.parametrize(
