@@ -33,7 +33,9 @@ s, tried twice. *fixed* has the variables of a Trainer v2 TrainJob, *elastic* th
 to 3 nodes); *expert* sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, last_call_timeout=1, keep_alive_interval=1. All
 may restart three times. accelerate launch and the shell (`exec python train.py` with ranks from the pod's
 variables) know fixed jobs only, ft_launcher and dlrover-run elastic ones; dlrover-run's master has a host of
-its own that no fault touches.
+its own that no fault touches. Who has not ended 30 s after SIGTERM is killed, as Kubernetes does. A stopped worker:
+trainer-launch has `--hang-timeout 5`; the others are as they come, where ft_launcher's timeouts need calls in the
+script, and dlrover-run's is half an hour.
 
 Each row is a section of its own, as all rows take hours: `make bench` measures the first, `make bench-survival`
 all of them."""

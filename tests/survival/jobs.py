@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ def kill_pod(node: int) -> Fault:
 
 
 def stop_pod(node: int) -> Fault:
-    return lambda job: job.pods[node].launcher().send_signal(signal.SIGTERM)
+    return lambda job: job.pods[node].stop()
 
 
 def move_pod(node: int) -> Fault:

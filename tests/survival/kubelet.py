@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import threading
 import time
@@ -19,6 +20,7 @@ from tests.hosts.network import Host
 from trainer_launch.host.net import free_port
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
+GRACE_S = 30.0  # Kubernetes' own terminationGracePeriodSeconds
 AnyHost = Host | LoopbackHost
 
 
@@ -73,6 +75,18 @@ class Pod:
     def kill(self) -> None:
         """End it as a node does that loses its power; the kubelet starts it again."""
         self.host.kill(self._process)
+
+    def stop(self) -> None:
+        """Ask it to stop, as an eviction does: what has not ended when the grace period is over is killed."""
+        process = self._process
+        self.launcher().send_signal(signal.SIGTERM)
+        threading.Thread(target=self._kill_late, args=(process,), daemon=True).start()
+
+    def _kill_late(self, process: subprocess.Popen[str]) -> None:
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.host.kill(process)
 
     def end(self) -> None:
         """Take the pod away for good."""
