@@ -2,7 +2,7 @@
 
 Only the last error counts, with the few lines that belong to it: a warning that was logged before it, or by a
 library's threads after it, is no cause. Texts are those of Python, torch 2.4 to 2.13, NCCL, gloo, CUDA, ROCm,
-TensorFlow 2.20 and JAX 0.10.
+TensorFlow 2.20, JAX 0.10 and MPICH 4.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trainer_launch import exits, slips
 
-_ERROR_LINES = 8  # an error's own text; what follows are frames
+_ERROR_LINES = 12  # an error's own text; what follows are frames
 _FRAME = re.compile(
     r'\s*File "[^"]*", line \d+|Detected at node |\s*$'
 )  # TensorFlow's graphs have theirs before the reason
@@ -21,9 +21,10 @@ _FRAME = re.compile(
 _UNCAUGHT = re.compile(
     r"(\[rank\d+\]: *)?(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
 )
-# C++ itself, and the fatal lines of JAX's and TensorFlow's logging, which abort.
+# C++ itself, the fatal lines of JAX's and TensorFlow's logging, which abort, and MPICH's, above its own stack.
 _TERMINATED = re.compile(
     r"terminate called after throwing|terminate called without|"
+    r"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): Fatal error in |"
     r"F\d{4} [\d:.]+ +\d+ \S+:\d+\] |[\d-]+ [\d:.]+: F \S+:\d+\] "
 )
 # What threads of libraries log: torch's C++ lines, NCCL's, Python's warnings.
@@ -237,6 +238,7 @@ SYMPTOMS = (
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
+        r"ucx function returned with failed status\([^\n]*(?:unreachable|remote peer|timeout|not connected)",
         _START + r"tensorflow\.\S*\.UnavailableError\b",
         _START + r"tensorflow\.\S*\.AbortedError\b[\s\S]*?(?:/job:|Collective ops is aborted)",
         r"because the JAX distributed service detected fatal errors",
