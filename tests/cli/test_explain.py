@@ -75,6 +75,19 @@ def test_no_plan_is_explained_and_ends_as_run_would() -> None:
     assert len(told.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "said"), [("missing.py", "the script 'missing.py' does not exist"), ("mpirn", "in PATH")]
+)
+def test_what_run_could_not_start_here_is_a_warning_and_of_another_pod_nothing_is_known(
+    tmp_path: Path, word: str, said: str
+) -> None:
+    pod = tmp_path / "pod.json"
+    here = json.loads(launch("explain", "--json", "--save-pod", str(pod), "--", word).stdout)
+    assert [text for text in here["warnings"] if text.startswith("run would end with 127: ") and said in text]
+    there = json.loads(launch("explain", "--json", "--pod", str(pod)).stdout)
+    assert "run would end" not in str(there["warnings"])
+
+
 @pytest.mark.parametrize("form", [["--json"], []])
 def test_no_secret_is_ever_printed(form: list[str]) -> None:
     words = ["sh", "-c", "true", "--api-key=hunter2", "--password", "hunter2"]

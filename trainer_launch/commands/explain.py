@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer_launch import engines, signals
+from trainer_launch import engines, programs, signals
 from trainer_launch.commands import ground, report, sshd, watching
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
@@ -18,7 +18,7 @@ from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model import Fact, Host, Json, Plan, Topology
 from trainer_launch.redact import redact, redact_command
 from trainer_launch.shared_memory import Decision
@@ -53,7 +53,7 @@ def main(parsed: Parsed) -> int:
     path = parsed.flags["save_pod"]
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, memory, problem = _plan(reading, parsed)
+    plan, memory, problem, warnings = _plan(reading, parsed)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
@@ -66,7 +66,7 @@ def main(parsed: Parsed) -> int:
         "warnings": [
             *job.warnings,
             *([memory.warning] if memory.warning else []),
-            *([] if problem is None else [f"no plan: {problem}"]),
+            *warnings,
         ],
     }
     if parsed.flags["json"]:
@@ -87,8 +87,10 @@ def _pod(parsed: Parsed) -> Pod:
     return replace(pod, command=parsed.argv) if parsed.argv else pod
 
 
-def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
-    """This node's place and the plan, or why there is none; without a command only the place."""
+def _plan(
+    reading: Reading, parsed: Parsed
+) -> tuple[dict[str, Json] | None, Decision, LaunchError | None, list[str]]:
+    """This node's place and the plan, or why there is none, and warnings; without a command only the place."""
     memory = Decision()
     try:
         if parsed.settings.hang_timeout is not None:
@@ -98,7 +100,7 @@ def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Dec
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
-            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
+            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None, []
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
@@ -108,9 +110,20 @@ def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Dec
             **_plan_json(request, made),
             "hang_timeout": parsed.settings.hang_timeout,
         }
-        return plan, memory, None
+        is_here = not is_worker and not parsed.flags["pod"]  # of another pod's files nothing is known
+        return plan, memory, None, _lacking(request, made) if is_here else []
     except LaunchError as problem:
-        return None, memory, problem
+        return None, memory, problem, [f"no plan: {problem}"]
+
+
+def _lacking(request: Request, plan: Plan) -> list[str]:
+    """Why `run` would not start this plan in this container."""
+    try:
+        programs.check(request.command, request.env.get("PATH"))
+        programs.check_torch(plan.engine)
+    except NotRunnableError as error:
+        return [f"run would end with {error.exit_code}: {error}"]
+    return []
 
 
 def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> dict[str, Json]:
