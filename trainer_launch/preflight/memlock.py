@@ -37,13 +37,19 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(check=NAME, status=Status.UNKNOWN, text=f"whether memory can be locked is not known: {why}")
         return
     allowed = subject.limits.memlock_bytes
+    text = (
+        f"{shown} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is "
+        f"{'none' if allowed is None else f'{allowed // 1024} KiB'}"
+    )
+    if not subject.has_rdma:
+        text = f"{text}; only RDMA needs it, and no RDMA device is here"
+        yield Finding(check=NAME, status=Status.SKIPPED, text=text)
+        return
     yield Finding(
         check=NAME,
-        status=Status.FAIL if subject.has_rdma else Status.WARN,
-        fault=Fault.JOB if subject.has_rdma else None,
-        text=f"{shown} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is "
-        + ("none" if allowed is None else f"{allowed // 1024} KiB")
-        + ("" if subject.has_rdma else "; only RDMA needs it, and no RDMA device is here"),
+        status=Status.FAIL,
+        fault=Fault.JOB,
+        text=text,
         measured=0,
         expected=size // MIB,
         unit="MiB",
