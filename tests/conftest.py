@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
+from trainer_launch.commands import scratch
 
 # Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -41,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # a file is as slow as its quickest test, as those of one file stay together
         ranks[item.path] = min(_rank(item), ranks.get(item.path, _LONG))
     items.sort(key=lambda item: (ranks[item.path], -counted[item.path], item.path))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Launchers that tests have killed leave their folders, as on any machine where they are not process 1."""
+    if not hasattr(session.config, "workerinput"):
+        scratch.forget_killed(tempfile.gettempdir())
 
 
 def _rank(item: pytest.Item) -> int:
