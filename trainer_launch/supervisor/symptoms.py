@@ -237,8 +237,8 @@ SYMPTOMS = (
         r"remote process exited or there was a network error|[Cc]onnection closed by remote peer",
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
-        _GLOO
-        + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out|TIMEOUT self_rank|Socket closed )",
+        _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
+        _GLOO + r"(?:TIMEOUT self_rank|Socket closed )",  # Paddle's
         r"ucx function returned with failed status\([^\n]*(?:unreachable|remote peer|timeout|not connected)",
         _START + r"tensorflow\.\S*\.UnavailableError\b",
         _START + r"tensorflow\.\S*\.AbortedError\b[\s\S]*?(?:/job:|Collective ops is aborted)",
