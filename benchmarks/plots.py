@@ -59,7 +59,7 @@ def _bars(ax, row: str, found: Sequence[Figure]) -> None:
 def draw_survival(group: Sequence[Results], whos: Sequence[str], beyond: str, folder: Path, nth: int) -> str | None:
     """A grid: faults down, contestants across; a cell has the seconds, by its colour how many, and the starts.
 
-    Where there is a figure of the row `beyond`, the pod's own absence is not in the seconds.
+    Where there is a figure of the row `beyond`, the kubelet's pause is not in the seconds.
     """
     plt = _pyplot()
     cells = {
@@ -84,7 +84,7 @@ def draw_survival(group: Sequence[Results], whos: Sequence[str], beyond: str, fo
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_xlabel(
-        "seconds until all that are left train again, a killed pod's own absence not counted; "
+        "seconds until all that are left train again, without the 3 s until a kubelet starts a pod anew; "
         "small: how often each pod was started",
         fontsize=8, color=INK,
     )  # fmt: skip

@@ -27,15 +27,15 @@ ABOUT = f"""\
 Three pods with a network, host name, process namespace, /tmp and /dev/shm of their own, one gloo worker each, a
 checkpoint at each step; a kubelet starts a failed pod again after 3 s. Each launcher is its pod's process 1. A
 cell is the time from the fault to the first step in which all train again that should (for a node lost for
-good: the others), `+` what is left of it after the pod's own absence, `fewer` when an elastic job went on
-without it before that; then how often each pod was started (1/1/1: none anew). `never`: not within {WATCH_S:g}
-s, tried twice. *fixed* has the variables of a Trainer v2 TrainJob, *elastic* those of an elastic PyTorchJob (1
-to 3 nodes); *expert* sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, last_call_timeout=1, keep_alive_interval=1. All
-may restart three times. accelerate launch and the shell (`exec python train.py` with ranks from the pod's
-variables) know fixed jobs only, ft_launcher and dlrover-run elastic ones; dlrover-run's master has a host of
-its own that no fault touches. Who has not ended 30 s after SIGTERM is killed, as Kubernetes does. A stopped worker:
-trainer-launch has `--hang-timeout 5`; the others are as they come, where ft_launcher's timeouts need calls in the
-script, and dlrover-run's is half an hour.
+good: the others), `+` the same without those 3 s, `fewer` when an elastic job went on without it before that;
+then how often each pod was started (1/1/1: none anew). `never`: not within {WATCH_S:g} s, tried twice. *fixed*
+has the variables of a Trainer v2 TrainJob, *elastic* those of an elastic PyTorchJob (1 to 3 nodes); *expert*
+sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, last_call_timeout=1, keep_alive_interval=1. All may restart three
+times. accelerate launch and the shell (`exec python train.py` with ranks from the pod's variables) know fixed
+jobs only, ft_launcher and dlrover-run elastic ones; dlrover-run's master has a host of its own that no fault
+touches. Who has not ended 30 s after SIGTERM is killed, as Kubernetes does. A stopped worker: trainer-launch has
+`--hang-timeout 5`; the others are as they come, where ft_launcher's timeouts need calls in the script, and
+dlrover-run's is half an hour.
 
 Each row is a section of its own, as all rows take hours: `make bench` measures the first, `make bench-survival`
 all of them."""
@@ -116,8 +116,8 @@ def _watched(job: Job, row: Row) -> Mapping[str, Reading | str]:
         return {row.text: f"never{fewer}, {_starts(job)}"}
     whole_s = next(step.at_s for step in new if step.start == new[-1].start) - at_s
     found = {row.text: Reading(whole_s, _starts(job))}
-    if row.away is not None and (returned := job.pods[row.away].started_s[had:]):
-        found[BEYOND] = Reading(whole_s - (returned[0] - at_s))
+    if row.away is not None and len(job.pods[row.away].started_s) > had:
+        found[BEYOND] = Reading(whole_s - job.pods[row.away].restart_s)  # how long it takes to end is not absence
     if new[0].at_s - at_s < whole_s:
         found[FEWER] = Reading(new[0].at_s - at_s)
     return found
