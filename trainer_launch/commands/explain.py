@@ -53,7 +53,7 @@ def main(parsed: Parsed) -> int:
     path = parsed.flags["save_pod"]
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, memory, problem, warnings = _plan(reading, parsed)
+    plan, memory, problem = _plan(reading, parsed)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
@@ -66,7 +66,10 @@ def main(parsed: Parsed) -> int:
         "warnings": [
             *job.warnings,
             *([memory.warning] if memory.warning else []),
-            *warnings,
+            *([] if problem is None else [f"no plan: {problem}"]),
+            *(
+                [] if plan is None or parsed.flags["pod"] else _lacking(reading, plan)
+            ),  # another pod's files are not here
         ],
     }
     if parsed.flags["json"]:
@@ -87,10 +90,8 @@ def _pod(parsed: Parsed) -> Pod:
     return replace(pod, command=parsed.argv) if parsed.argv else pod
 
 
-def _plan(
-    reading: Reading, parsed: Parsed
-) -> tuple[dict[str, Json] | None, Decision, LaunchError | None, list[str]]:
-    """This node's place and the plan, or why there is none, and warnings; without a command only the place."""
+def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
+    """This node's place and the plan, or why there is none; without a command only the place."""
     memory = Decision()
     try:
         if parsed.settings.hang_timeout is not None:
@@ -100,7 +101,7 @@ def _plan(
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
-            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None, []
+            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
@@ -110,17 +111,18 @@ def _plan(
             **_plan_json(request, made),
             "hang_timeout": parsed.settings.hang_timeout,
         }
-        is_here = not is_worker and not parsed.flags["pod"]  # of another pod's files nothing is known
-        return plan, memory, None, _lacking(request, made) if is_here else []
+        return plan, memory, None
     except LaunchError as problem:
-        return None, memory, problem, [f"no plan: {problem}"]
+        return None, memory, problem
 
 
-def _lacking(request: Request, plan: Plan) -> list[str]:
+def _lacking(reading: Reading, plan: Mapping[str, Json]) -> list[str]:
     """Why `run` would not start this plan in this container."""
+    if reading.command is None:
+        return []
     try:
-        programs.check(request.command, request.env.get("PATH"))
-        programs.check_torch(plan.engine)
+        programs.check(reading.command, reading.pod.env.get("PATH"))
+        programs.check_torch(str(plan["engine"]))
     except NotRunnableError as error:
         return [f"run would end with {error.exit_code}: {error}"]
     return []

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from trainer_launch import exits, slips
 
-_ERROR_LINES = 12  # an error's own text; what follows are frames
-_FRAME = re.compile(
-    r'\s*File "[^"]*", line \d+|Detected at node |\s*$'
-)  # TensorFlow's graphs have theirs before the reason
+_ERROR_LINES = 8  # an error's own text; what follows are frames
+# Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.
+_FRAME = re.compile(r'\s*File "[^"]*", line \d+|Detected at node |\w+\(\d+\)\.*: *$|\s*$')
 # How Python names what was not caught, perhaps with torch's prefix. Paddle's `FatalError` only repeats the signal.
 _UNCAUGHT = re.compile(
     r"(\[rank\d+\]: *)?(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
