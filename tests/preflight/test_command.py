@@ -150,6 +150,16 @@ def test_a_full_shared_memory_is_the_jobs_fault() -> None:
     assert "shm" in loud(done)
 
 
+def test_a_warning_is_no_failure_unless_it_is_named_fatal() -> None:
+    words, env = ("--only", "nccl-socket-ifname"), {"NCCL_SOCKET_IFNAME": "nothere"}
+    done = wrapped(("env",), *words, env=env)
+    has_gpu = Path("/dev/nvidiactl").exists()
+    assert (done.returncode, loud(done)["nccl-socket-ifname"]["status"]) == (
+        (30, "fail") if has_gpu else (0, "warn")
+    )
+    assert wrapped(("env",), *words, "--fatal", "nccl-socket-ifname", env=env).returncode == 30
+
+
 def test_few_open_files_are_told_with_what_the_job_may_need() -> None:
     done = wrapped(("prlimit", "--nofile=100:100"), "--only", CONTAINER)
     assert done.returncode == 30
