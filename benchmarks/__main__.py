@@ -63,19 +63,18 @@ def _names(text: str) -> tuple[str, ...]:
 
 def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
     """Section by section; those that take turns, turn by turn. 1 if one could not even begin."""
-    quiet = quiet_limit(machine())
-    if is_busy := (load_now := os.getloadavg()[0]) > quiet:
+    limit, load_now = quiet_limit(machine()), os.getloadavg()[0]
+    quiet = limit if load_now <= limit else None
+    if quiet is None:
         say(f"the load is {load_now:.1f}: other work runs here, and the page will say so")
     until_s = time.monotonic() + asked.minutes * 60
     worst = 0
     in_turn = [section for section in sections if section.takes_turns]
-    runs = [_Run(section, asked, until_s, asked.repeats) for section in sections if not section.takes_turns]
-    shared = [_Run(section, asked, until_s, 1) for section in in_turn]
+    runs = [_Run(one, asked, until_s, asked.repeats, quiet) for one in sections if not one.takes_turns]
+    shared = [_Run(section, asked, until_s, 1, quiet) for section in in_turn]
     for run in [*runs, *shared]:
         run.check()
     for run in [*runs, *(shared * asked.repeats)]:
-        if not is_busy and not run.has_begun:
-            settle(quiet)  # or what the section before has left of its load would be taken for other work
         worst |= run.once()
         if not asked.who:
             page.write(SECTIONS)
@@ -85,13 +84,13 @@ def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
 class _Run:
     """The measuring of one section, in one go or in several."""
 
-    def __init__(self, section: Section, asked: argparse.Namespace, until_s: float, repeats: int) -> None:
+    def __init__(
+        self, section: Section, asked: argparse.Namespace, until_s: float, repeats: int, quiet: float | None
+    ) -> None:
+        """`quiet` is the load to begin at; None where other work keeps it above."""
         self._section, self._asked, self._until_s, self._repeats = section, asked, until_s, repeats
+        self._quiet = quiet
         self._results: Results | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        return self._results is not None
 
     def check(self) -> None:
         """Before anything is measured.
@@ -110,6 +109,8 @@ class _Run:
             return 0
         if time.monotonic() > self._until_s:
             return 0
+        if self._results is None and self._quiet is not None:
+            settle(self._quiet)  # or what the section before has left of its load would be taken for other work
         began_s = time.monotonic()
         try:
             self._results = results = self._results or self._begun()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Section
 from benchmarks.results import Figure, Results
-from benchmarks.tables import OURS, number, rows_of
+from benchmarks.tables import OURS, columns_of, number, rows_of
 
 OUR_COLOUR, THEIR_COLOUR, INK = "#d9480f", "#7c93ab", "#222222"
 DPI = 90
@@ -62,17 +62,14 @@ def draw_survival(group: Sequence[Results], whos: Sequence[str], beyond: str, fo
     Where there is a figure of the row `beyond`, the kubelet's pause is not in the seconds.
     """
     plt = _pyplot()
-    cells = {
-        (one.section, figure.row == beyond, figure.who): figure for one in group for figure in _shown(one, beyond)
-    }
-    columns = [who for who in whos if any(found == who for *_, found in cells)]
+    columns = columns_of(group, whos)
     if plt is None or not columns:
         return None
     figure, ax = plt.subplots(figsize=(1.2 * len(columns) + 2.2, 0.42 * len(group) + 1.3), layout="constrained")
     for down, one in enumerate(group):
         for across, who in enumerate(columns):
-            main, rest = (cells.get((one.section, is_beyond, who)) for is_beyond in (False, True))
-            text, starts, colour = fate(main, rest)
+            figures = {found.row: found for found in one.figures if found.who == who}
+            text, starts, colour = fate(figures.get(_fault(one)), figures.get(beyond))
             ax.add_patch(plt.Rectangle((across - 0.5, down - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
             ax.text(across, down - 0.13, text, ha="center", va="center", fontsize=8, color=INK)
             ax.text(across, down + 0.24, starts, ha="center", va="center", fontsize=6, color=INK)
@@ -93,10 +90,6 @@ def draw_survival(group: Sequence[Results], whos: Sequence[str], beyond: str, fo
 
 def _fault(one: Results) -> str:
     return one.figures[0].row if one.figures else one.section
-
-
-def _shown(one: Results, beyond: str) -> list[Figure]:
-    return [figure for figure in one.figures if figure.row in (_fault(one), beyond)]
 
 
 def fate(main: Figure | None, beyond: Figure | None) -> tuple[str, str, str]:

@@ -103,7 +103,8 @@ def once(who: Contestant, row: Row) -> Mapping[str, Reading | str]:
 
 def _watched(job: Job, row: Row) -> Mapping[str, Reading | str]:
     before = {step.start for step in jobs.steps(job.folder)}
-    had = len(job.pods[row.away].started_s) if row.away is not None else 0
+    away = None if row.away is None else job.pods[row.away]
+    had = 0 if away is None else away.starts
     at_s = time.monotonic()
     row.fault(job)
     is_back = False
@@ -116,8 +117,8 @@ def _watched(job: Job, row: Row) -> Mapping[str, Reading | str]:
         return {row.text: f"never{fewer}, {_starts(job)}"}
     whole_s = next(step.at_s for step in new if step.start == new[-1].start) - at_s
     found = {row.text: Reading(whole_s, _starts(job))}
-    if row.away is not None and len(job.pods[row.away].started_s) > had:
-        found[BEYOND] = Reading(whole_s - job.pods[row.away].restart_s)  # how long it takes to end is not absence
+    if away is not None and away.starts > had:
+        found[BEYOND] = Reading(whole_s - away.restart_s)  # how long it takes to end is not absence
     if new[0].at_s - at_s < whole_s:
         found[FEWER] = Reading(new[0].at_s - at_s)
     return found
@@ -170,7 +171,7 @@ _BY_SECTION = dict(zip(NAMES, ROWS.values(), strict=True))
 
 def table(group: Sequence[Results]) -> str:
     """Faults down, contestants across; all of one machine and the same versions."""
-    columns = [who for who in contestants.NAMES if any(f.who == who for one in group for f in one.figures)]
+    columns = tables.columns_of(group, contestants.NAMES)
     lines = [["fault", "this project must", *columns]]
     for one in group:
         row = _BY_SECTION[one.section]

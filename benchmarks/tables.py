@@ -61,9 +61,15 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def table(results: Results, whos: Sequence[str]) -> str:
     """Rows down, contestants across, in the order of `whos`."""
     found = {(figure.row, figure.who): figure for figure in results.figures}
-    columns = [who for who in whos if any(figure.who == who for figure in results.figures)]
+    columns = columns_of([results], whos)
     lines = [[row, *(cell(found.get((row, who))) for who in columns)] for row in rows_of(results)]
     return markdown([["", *columns], *lines])
+
+
+def columns_of(group: Iterable[Results], whos: Sequence[str]) -> list[str]:
+    """Of these contestants those that were measured, in this order."""
+    measured = {figure.who for one in group for figure in one.figures}
+    return [who for who in whos if who in measured]
 
 
 def rows_of(results: Results) -> list[str]:

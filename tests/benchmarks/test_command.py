@@ -97,9 +97,11 @@ def test_a_section_begins_when_the_load_of_the_one_before_has_gone(
     assert len(waited) == waits
 
 
-def test_no_section_is_begun_when_the_time_is_over(log: list[str]) -> None:
+def test_no_section_is_begun_when_the_time_is_over(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(command, "settle", waited.append)
     command.measure_all([section("x", log)], asked(minutes=-1))
-    assert log == []
+    assert (log, waited) == ([], [])
 
 
 def test_an_unknown_section_is_one_sentence() -> None:

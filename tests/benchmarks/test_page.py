@@ -102,3 +102,10 @@ def test_sections_are_asked_for_by_name_and_all_faults_by_one_word() -> None:
     assert [section.name for section in chosen("containers")] == ["containers"]
     with pytest.raises(Refused, match="'nothing' is none of startup"):
         chosen("nothing")
+
+
+def test_the_page_of_this_repository_shows_its_raw_data(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    anew = tmp_path / "RESULTS.md"
+    page.write(SECTIONS, results.FOLDER, anew)
+    assert page.PAGE.read_text(encoding="utf-8") == anew.read_text(encoding="utf-8"), "make bench BENCH_ARGS=--draw"
