@@ -17,6 +17,7 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
 
 PREFIX = "TRAINER_LAUNCH_"
+_NO_PREFIX = "\0"  # no variable begins with it
 _LONGEST = 60  # characters of a name that is compared with ours
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
@@ -206,19 +207,27 @@ JOB_FLAGS: Mapping[str, str] = {
 }
 
 
-def load(flags: Mapping[str, Any]) -> Settings:
-    """Settings from flags that were given, TRAINER_LAUNCH_* and defaults.
+def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Settings:
+    """Settings from flags that were given, TRAINER_LAUNCH_* (of another pod: its `env`) and defaults.
 
     Raises:
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
     try:
-        return Settings(**flags)
+        if env is None:
+            return Settings(**flags)
+        values: dict[str, Any] = {"_env_prefix": _NO_PREFIX, **_told(env), **flags}
+        return Settings(**values)
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0]).lower()
         where = flag_of(name) if name in flags else PREFIX + name.upper()
         raise UsageError(f"{where} is {str(first['input'])[:60]!r}; {_expected(first['msg'])}") from None
+
+
+def _told(env: Mapping[str, str]) -> dict[str, str]:
+    given = {name: env.get(PREFIX + name.upper()) for name in Settings.model_fields}
+    return {name: value for name, value in given.items() if value}
 
 
 def job_options(settings: Settings) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,36 @@ def test_a_saved_pod_explains_as_the_pod_itself_and_holds_no_secret(tmp_path: Pa
     assert there["contract"] == "trainer-v2-torch"
 
 
+def test_another_pod_is_explained_with_its_own_settings_and_with_those_typed_in_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "pod.json"
+    own = {"TRAINER_LAUNCH_MAX_RESTARTS": "10", "TRAINER_LAUNCH_NPROC_PER_NODE": "2"}
+    command = ["/usr/bin/trainer-launch", "run", "--nproc-per-node", "4", "--", "train.py", "--lr", "1"]
+    path.write_text(json.dumps({"env": V2 | own, "hostname": "job-node-0-1", "command": command}))
+
+    def plan(*words: str) -> dict[str, Any]:
+        mine = {"TRAINER_LAUNCH_NPROC_PER_NODE": "9", "TRAINER_LAUNCH_MAX_RESTARTS": "1"}
+        told: dict[str, Any] = json.loads(launch("explain", "--json", "--pod", str(path), *words, env=mine).stdout)
+        return told["plan"]
+
+    told = plan()
+    assert (told["engine"], told["nproc_per_node"]) == ("torchrun", 4)
+    (process,) = told["processes"]
+    assert process["argv"][-3:] == ["train.py", "--lr", "1"]
+    assert any("max_restarts=10" in word for word in process["argv"])
+    told = plan("--nproc-per-node", "3", "--", "other.py")
+    assert (told["nproc_per_node"], told["processes"][0]["argv"][-1]) == (3, "other.py")
+
+
+def test_a_pod_that_cannot_be_read_is_saved_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "pod.json"
+    ended = launch("explain", "--save-pod", str(path), "--", "true", env=V2 | {"PET_NNODES": "two"} | SECRETS)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    saved = path.read_text()
+    assert json.loads(saved)["env"]["PET_NNODES"] == "two"
+    assert "hunter2" not in saved
+    assert launch("explain", "--pod", str(path)).stderr == ended.stderr
+
+
 def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container(tmp_path: Path) -> None:
     path = tmp_path / "pod.json"
     path.write_text(json.dumps({"env": {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3",
@@ -126,3 +157,5 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     assert told.returncode == 0
     assert max(map(len, told.stdout.splitlines())) <= 80
     assert "TRAINER_LAUNCH_" in told.stdout
+    examples = told.stdout.partition("\nexamples:\n")[2]
+    assert f"trainer-launch {command[0] if command else 'local'} " in examples

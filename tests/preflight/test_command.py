@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.host.test_real_cgroup import MEMORY, limited
 from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
 from trainer_launch import preflight as checks
+from trainer_launch.commands import leaving
 
 pytestmark = pytest.mark.process
 
@@ -95,6 +97,28 @@ def test_a_report_to_what_is_no_file_replaces_nothing(tmp_path: Path) -> None:
     done = launch("preflight", "--report", "/dev/null", "--only", "cpu")
     assert done.returncode == 0
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_report_that_cannot_be_written_changes_no_verdict(tmp_path: Path) -> None:
+    """The volume may be what the checks have found at fault: they are told first."""
+    words = tmp_path / "words"
+    flags = ("--report", "/dev/full", "--termination-log", str(words))
+    done = launch("preflight", *flags, "--only", "program", "--", "no-such-program")
+    assert done.returncode == 30
+    assert "no-such-program" in done.stdout
+    assert "--report: /dev/full was not written: No space left on device" in done.stderr
+    assert words.read_text().startswith("reason=PreflightFatal exit=30 ")
+
+
+def test_nobody_waits_for_a_file_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # as a file server that has gone: who opens it waits
+    monkeypatch.setattr(leaving, "_LIMIT_S", 0.05)
+    leaving.write("--report", str(pipe), "text")
+    assert "was not written: no answer in 0.05 s" in caplog.text
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # and who waits goes on
 
 
 def test_the_kill_switch_checks_nothing() -> None:

@@ -16,7 +16,7 @@ from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
 from trainer_launch.host.code import code_hash
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
-from trainer_launch.rollcall import facts, speech
+from trainer_launch.rollcall import ending, facts, speech
 from trainer_launch.rollcall.compare import clocks, differences
 from trainer_launch.rollcall.names import names_of
 from trainer_launch.rollcall.protocol import MAX_FACTS, Record, parse, render
@@ -196,6 +196,18 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     assert told[1].subject == "node 1 (b), node 0 (a)"
 
 
+def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_one_check() -> None:
+    """Every node comes to the same verdict, whichever of the two it has itself."""
+    of_job = Finding(check="storage", status=Status.FAIL, fault=Fault.JOB, subject="node 2 (c)", text="full")
+    decided = [of_job, fail("storage", "node 3 (d)", "hangs")]
+    for own, name in (((), "node 0 (a)"), ((replace(of_job, subject="/b"),), "node 2 (c)")):
+        told = merged(own, decided, name, CHECKS)
+        assert sorted((one.fault, one.subject) for one in told if one.fault) == [
+            (Fault.JOB, "node 2 (c)"),
+            (Fault.NODE, "node 3 (d)"),
+        ]
+
+
 def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
     told = merged(tuple(explained([fail("dns")], [missing])), [missing], "node 1 (b)", CHECKS)
@@ -211,6 +223,16 @@ def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -
 def test_the_failing_nodes_are_listed_by_host_name() -> None:
     job = Finding(check="facts", status=Status.FAIL, fault=Fault.JOB, subject="node 3 (d)", text="x")
     assert failing_nodes([fail("pairs", "node 2 (c)"), fail("shm", "node 0 (a), node 2 (c)"), job]) == "c\na\n"
+
+
+def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
+    names = [f"node {number} (host-{number})" for number in range(20)]
+    (found,) = ending.grouped({name: [fail("shm")] for name in names})
+    assert len(failing_nodes([found]).split()) == 20
+    (told,) = speech.loaded(speech.dumped([found]))
+    assert told.subject.endswith("node 7 (host-7) and 12 more")
+    skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
+    assert len(failing_nodes(skewed).split()) == 10
 
 
 def test_thresholds_are_read_or_refused() -> None:

@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from trainer_launch import engines, programs, signals
-from trainer_launch.commands import ground, report, sshd, watching
+from trainer_launch.commands import ground, options, report, sshd, watching
 from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
@@ -19,8 +20,9 @@ from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
-from trainer_launch.model import Fact, Host, Json, Plan, Topology
+from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology
 from trainer_launch.redact import redact, redact_command
+from trainer_launch.settings import Settings, load
 from trainer_launch.shared_memory import Decision
 from trainer_launch.topology import place, usable_threads
 
@@ -32,6 +34,9 @@ EXAMPLES = """examples:
   trainer-launch explain --pod pod.json -- train.py   # another pod
 """
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
+_OURS = "trainer-launch"  # as a snapshot's command begins with it
+_RUNNING = (("run",), ("preflight",), ("sshd",))
+_UNREAD = "unknown"  # the contract of a pod that no contract fits
 _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes
 
 
@@ -48,12 +53,18 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: what was read makes no sense, or no plan can be made of it.
     """
-    reading = read(_pod(parsed), parsed.settings)
-    job = reading.job
+    pod, settings = _pod(parsed)
     path = parsed.flags["save_pod"]
+    try:
+        reading = read(pod, settings)
+    except LaunchError:  # what is odd about a pod is what a report of it is for
+        if path:
+            _save(path, snapshot.snapshot_of(pod, Job(contract=_UNREAD)))
+        raise
+    job = reading.job
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, memory, problem = _plan(reading, parsed)
+    plan, memory, problem = _plan(reading, settings)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
@@ -81,35 +92,39 @@ def main(parsed: Parsed) -> int:
     return 0
 
 
-def _pod(parsed: Parsed) -> Pod:
-    """The pod to explain; a command on our own line replaces the snapshot's."""
+def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
+    """The pod to explain, with its own settings; what is on our own line wins over a snapshot's."""
     path = parsed.flags["pod"]
     if not path:
-        return live_pod(parsed.argv)
+        return live_pod(parsed.argv), parsed.settings
     pod = snapshot.pod_from_snapshot(_load(path))
-    return replace(pod, command=parsed.argv) if parsed.argv else pod
+    typed: dict[str, Any] = {}
+    words = pod.command
+    if PurePosixPath(words[0] if words else "").name == _OURS and words[1:2] in _RUNNING:
+        typed, words = options.typed(_OURS, words[1:])
+    return replace(pod, command=parsed.argv or words), load({**typed, **parsed.given}, pod.env)
 
 
-def _plan(reading: Reading, parsed: Parsed) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
+def _plan(reading: Reading, settings: Settings) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
     """This node's place and the plan, or why there is none; without a command only the place."""
     memory = Decision()
     try:
-        if parsed.settings.hang_timeout is not None:
-            watching.seconds(parsed.settings.hang_timeout)
+        if settings.hang_timeout is not None:
+            watching.seconds(settings.hang_timeout)
         topology = place(reading.job, reading.host)
-        memory = ground.decided(reading, topology, parsed.settings)
+        memory = ground.decided(reading, topology, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        request = request_of(reading, topology, parsed.settings, scratch=_SCRATCH)
+        request = request_of(reading, topology, settings, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
-        made = sshd.explained(request, parsed.settings) if is_worker else engines.plan(request)
+        made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
             **placed,
             **_plan_json(request, made),
-            "hang_timeout": parsed.settings.hang_timeout,
+            "hang_timeout": settings.hang_timeout,
         }
         return plan, memory, None
     except LaunchError as problem:

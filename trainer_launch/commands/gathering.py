@@ -84,9 +84,20 @@ class Gathering:
     subject: Subject
     secret: bytes
     collectives: Collectives | None
-    measured: Callable[[], Sequence[Measure]]  # by all nodes, on node 0; after `finish`
-    seen: Callable[[], Seen]  # the pair tests, likewise
+    server: Server | None  # on node 0
     tokens: Tokens
+
+    def decided(self) -> Sequence[Finding]:
+        """On node 0, after `finish`: all of the verdict, of which the nodes are told as much as fits."""
+        return () if self.server is None else self.server.findings()
+
+    def measured(self) -> Sequence[Measure]:
+        """On node 0, after `finish`: what all nodes have measured."""
+        return () if self.server is None else self.server.measured()
+
+    def seen(self) -> Seen:
+        """On node 0, after `finish`: the pair tests."""
+        return Seen() if self.server is None else self.server.seen()
 
     def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
@@ -145,8 +156,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         raise ValueError("there is no roll call, and `obstacle` says why")
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     calling = _calling(subject, settings, skipped, place, nodes)
-    measured: Callable[[], Sequence[Measure]] = tuple
-    seen: Callable[[], Seen] = Seen
+    server = None
     with contextlib.ExitStack() as undo:
         collectives = _collectives(subject, settings, skipped)
         if collectives is not None:
@@ -159,7 +169,6 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
                 yield problem
                 return
             undo.callback(server.stop)
-            measured, seen = server.measured, server.seen
         caller = Caller(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation(), place.port),
@@ -179,8 +188,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             subject,
             secret or b"",
             collectives,
-            measured,
-            seen,
+            server,
             tokens,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from trainer_launch.findings import Finding, Status
+from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight import dns
 from trainer_launch.rollcall import ending
 from trainer_launch.rollcall.stages import Stage
@@ -20,17 +20,22 @@ def merged(
 
     `checks` are those of all nodes together.
     """
-    alike = {(finding.check, finding.status): finding for finding in decided if finding.check not in checks}
+    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
     told = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            group = alike.pop((finding.check, finding.status), None)
+            group = alike.pop(_kind(finding), None)
             others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
             told.append(replace(finding, subject=", ".join((name, *others))))
         else:
             told.append(finding)
     rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
     return (*rest, *told)
+
+
+def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
+    """What `ending.grouped` puts together."""
+    return finding.check, finding.status, finding.fault
 
 
 def explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:

@@ -41,6 +41,7 @@ class Parsed:
     settings: Settings
     argv: tuple[str, ...]  # the command to run
     flags: Mapping[str, Any]  # what only one command knows, such as --json
+    given: Mapping[str, Any]  # the settings that were typed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,26 +77,44 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
 
 
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
+    command, given, words, flags = _typed(program, argv)
+    loaded = settings.load(given)
+    log.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
+    for sentence in settings.unknown_variables(os.environ):
+        log.warn(sentence)
+    return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
+
+
+def typed(program: str, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings that another container's command line of ours gives, and the command that it runs.
+
+    Raises:
+        UsageError: it is none.
+    """
+    _, given, words, _ = _typed(program, argv)
+    return given, words
+
+
+def _typed(
+    program: str, argv: Sequence[str]
+) -> tuple[Callable[[Parsed], int], dict[str, Any], tuple[str, ...], dict[str, Any]]:
     own, rest = _split(list(argv))
     called = tuple(name for name in COMMANDS if own[:1] == [name])
     if not called and not (own and own[0].startswith("-")):
         raise UsageError(_no_command(program, own))
     parser = build(program, called or tuple(COMMANDS))
     found, unknown = parser.parse_known_args(own)
-    parsed = vars(found)
+    flags = vars(found)
     if unknown:
-        parsed.pop("parser", parser).refuse_unknown(unknown[0])
-    del parsed["parser"]
-    command: Callable[[Parsed], int] = parsed.pop("command")
-    words: list[str] = parsed.pop("words")
+        flags.pop("parser", parser).refuse_unknown(unknown[0])
+    del flags["parser"]
+    command: Callable[[Parsed], int] = flags.pop("command")
+    words: list[str] = flags.pop("words")
     if rest is not None and words:
         raise UsageError(f"{words[0]!r} stands before --; put options of {program} there, and the command after it")
-    given = {name: parsed.pop(name) for name in list(parsed) if name in Settings.model_fields}
-    loaded = settings.load({name: value for name, value in given.items() if value is not None})
-    log.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
-    for sentence in settings.unknown_variables(os.environ):
-        log.warn(sentence)
-    return Parsed(command=command, settings=loaded, argv=tuple(words if rest is None else rest), flags=parsed)
+    given = {name: flags.pop(name) for name in list(flags) if name in Settings.model_fields}
+    given = {name: value for name, value in given.items() if value is not None}
+    return command, given, tuple(words if rest is None else rest), flags
 
 
 def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:

@@ -10,15 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainer_launch import engines, exits, log, outcome, preflight, references, replacing
+from trainer_launch import engines, exits, log, outcome, preflight, references
 from trainer_launch.commands import running
 from trainer_launch.commands.gather import Reading, live_pod, read
 from trainer_launch.commands.options import Parsed
-from trainer_launch.errors import LaunchError, NodeError, UsageError
+from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.findings import Finding, Report, exit_code, raised
 from trainer_launch.measures import Measure
 from trainer_launch.model import Json
@@ -58,6 +57,7 @@ class _Told:
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
     seen: Seen | None = None  # by pairs of nodes, on node 0
+    all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
 
 
@@ -85,7 +85,7 @@ def main(parsed: Parsed) -> int:
 
 def _main(parsed: Parsed, settings: Settings) -> int:
     # `run`, which needs a part of this file, has no use for these.
-    from trainer_launch.commands import gathering, loading, mpi_hosts, plotting, thresholds
+    from trainer_launch.commands import gathering, leaving, loading, mpi_hosts, plotting, thresholds
 
     others = (*gathering.CHECKS, *mpi_hosts.CHECKS)
     chosen = preflight.names_in(settings.only, "--only", others)
@@ -93,6 +93,7 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     fatal = preflight.names_in(settings.fatal, "--fatal", others)
     of_pairs, _ = thresholds.parse(settings.threshold)
     references.load(settings.reference)
+    leaving.check(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     subject = with_gpus(subject, loading.level(settings, chosen, skipped))
@@ -119,7 +120,8 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     if settings.plot is not None and subject.topology.node_rank in (0, None):
         plotting.plot(settings.plot, told.seen)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
-        _write(gathering.beside(settings.report), gathering.failing_nodes(report.findings), "--report", 0o644)
+        failing = gathering.failing_nodes(told.all_nodes or report.findings)
+        leaving.write("--report", gathering.beside(settings.report), failing)
     return code
 
 
@@ -163,7 +165,8 @@ def _together(
         findings = merging.merged(own, decided, part.own, gathering.CHECKS)
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
-        return _Told(report, part.measured(), part.seen(), part.home if is_elsewhere else "")
+        told = [finding for finding in part.decided() if finding.check not in skipped]
+        return _Told(report, part.measured(), part.seen(), told, part.home if is_elsewhere else "")
 
 
 def subject_of(reading: Reading, settings: Settings) -> Subject:
@@ -203,47 +206,48 @@ def place_of(subject: Subject) -> Place:
 
 
 def _hand_out(told: _Told, here: Place, code: int, parsed: Parsed) -> None:
-    """To the screen, to files, to the pod's status. A node that is well only says where the whole report is."""
+    """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
+    from trainer_launch.commands import leaving
+
     settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()
-    made = document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s)
+    made = _dumped(document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s))
     running.write_last_words(outcome.fitted(screen.last_words(report, here, code)), settings.termination_log)
-    if settings.state_dir is not None:
-        _write(os.path.join(settings.state_dir, STATE_FILE), _dumped(made), "--state-dir", 0o600)
-    if settings.report is not None:
-        _write(settings.report, _dumped(made), "--report", 0o644)
-    if settings.prometheus_file is not None:
-        _write(settings.prometheus_file, screen.prometheus(report, code, at_s), "--prometheus-file", 0o644)
     if parsed.flags["json"]:
-        sys.stdout.write(_dumped(made))
+        sys.stdout.write(made)
     elif elsewhere and not screen.is_involved(report, here):
         sys.stdout.write(screen.line(report, here, code, elsewhere))
     else:
         sys.stdout.write(screen.screen(report, here, code, elsewhere))
+    sys.stdout.flush()
+    if settings.state_dir is not None:
+        leaving.write("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
+    if settings.report is not None:
+        leaving.write("--report", settings.report, made)
+    if settings.prometheus_file is not None:
+        leaving.write("--prometheus-file", settings.prometheus_file, screen.prometheus(report, code, at_s))
+
+
+def _files(settings: Settings) -> dict[str, str | None]:
+    """What is written in the end, by flag."""
+    state = None if settings.state_dir is None else os.path.join(settings.state_dir, STATE_FILE)
+    return {
+        "--state-dir": state,
+        "--report": settings.report,
+        "--prometheus-file": settings.prometheus_file,
+        "--write-reference": settings.write_reference,
+    }
 
 
 def _write_reference(path: str, measured: Sequence[Measure]) -> None:
+    from trainer_launch.commands import leaving
+
     rows = references.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
     if not rows:
         log.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
         return
-    _write(path, references.render(rows), "--write-reference", 0o644)
+    leaving.write("--write-reference", path, references.render(rows))
 
 
 def _dumped(made: dict[str, Json]) -> str:
     return json.dumps(made, indent=2) + "\n"
-
-
-def _write(path: str, text: str, flag: str, mode: int) -> None:
-    """Replace a file, whole or not at all. What is no file is written as it is.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            Path(path).write_text(text, encoding="utf-8")
-        else:
-            replacing.replace(os.path.realpath(path), text.encode(), mode)
-    except OSError as problem:
-        raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable folder") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
 
@@ -109,7 +109,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
         status=Status.WARN if rule.fault is None else Status.FAIL,
         fault=rule.fault,
         scope=Scope.NODE if has_majority else Scope.JOB,
-        subject=listed([names[node] for node in sorted(odd)]),
+        subject=", ".join(names[node] for node in sorted(odd)),
         text=f"{rule.word} differs: {', '.join(told)}",
         measured=ordered[-1][0],
         expected=ordered[0][0] if has_majority else None,
@@ -136,8 +136,13 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
         worst = max(worst, off_s)
         if off_s > CLOCK_WARN_S:
             troubles.append((off_s, _skewed(name, off_s, is_ahead=middle > offset)))
-    for _, finding in sorted(troubles, key=lambda trouble: -trouble[0])[:_SHOWN]:
-        yield finding
+    ordered = [finding for _, finding in sorted(troubles, key=lambda trouble: -trouble[0])]
+    yield from ordered[:_SHOWN]
+    for status in (Status.FAIL, Status.WARN):
+        rest = [finding for finding in ordered[_SHOWN:] if finding.status is status]
+        if rest:
+            text = f"{rest[0].text}, and {len(rest) - 1} more that are off by less"
+            yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
     if not troubles:
         text = f"all clocks agree to {max(worst, 0.001):.3f} s"
         yield Finding(

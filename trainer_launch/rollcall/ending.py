@@ -36,7 +36,7 @@ def absent(
     n_present: int,
     name: Callable[[Key], str],
 ) -> list[Finding]:
-    """One finding for each node that did not come, after one that lists them all."""
+    """One finding for all that did not come, then one for each; of many, the last is for all that are left."""
     n_missing = settings.min_nodes - n_present
     shown = listed([name(key) for key in missing])
     text = f"{n_present} of {settings.min_nodes} nodes are there after {settings.deadline_s:g} s"
@@ -69,6 +69,11 @@ def absent(
                 action="" if stuck is None else advice(stuck.stage),
             )
         )
+    rest = [name(key) for key in missing[_MAX_TOLD:]]
+    if rest:
+        text = f"{len(rest)} more nodes are missing: {listed(rest)}"
+        subject = ", ".join(rest)
+        found.append(Finding(check=NAME, status=Status.FAIL, fault=Fault.NODE, subject=subject, text=text))
     return found
 
 
@@ -169,4 +174,4 @@ def _group(members: Sequence[tuple[str, Finding]]) -> Finding:
     names = list(dict.fromkeys(name for name, _ in members))
     first = members[0][1]
     others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""
-    return replace(first, subject=listed(names), text=f"on {names[0]}: {first.text}{others}")
+    return replace(first, subject=", ".join(names), text=f"on {names[0]}: {first.text}{others}")

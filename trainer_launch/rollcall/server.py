@@ -13,6 +13,7 @@ from trainer_launch.coordinator.complaints import Complaints
 from trainer_launch.coordinator.connection import Connection, hang_up
 from trainer_launch.coordinator.protocol import Hello, ProtocolError
 from trainer_launch.coordinator.switchboard import Switchboard
+from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
@@ -62,6 +63,10 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
     def measured(self) -> list[Measure]:
         """What the nodes have measured; after the verdict."""
         return self._hall.measured()
+
+    def findings(self) -> Sequence[Finding]:
+        """The verdict with every node's name; after it."""
+        return self._hall.findings
 
     def seen(self) -> Seen:
         """The pair tests and what they come to; after the verdict."""

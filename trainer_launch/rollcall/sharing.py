@@ -79,7 +79,7 @@ class Sharing:
             status=Status.FAIL if must else Status.WARN,
             fault=(Fault.NODE if has_majority else Fault.JOB) if must else None,
             scope=Scope.NODE if has_majority else Scope.JOB,
-            subject=listed(odd),
+            subject=", ".join(odd),
             text=text,
             measured=len(groups[0]),
             expected=count,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from trainer_launch.findings import Finding, Severity, Status
 from trainer_launch.preflight.document import finding_as_json, finding_of
+from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.protocol import MAX_FINDINGS_BYTES
 
 _TEXT = 600
@@ -56,7 +57,7 @@ def _cut(finding: Finding) -> Finding:
         finding,
         text=finding.text[:_TEXT],
         action=finding.action[:_TEXT],
-        subject=finding.subject[:_TEXT],
+        subject=listed(finding.subject.split(", "))[:_TEXT],
         evidence=tuple(one[:_TEXT] for one in finding.evidence[:_EVIDENCE]),
     )
 
