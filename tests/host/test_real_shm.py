@@ -53,6 +53,19 @@ def test_it_is_made_larger_and_keeps_its_flags_and_files() -> None:
     assert told == [200, 200, True, 6, "here", True]
 
 
+def test_a_launched_function_gets_room_where_elastic_asks_for_it() -> None:
+    told = python("""
+        import json
+        from trainer_launch import Elastic, launch
+        from trainer_launch.host import shm
+        def room(): return shm.room().size_bytes >> 20
+        sizes = [launch(room, Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=wanted))[1]
+                 for wanted in (False, True)]
+        print(json.dumps(sizes))
+    """)
+    assert told == [64, 512]
+
+
 def test_run_makes_room_for_its_workers() -> None:
     done = inside([*LAUNCHER, "run", "--engine", "plain", "--nproc-per-node", "2", "--", "df", "-m", "/dev/shm"])
     assert done.returncode == 0
