@@ -103,7 +103,7 @@ def _horovod(
     path = f"{folder}/bin:{os.environ['PATH']}"
     hosts = ",".join(f"{host.name}:1" for host in job.workers)
     words = ("-np", str(len(job.workers)), "--gloo", "--network-interfaces", "eth0")
-    typed = ("horovodrun", *words, "-H", hosts, "-p", str(mpi.PORT), *program)
+    typed = ("horovodrun", "--disable-cache", *words, "-H", hosts, "-p", str(mpi.PORT), *program)
     env = {**building.env(), **job.env, "K_MPI_JOB_ROLE": "launcher"}
     return {
         (HOROVODRUN, OURS): ((*ours, "horovodrun", *words, *program), {**env, "PATH": path}),
@@ -213,7 +213,8 @@ SECTION = Section(
 {HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the
 same sshd, key and ssh configuration; the program is `echo`. Bare ones are started when all sshd are up, as
 neither waits for them; and when a host is lost, both end. Both horovodruns are told the network interface, which
-Horovod would look for otherwise, by a Python of its own on each host.""",
+Horovod would look for otherwise, by a Python of its own on each host, and look at each host by ssh first, as in a
+new pod; what they found is kept for an hour otherwise.""",
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),

@@ -159,9 +159,9 @@ def rows(n_nodes: int) -> dict[str, str]:
     return {f"{n_nodes:,} nodes: {row}": unit for row, unit in SIMULATED.items()}
 
 
-def rehearsed(level: str) -> Mapping[str, float]:
+def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
     """Real processes, all started at once."""
-    options = ("--level", level, "--skip", "own-name,gloo-socket-ifname,cpu")
+    options = ("--level", level, "--skip", "own-name,gloo-socket-ifname,cpu", *more)
     argv = (sys.executable, "-m", "trainer_launch", "preflight", *options)
     shared = {
         **own_environment(os.environ),
@@ -185,10 +185,11 @@ def rehearsed(level: str) -> Mapping[str, float]:
         codes = [process.wait() for process in started]
     if any(codes):
         raise Failed(f"exit codes {sorted(set(codes))}")
-    return {_REAL: time.monotonic() - began_s}
+    return {row: time.monotonic() - began_s}
 
 
 _REAL = f"{REAL} real nodes: from the first start to the last end"
+_GLOO = f"{REAL} real nodes, pairs tested by gloo: likewise"
 
 
 @contextlib.contextmanager
@@ -199,7 +200,11 @@ def opened() -> Iterator[Setup]:
         for n in SIZES
         for level in WHOS[1:]
     ]
-    cases += [Case(level, {_REAL: "s"}, functools.partial(rehearsed, level), LATEST_S, 4.0) for level in WHOS]
+    cases += [
+        Case(level, {_REAL: "s"}, functools.partial(rehearsed, level, _REAL), LATEST_S, 4.0) for level in WHOS
+    ]
+    by_gloo = functools.partial(rehearsed, "standard", _GLOO, "--pair-test", "gloo")
+    cases.append(Case("standard", {_GLOO: "s"}, by_gloo, LATEST_S, 8.0))
     yield Setup(cases)
 
 
@@ -210,12 +215,13 @@ SECTION = Section(
 Simulated nodes on real sockets of this machine, whose pair tests are answered at once, as seen by node 0: from
 the first connection until the last node has its verdict, and what that costs node 0, Python included. Then real
 `trainer-launch preflight` processes that all share this machine, without GPUs: their own checks, roll call, and
-from `standard` on real tests between pairs. No peer checks all nodes of a job before it starts, but dlrover-run
+from `standard` on real tests between pairs, by plain sockets unless gloo is named, for which each node imports
+torch. No peer checks all nodes of a job before it starts, but dlrover-run
 with `--network-check`, which runs torch in pairs under its own master, and is not measured here.""",
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
-    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), _REAL),
+    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), _REAL, _GLOO),
 )
 
 

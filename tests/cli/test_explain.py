@@ -118,8 +118,9 @@ def test_another_pod_is_explained_with_its_own_settings_and_with_those_typed_in_
 
     def plan(*words: str) -> dict[str, Any]:
         mine = {"TRAINER_LAUNCH_NPROC_PER_NODE": "9", "TRAINER_LAUNCH_MAX_RESTARTS": "1"}
-        told: dict[str, Any] = json.loads(launch("explain", "--json", "--pod", str(path), *words, env=mine).stdout)
-        return told["plan"]
+        told = launch("explain", "--json", "--pod", str(path), *words, env=mine)
+        made: dict[str, Any] = json.loads(told.stdout)["plan"]
+        return made
 
     told = plan()
     assert (told["engine"], told["nproc_per_node"]) == ("torchrun", 4)
