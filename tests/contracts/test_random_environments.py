@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, VALUES
 from tests.contracts.pods import pod_of
+from trainer_launch import engines
+from trainer_launch.command import parse_command
+from trainer_launch.commands.gather import Reading, request_of
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import LaunchError
+from trainer_launch.model import Cpus, Gpus, Host
+from trainer_launch.settings import Settings
+from trainer_launch.topology import place
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),
@@ -52,6 +58,13 @@ damage = st.tuples(
     st.none() | st.sampled_from(HOSTNAMES),
 )
 pods = st.builds(spoilt, st.sampled_from(GOOD), damage) | invented
+HOST = Host(
+    hostname="pod",
+    cpus=Cpus(affinity=8, quota=None),
+    gpus=Gpus(count=2, reason="two"),
+    memory_limit_bytes=None,
+    shm_bytes=None,
+)
 contracts = st.none() | st.sampled_from([contract.NAME for contract in CONTRACTS]) | st.text(max_size=20)
 
 many = settings(
@@ -102,3 +115,21 @@ def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:
         return
     again = read_job(pod_from_snapshot(json.loads(json.dumps(snapshot_of(pod, job)))))
     assert flat(again) == flat(job)
+
+
+@pytest.mark.long("tests/contracts/test_random_environments.py")
+@pytest.mark.timeout(600)
+@settings(many, max_examples=10_000)
+@given(pods)
+def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: Pod) -> None:
+    typed = pod.command or ("torchrun", "train.py")
+    try:
+        reading = Reading(pod=pod, command=parse_command(typed), job=read_job(pod), host=HOST)
+        request = request_of(reading, place(reading.job, HOST), Settings(), scratch="/scratch")
+        plan = engines.plan(request)
+    except LaunchError as problem:
+        message = str(problem)
+        assert message == " ".join(message.splitlines())
+        return
+    assert plan.processes
+    assert not any("\0" in word for process in plan.processes for word in process.argv)
