@@ -27,6 +27,7 @@ JOB_OPTIONS = (
     "rdzv_conf",
 )
 _C10D_PORT = 29400  # torch's default for an endpoint without a port
+MEET_AT_NODE_0 = (None, "static", "c10d")  # other backends, such as etcd, meet at a server that is no node
 
 
 def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
@@ -111,26 +112,31 @@ def _standalone(job: Job) -> Job:
 
 
 def _meeting(job: Job, given: Mapping[str, str]) -> Job:
-    """Where and how the nodes meet: a static address, or a rendezvous."""
+    """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over a told one."""
     told = job.rendezvous or Rendezvous(kind="static")
     backend = given.get("rdzv_backend", told.backend)
     dynamic = backend not in (None, "static")
-    endpoint_text = given.get("rdzv_endpoint", told.written)
-    endpoint = told.endpoint
+    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, given)
     if "rdzv_endpoint" in given:
         default_port = _C10D_PORT if dynamic else None
         expected = "HOST or HOST:PORT" if dynamic else "HOST:PORT"
+        written = given["rdzv_endpoint"]
         endpoint = _parsed(given, "rdzv_endpoint", lambda v: grammar.parse_endpoint(v, default_port), expected)
+        if backend in MEET_AT_NODE_0:
+            coordinator = endpoint
+    elif not dynamic and any(name.startswith("master_") for name in given):
+        written, endpoint = None, coordinator
+    elif not dynamic and coordinator is None:
+        coordinator = endpoint
     conf = _parsed(given, "rdzv_conf", grammar.parse_conf, "k=v pairs separated by commas") or dict(told.conf)
     rendezvous = Rendezvous(
         kind="dynamic" if dynamic else "static",
         backend=backend,
         endpoint=endpoint,
-        written=endpoint_text,
+        written=written,
         run_id=given.get("rdzv_id", told.run_id),
         conf=conf,
     )
-    coordinator = endpoint if endpoint is not None and not dynamic else _coordinator(job, given)
     return replace(job, coordinator=coordinator, rendezvous=rendezvous)
 
 

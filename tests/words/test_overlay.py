@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contracts.pods import V2_TORCH, pod_of
+from tests.engines.requests import MACHINE, request
+from trainer_launch import engines
+from trainer_launch.contracts import read_job
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
 from trainer_launch.overlay import overlay, with_minimum
+from trainer_launch.topology import place
 
 TOLD = Job(
     contract="trainer-v2-torch",
@@ -52,6 +57,49 @@ def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_i
 
 def test_a_static_endpoint_is_where_the_nodes_meet() -> None:
     assert overlay(TOLD, {"rdzv_endpoint": "there:9"}, Origin.COMMAND).coordinator == Endpoint("there", 9)
+
+
+@pytest.mark.parametrize(
+    ("told", "typed", "met_at"),
+    [
+        ({}, "--master-addr=there", "there:29500"),
+        ({}, "--master-port=9", "job-node-0-0.job:9"),
+        ({}, "--rdzv-endpoint=there:9", "there:9"),
+        ({}, "--rdzv-endpoint=there:9 --master-addr=elsewhere", "there:9"),
+        ({}, "--rdzv-backend=c10d --rdzv-endpoint=there", "there:29400"),
+        ({}, "--rdzv-backend=c10d --rdzv-endpoint=there:9", "there:9"),
+        ({}, "--rdzv-backend=c10d", "job-node-0-0.job:29500"),
+        ({}, "--rdzv-id=x", "job-node-0-0.job:29500"),
+        ({"PET_RDZV_ENDPOINT": "told:7"}, "--rdzv-id=x", "told:7"),
+        ({"PET_RDZV_ENDPOINT": "told:7"}, "--master-addr=there", "there:7"),
+        ({"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "told:7"}, "--master-addr=there", "there:7"),
+    ],
+)
+def test_a_given_address_is_where_a_trainjobs_nodes_meet_whatever_the_platform_says(told, typed, met_at) -> None:
+    job = read_job(pod_of(V2_TORCH | told, hostname="job-node-0-1"))
+    plan = engines.plan(request(f"torchrun {typed} train.py", job, our_rendezvous=True))
+    assert f"--rdzv-endpoint={met_at}" in plan.processes[0].argv
+    assert plan.meeting is not None
+    assert str(plan.meeting[1]) == met_at
+    assert plan.wait_for == (met_at.partition(":")[0],)
+
+
+def test_torchs_own_static_rendezvous_meets_at_a_given_address() -> None:
+    job = overlay(
+        read_job(pod_of(V2_TORCH | {"PET_RDZV_ENDPOINT": "told:7"})), {"master_addr": "there"}, Origin.FLAG
+    )
+    assert job.rendezvous is not None
+    assert (job.rendezvous.endpoint, job.rendezvous.written) == (Endpoint("there", 7), None)
+    for ours in (True, False):
+        words = engines.plan(request("train.py", job, replace_launcher=ours)).processes[0].argv
+        assert {"--master-addr=there", "--master-port=7", "--rdzv-backend=static"} <= set(words)
+
+
+def test_an_etcd_server_is_no_coordinator() -> None:
+    job = overlay(TOLD, {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"}, Origin.COMMAND)
+    assert place(job, MACHINE).coordinator == Endpoint("zero", 29500)
+    assert job.rendezvous is not None
+    assert job.rendezvous.endpoint == Endpoint("etcd", 2379)
 
 
 def test_standalone_leaves_one_node_that_meets_nobody() -> None:

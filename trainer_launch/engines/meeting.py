@@ -7,6 +7,7 @@ import re
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Seats, Topology
+from trainer_launch.overlay import MEET_AT_NODE_0
 
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
@@ -89,7 +90,7 @@ def _is_ours(request: Request) -> bool:
     backend = rendezvous.backend if rendezvous is not None else None
     if not request.our_rendezvous or nodes is None:
         return False
-    return nodes.max == 1 or backend in (None, "static", "c10d")
+    return nodes.max == 1 or backend in MEET_AT_NODE_0
 
 
 def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
