@@ -58,6 +58,11 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
                 f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
             )
         return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "the platform told it")
+    behind = job.details.get("rank_behind_workers")
+    if isinstance(behind, int):
+        if nodes is not None and behind >= nodes.max:
+            return None, _fact("node_rank", "none", Origin.ENV, "the workers are as many as the job may have nodes")
+        return behind, _fact("node_rank", str(behind), Origin.ENV, "the master comes behind the workers")
     if job.hostname_index is not None:
         rank = job.hostname_index
         return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "the host name ends with it")

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.contracts.pods import pod_of
 from tests.engines.requests import MACHINE, request
 from trainer_launch import engines
+from trainer_launch.contracts import read_job
 from trainer_launch.engines import torchrun
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Plan, PortRange, Rendezvous
-from trainer_launch.overlay import JOB_OPTIONS
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, Plan, PortRange, Rendezvous
+from trainer_launch.overlay import JOB_OPTIONS, overlay
 from trainer_launch.torchrun_options import OPTIONS, Option
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
@@ -216,6 +218,52 @@ def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
     foreign = replace(FIXED, node_rank=0, details={"foreign_replicated_job": "worker"})
     with pytest.raises(ContractError, match="replicated job 'worker'"):
         argv("train.py", foreign)
+
+
+def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
+    """A PyTorchJob with a Master, two Workers and an elasticPolicy; PET_NNODES counts Workers only."""
+    told = {
+        "PET_RDZV_ENDPOINT": "e-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": nodes,
+        "MASTER_ADDR": "e-master-0",
+        "MASTER_PORT": "23456",
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+    }
+    return read_job(pod_of(told | (env or {}), hostname=hostname))
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({}, 2),
+        ({"PET_NPROC_PER_NODE": "auto"}, 2),
+        ({"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}, 2),
+        ({"PET_NPROC_PER_NODE": "8"}, 2),  # operators up to 1.6 count pods
+    ],
+)
+def test_the_master_of_an_elastic_job_comes_behind_its_workers(env: dict[str, str], rank: int) -> None:
+    master = engines.plan(request("train.py", with_a_master("2:3", "e-master-0", env), our_rendezvous=True))
+    assert f"node_rank={rank}," in shlex.join(master.processes[0].argv)
+    assert master.hosting is None
+    worker = engines.plan(request("train.py", with_a_master("2:3", "e-worker-0", env), our_rendezvous=True))
+    assert "node_rank=0," in shlex.join(worker.processes[0].argv)
+
+
+@pytest.mark.parametrize("env", [{}, {"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}])
+def test_a_master_for_whom_the_workers_leave_no_room_is_refused_with_what_to_do(env: dict[str, str]) -> None:
+    full = with_a_master("2:2", "e-master-0", env)
+    with pytest.raises(
+        ContractError, match=r"maxReplicas by one, remove the Master, or set --nodes 2:3 in all pods"
+    ):
+        engines.plan(request("train.py", full, our_rendezvous=True))
+    assert engines.plan(request("sshd -De", full)).engine == "plain"
+    roomier = overlay(full, {"nnodes": "2:3"}, Origin.FLAG)
+    assert "node_rank=2," in shlex.join(
+        engines.plan(request("train.py", roomier, our_rendezvous=True)).processes[0].argv
+    )
+    engines.plan(request("train.py", with_a_master("2:2", "e-worker-1", env), our_rendezvous=True))
 
 
 def test_typed_sizes_win_over_the_contract() -> None:

@@ -29,7 +29,7 @@ def read_elastic(source: Source, engine: str) -> Job:
         members=_members(host, own, nodes),
         max_restarts=torchrun_env.max_restarts(source),
         engine=engine,
-        details={**torchrun_env.oddities(source), **_master_too(source), **_elastic(nodes)},
+        details={**torchrun_env.oddities(source), **_master_too(source, own, nodes, nproc), **_elastic(nodes)},
     )
 
 
@@ -54,15 +54,28 @@ def _members(host: str | None, own: names.V1Name | None, nodes: NodeRange | None
     return names.members_like(worker_0, "-worker-", nodes.max) if worker_0 else None
 
 
-def _master_too(source: Source) -> dict[str, Json]:
+def _master_too(
+    source: Source, own: names.V1Name | None, nodes: NodeRange | None, nproc: int | str | None
+) -> dict[str, Json]:
     # Master plus elasticPolicy writes both sets: PET_NNODES counts workers only, WORLD_SIZE and RANK count all.
     if not all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE"))):
         return {}
     source.warn(
         "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
     )
-    return {
-        "env_world_size": source.count("WORLD_SIZE", "env_world_size"),
+    told = source.count("WORLD_SIZE", "env_world_size")
+    details: dict[str, Json] = {
+        "env_world_size": told,
         "env_rank": source.index("RANK", "env_rank"),
         "env_rank_means": "node",
     }
+    if own and own.role == "master" and nodes:
+        details["rank_behind_workers"] = _behind_workers(told, nodes, nproc)
+    return details
+
+
+def _behind_workers(told: int, nodes: NodeRange, nproc: int | str | None) -> int:
+    """The Master's rank: the workers have their indices, and its own index is that of worker 0."""
+    # WORLD_SIZE counts pods, in newer operators times nproc: where both can be, the larger rank is free as well.
+    times = nproc if isinstance(nproc, int) and told > nodes.max + 1 and told % nproc == 0 else 1
+    return told // times - 1

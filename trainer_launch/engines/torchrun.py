@@ -83,6 +83,13 @@ def _check_membership(request: Request) -> None:
             f"not its rank in the job (contract {request.job.contract}); start workers in the trainer's pods only, "
             f"or set --engine plain"
         )
+    nodes = request.topology.nodes
+    if "rank_behind_workers" in request.job.details and request.topology.node_rank is None and nodes is not None:
+        raise ContractError(
+            f"this pod is the Master of a job of at most {nodes.max} nodes, and there are as many Workers "
+            f"(contract {request.job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
+            f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
+        )
 
 
 def _options(request: Request) -> dict[str, str]:
