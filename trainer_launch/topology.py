@@ -58,6 +58,9 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
                 f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
             )
         return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "the platform told it")
+    index = job.details.get("completion_index")  # 0 tells nothing until something speaks of nodes
+    if isinstance(index, int) and nodes is not None and nodes.max > 1:
+        return index, _fact("node_rank", str(index), Origin.ENV, "it is the pod's completion index")
     behind = job.details.get("rank_behind_workers")
     if isinstance(behind, int):
         if nodes is not None and behind >= nodes.max:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contracts.pods import pod_of
+from trainer_launch.contracts import read_job
 from trainer_launch.errors import ContractError
-from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Rendezvous
+from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
+from trainer_launch.overlay import overlay
 from trainer_launch.topology import place, usable_threads
 
 
@@ -60,6 +63,20 @@ def test_the_reason_for_the_number_of_workers_is_kept() -> None:
 
 def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
     assert place(job(nodes=NodeRange(2, 4), hostname_index=3), machine()).node_rank == 3
+
+
+@pytest.mark.parametrize("hostname", ["j-0", "j-node-0-0", "gpu-machine-7-3"])  # the last with hostNetwork
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "j-0.j:29400"}, {}),
+        ({}, {"nnodes": "2", "master_addr": "j-0.j"}),
+    ],
+)
+def test_pod_0_of_any_indexed_job_is_node_0_where_something_speaks_of_nodes(hostname, env, flags) -> None:
+    told = read_job(pod_of({"JOB_COMPLETION_INDEX": "0"} | env, hostname=hostname))
+    placed = place(overlay(told, flags, Origin.FLAG), machine())
+    assert (placed.node_rank, placed.is_coordinator) == (0, True)
 
 
 def test_a_job_of_one_node_needs_no_rank_and_no_coordinator() -> None:
