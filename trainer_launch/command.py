@@ -16,6 +16,14 @@ _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _PLAIN_FLAGS = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_VALUE = frozenset("WX")
 _PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
+_TORCHRUN = "torch.distributed.run"
+# Modules that start the workers themselves.
+_LAUNCHERS = frozenset(
+    {
+        *("torch.distributed.launch", "deepspeed.launcher.runner"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
+    }
+)
 
 
 class Kind(str, Enum):
@@ -37,6 +45,11 @@ class Command:
     program: tuple[str, ...] = ()  # script or module name, and its arguments
     torchrun: TorchrunCommand | None = None
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
+        return self.kind is Kind.SCRIPT or (self.kind is Kind.MODULE and self.program[0] not in _LAUNCHERS)
+
 
 def parse_command(argv: Sequence[str]) -> Command:
     """Recognise `train.py …`, `-m pkg.mod …`, `python … train.py …`, `torchrun … train.py …`, or any program.
@@ -51,6 +64,8 @@ def parse_command(argv: Sequence[str]) -> Command:
             "(in a manifest: the container's args)"
         )
     name = PurePosixPath(words[0]).name
+    if words[:2] == ("-m", _TORCHRUN):
+        return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[2:]))
     if words[0] == "-m" and len(words) > 1:
         return Command(argv=words, kind=Kind.MODULE, program=words[1:])
     if words[0].startswith("-"):
@@ -72,7 +87,7 @@ def _python_command(words: tuple[str, ...]) -> Command:
     python, rest = words[:at], words[at:]
     if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
         python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
-    if rest[:2] == ("-m", "torch.distributed.run"):
+    if rest[:2] == ("-m", _TORCHRUN):
         return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(rest[2:]))
     if rest[:1] == ("-m",) and len(rest) > 1:
         return Command(argv=words, kind=Kind.MODULE, python=python, program=rest[1:])

@@ -30,6 +30,10 @@ RUN_DIR = {"TRAINER_LAUNCH_RUN_DIR": "/scratch"}
         ("-m pkg", TORCH, "torchrun"),
         ("bash -c 'torchrun train.py'", TORCH, "plain"),
         ("tune run x", TORCH, "plain"),
+        ("-m torch.distributed.run train.py", BARE, "torchrun"),
+        ("python -m torch.distributed.launch --nproc_per_node=8 train.py", TORCH, "plain"),
+        ("-m accelerate.commands.launch train.py", TORCH, "plain"),
+        ("python -m deepspeed.launcher.runner train.py", Job(contract="mpijob-v1", engine="mpirun"), "plain"),
         ("python train.py", JAX, "plain"),
         ("mpirun -np 2 train", Job(contract="trainer-v2-mpi", engine="mpirun"), "mpi"),
         ("mpirun -np 2 train", BARE, "mpi"),
@@ -59,6 +63,7 @@ def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
     [
         ("train.py x", ("/venv/bin/python", "train.py", "x")),
         ("-m pkg x", ("/venv/bin/python", "-m", "pkg", "x")),
+        ("-m torch.distributed.launch x", ("/venv/bin/python", "-m", "torch.distributed.launch", "x")),
         ("python3 -u train.py", ("python3", "-u", "train.py")),
         ("echo a 'b c'", ("echo", "a", "b c")),
     ],

@@ -42,13 +42,36 @@ def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: st
 
 
 @pytest.mark.parametrize(
-    "line", ["torchrun --nnodes=2 -m pkg.mod x", "python -m torch.distributed.run --nnodes 2 -m pkg.mod x"]
+    "line",
+    [
+        "torchrun --nnodes=2 -m pkg.mod x",
+        "python -m torch.distributed.run --nnodes 2 -m pkg.mod x",
+        "-m torch.distributed.run --nnodes 2 -m pkg.mod x",
+    ],
 )
 def test_torchrun_is_taken_apart_however_it_is_called(line: str) -> None:
     torchrun = parse_command(shlex.split(line)).torchrun
     assert torchrun is not None
     assert dict(torchrun.options) == {"nnodes": "2", "module": "1"}
     assert torchrun.program == ("pkg.mod", "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_worker"),
+    [
+        ("train.py", True),
+        ("-m pkg.mod", True),
+        ("python -m pkg.mod torch.distributed.launch", True),
+        ("python -m torch.distributed.launch --nproc_per_node=8 train.py", False),
+        ("-m accelerate.commands.launch train.py", False),
+        ("python3 -u -m accelerate.commands.accelerate_cli launch train.py", False),
+        ("python -m deepspeed.launcher.runner train.py", False),
+        ("torchrun train.py", False),
+        ("deepspeed train.py", False),
+    ],
+)
+def test_a_module_that_starts_workers_itself_is_no_worker(line: str, is_worker: bool) -> None:
+    assert parse_command(shlex.split(line)).is_worker is is_worker
 
 
 @pytest.mark.parametrize("words", [[], [""], ["--lr", "1"], ["-c", "pass"]])

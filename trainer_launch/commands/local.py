@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer_launch import programs
-from trainer_launch.command import Kind, parse_command
+from trainer_launch.command import parse_command
 from trainer_launch.commands import audience, troubles
 from trainer_launch.commands.audience import Audience
 from trainer_launch.commands.containers import image_path
@@ -95,7 +95,8 @@ def main(parsed: Parsed) -> int:
     command = parse_command(parsed.argv)
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
-    if settings.engine == "torchrun" or (settings.engine == "auto" and command.kind is not Kind.PROGRAM):
+    torchs = command.is_worker or command.torchrun is not None
+    if settings.engine == "torchrun" or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod
     setting = Setting(
         launchers=_for_our_pods(settings, is_mpi=is_mpi),

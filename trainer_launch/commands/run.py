@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NoReturn
 
 from trainer_launch import engines, log, outcome, programs
-from trainer_launch.command import Kind
 from trainer_launch.commands import ground, observing
 from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
@@ -143,7 +142,7 @@ def _tell(request: Request, plan: Plan) -> None:
         topology.local_world_size or "?",
         topology.coordinator or "-",
     )
-    if job.contract == bare.NAME and request.command.kind in (Kind.SCRIPT, Kind.MODULE) and plan.engine == "plain":
+    if job.contract == bare.NAME and request.command.is_worker and plan.engine == "plain":
         _log.info("no platform was recognised: one process, without RANK and WORLD_SIZE; torch: --nproc-per-node N")
 
 

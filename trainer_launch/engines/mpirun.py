@@ -19,8 +19,7 @@ def serves(job: Job, command: Command) -> str | None:
     """An mpirun command, and a Python program in the launcher of an MPI job."""
     if typed.is_mpirun(command.argv[0]):
         return "the command is mpirun"
-    is_python = command.kind in (Kind.SCRIPT, Kind.MODULE)
-    return f"contract {job.contract} is made for it" if is_python and job.engine == "mpirun" else None
+    return f"contract {job.contract} is made for it" if command.is_worker and job.engine == "mpirun" else None
 
 
 def plan(request: Request, reason: str) -> Plan:

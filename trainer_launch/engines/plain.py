@@ -15,6 +15,8 @@ def serves(job: Job, command: Command) -> str | None:
     """Whatever no other engine serves."""
     if command.kind is Kind.PROGRAM:
         return "the command is no Python program"
+    if command.kind is Kind.MODULE and not command.is_worker:
+        return f"{command.program[0]} starts the workers itself"
     return f"contract {job.contract} starts one program per node"
 
 

@@ -18,7 +18,7 @@ def serves(job: Job, command: Command) -> str | None:
     """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
     if command.kind is Kind.TORCHRUN:
         return "the command is torchrun"
-    if command.kind is Kind.PROGRAM:
+    if not command.is_worker:
         return None
     if job.engine == NAME:
         return f"contract {job.contract} is made for it"
