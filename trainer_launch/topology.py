@@ -47,9 +47,8 @@ def _alone(job: Job) -> NodeRange | None:
 
 
 def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
-    foreign = job.details.get("foreign_replicated_job")
-    if foreign:
-        why = f"this pod belongs to the replicated job {foreign}, whose index the platform told"
+    if job.details.get("foreign_replicated_job"):
+        why = "this pod belongs to another replicated job than the trainer's nodes, and was told its index there"
         return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
     if job.node_rank is not None:
         if nodes is not None and job.node_rank >= nodes.max:

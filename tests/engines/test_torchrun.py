@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contracts.pods import pod_of
+from tests.contracts.pods import V2_TORCH, pod_of
 from tests.engines.requests import MACHINE, request
 from trainer_launch import engines
 from trainer_launch.contracts import read_job
@@ -215,9 +215,11 @@ def test_each_variable_that_torchrun_reads_is_honoured(option: Option) -> None:
 
 
 def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
-    foreign = replace(FIXED, node_rank=0, details={"foreign_replicated_job": "worker"})
-    with pytest.raises(ContractError, match="replicated job 'worker'"):
-        argv("train.py", foreign)
+    env = V2_TORCH | {"PET_NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0"}
+    foreign = read_job(pod_of(env, hostname="job-checker-0-0"))
+    machine = replace(MACHINE, hostname="job-checker-0-0")
+    with pytest.raises(ContractError, match="this pod, job-checker-0-0, belongs to another replicated job than"):
+        argv("train.py", foreign, host=machine)
 
 
 def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.pods import pod_of
+from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
@@ -52,8 +52,10 @@ def test_devices_that_are_not_there_leave_the_number_of_workers_unknown(word: st
 
 
 def test_a_pod_of_another_replicated_job_is_no_node() -> None:
-    foreign = job(nodes=NodeRange(2, 2), node_rank=5, details={"foreign_replicated_job": "checker"})
-    assert place(foreign, machine()).node_rank is None
+    foreign = place(read_job(pod_of(V2_TORCH, hostname="job-checker-0-1")), machine())
+    assert foreign.node_rank is None
+    (rank,) = (fact.value for fact in foreign.facts if fact.field == "node_rank")
+    assert rank.startswith("none (this pod belongs to another replicated job")
 
 
 def test_the_reason_for_the_number_of_workers_is_kept() -> None:

@@ -76,12 +76,11 @@ def plan(request: Request, reason: str) -> Plan:
 
 def _check_membership(request: Request) -> None:
     """Refuse to be a second node 0: outside the trainer's own replicated job PET_NODE_RANK counts other pods."""
-    foreign = request.job.details.get("foreign_replicated_job")
-    if foreign:
+    if request.job.details.get("foreign_replicated_job"):
         raise ContractError(
-            f"this pod belongs to the replicated job {foreign!r}, not to the trainer's nodes, so PET_NODE_RANK is "
-            f"not its rank in the job (contract {request.job.contract}); start workers in the trainer's pods only, "
-            f"or set --engine plain"
+            f"this pod, {request.host.hostname}, belongs to another replicated job than the trainer's nodes, so "
+            f"PET_NODE_RANK is not its rank in the job (contract {request.job.contract}); start workers in the "
+            f"trainer's pods only, or set --engine plain"
         )
     nodes = request.topology.nodes
     if "rank_behind_workers" in request.job.details and request.topology.node_rank is None and nodes is not None:
