@@ -65,7 +65,8 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
         if nodes is not None and behind >= nodes.max:
             return None, _fact("node_rank", "none", Origin.ENV, "the workers are as many as the job may have nodes")
         return behind, _fact("node_rank", str(behind), Origin.ENV, "the master comes behind the workers")
-    if job.hostname_index is not None:
+    # With parameter servers master 0 and worker 0 have the same index, and Paddle's own launcher gives the ranks.
+    if job.hostname_index is not None and job.details.get("mode") != "ps":
         rank = job.hostname_index
         return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "the host name ends with it")
     if nodes is not None and nodes.max == 1:

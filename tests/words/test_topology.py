@@ -67,6 +67,14 @@ def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
     assert place(job(nodes=NodeRange(2, 4), hostname_index=3), machine()).node_rank == 3
 
 
+@pytest.mark.parametrize("hostname", ["j-master-0", "j-worker-0", "j-worker-1"])
+def test_nobody_is_given_a_rank_among_paddles_servers_and_trainers(hostname: str) -> None:
+    count = "PADDLE_SERVER_NUM" if "master" in hostname else "PADDLE_TRAINER_NUM"
+    env = {"PADDLE_JOB_ID": "j", "PADDLE_NNODES": "3", "PADDLE_MASTER": "j-master-0:8080", count: "1"}
+    placed = place(read_job(pod_of(env, hostname=hostname)), machine())
+    assert (placed.node_rank, placed.is_coordinator) == (None, hostname == "j-master-0")
+
+
 @pytest.mark.parametrize("hostname", ["j-0", "j-node-0-0", "gpu-machine-7-3"])  # the last with hostNetwork
 @pytest.mark.parametrize(
     ("env", "flags"),
