@@ -24,7 +24,7 @@ def read_elastic(source: Source, engine: str) -> Job:
         hostname_index=own.index if own else None,
         world_size=torchrun_env.world_size(nodes, nproc),
         coordinator=meeting.endpoint,
-        is_coordinator=_is_host(host, source.pod.hostname, own) if own and host else None,
+        is_coordinator=_is_host(host, meeting.backend, own) if own and host else None,
         rendezvous=meeting,
         members=_members(host, own, nodes),
         max_restarts=torchrun_env.max_restarts(source),
@@ -33,11 +33,15 @@ def read_elastic(source: Source, engine: str) -> Job:
     )
 
 
-def _is_host(host: str, hostname: str, own: names.V1Name) -> bool:
-    """torch compares the endpoint's host with its own names; a rehearsal's loopback address is that of worker 0."""
-    if host.startswith("127."):
-        return own.role == "worker" and own.index == 0
-    return names.first_label(host) == names.first_label(hostname)
+def _is_host(host: str, backend: str | None, own: names.V1Name) -> bool:
+    """Whether this pod is the one that the endpoint names; behind a name that is no pod's, worker 0 hosts.
+
+    Such as a Service, or a rehearsal's loopback address. Backends other than c10d have a server of their own.
+    """
+    named = names.split_v1(host)
+    if named is not None and named.job == own.job:
+        return named == own
+    return backend == torchrun_env.C10D and (own.role, own.index) == ("worker", 0)
 
 
 def _elastic(nodes: NodeRange | None) -> dict[str, Json]:
