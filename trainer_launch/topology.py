@@ -41,9 +41,9 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 
 
 def _alone(job: Job) -> NodeRange | None:
-    """One node, when nothing speaks of others; an index above 0 does, and a list that leaves them out."""
+    """One node, when nothing speaks of others: an index above 0, several processes, a list that leaves them out."""
     others = job.node_rank or job.hostname_index or job.members or job.details.get("sparse")
-    return None if others else NodeRange(1, 1)
+    return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
 def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:

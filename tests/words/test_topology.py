@@ -100,6 +100,14 @@ def test_an_index_without_a_number_of_nodes_leaves_that_number_unknown() -> None
     assert (placed.node_rank, placed.nodes, placed.world_size, placed.is_coordinator) == (199, None, None, False)
 
 
+def test_pod_0_of_a_job_of_several_processes_does_not_know_how_many_nodes_there_are() -> None:
+    """An XGBoost TrainJob counts its processes and not its nodes."""
+    env = {"DMLC_TRACKER_URI": "j-node-0-0.j", "DMLC_TRACKER_PORT": "29500", "DMLC_TASK_ID": "0"}
+    many, one = (read_job(pod_of(env | {"DMLC_NUM_WORKER": count})) for count in ("8", "1"))
+    assert (place(many, machine()).nodes, place(many, machine()).node_rank) == (None, 0)
+    assert place(one, machine()).nodes == NodeRange(1, 1)
+
+
 def test_a_list_that_leaves_the_others_out_makes_no_job_of_one_node() -> None:
     """A worker of a TFJob with dynamic workers is told of itself alone."""
     placed = place(job(details={"sparse": True}), machine())
