@@ -63,7 +63,7 @@ def with_hosts(job: Job, text: str | None) -> Job:
         job,
         members=members,
         nodes=NodeRange(len(members), len(members)) if members else job.nodes,
-        nproc_per_node=slots.pop() if len(slots) == 1 else None,
+        nproc_per_node=members[0].slots if len(slots) == 1 else None,
         world_size=None if None in slots else sum(member.slots or 0 for member in members),
         facts=(*job.facts, fact),
     )
