@@ -15,6 +15,7 @@ _SECRET_ENDS = ("token", "tokens", "password", "passwd", "secret", "secrets", "c
 _SECRET_JOINED = re.compile(
     r"(api|access|secret|private|public|ssh|auth|master|license|signing|encryption|shared)keys?"
 )
+_CONNECTION = re.compile(r"connection_?strings?")  # Azure's and .NET's, which hold an account's key or a password
 _PATH_ENDS = frozenset(("file", "files", "path", "paths", "dir", "directory"))
 # Trainer v2 calls it TOKEN, but it holds a path.
 _PATHS_BY_CONTRACT = frozenset(("KUBEFLOW_TRAINER_SERVER_TOKEN",))
@@ -27,7 +28,8 @@ _SIGHTS = (
     (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
     (
         re.compile(
-            r"""(?i)((?:password|passwd|token|secret|api[_-]?key)["']?\s{0,8}[:=]\s{0,8})(?:"[^"]*"|'[^']*'|[^\s,;&}"']+)"""
+            r"""(?i)((?:password|passwd|token|secret|(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
+            r"""(?:"[^"]*"|'[^']*'|[^\s,;&}"']+)"""
         ),
         rf"\1{REDACTED}",
     ),
@@ -84,7 +86,9 @@ def redact_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names_a_secret(name: str) -> bool:
-    return name not in _NO_SECRETS and any(map(_is_secret_part, _parts(name)))
+    parts = _parts(name)
+    is_secret = any(map(_is_secret_part, parts)) or _CONNECTION.search("_".join(parts)) is not None
+    return is_secret and name not in _NO_SECRETS
 
 
 def _is_secret_part(part: str) -> bool:

@@ -24,6 +24,7 @@ PEM = "-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\n"
         *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MYSQL_PASSWD", "GIT_CREDENTIALS"),
         *("hfToken", "apiKey", "OPENAI_APIKEY", "client-secret", "my.secret.value", "GITHUBTOKEN", "KEY", "token"),
         *("KeyOfDoor", "X_Token_2", "sshPrivateKey", "DBPASSWORD", "SSH_KEY_PATH"),
+        *("AZURE_STORAGE_CONNECTION_STRING", "storageConnectionString", "CONNECTIONSTRINGS__DB"),
     ],
 )
 def test_values_whose_names_say_secret_are_hidden(name: str) -> None:
@@ -32,7 +33,17 @@ def test_values_whose_names_say_secret_are_hidden(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["KEEP_ALIVE", "MONKEY", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "TURKEY", "PET_NNODES", "HOCKEY", "PWD"],
+    [
+        "KEEP_ALIVE",
+        "MONKEY",
+        "KEYBOARD_LAYOUT",
+        "TOKENIZERS_PARALLELISM",
+        "TURKEY",
+        "PET_NNODES",
+        "HOCKEY",
+        "PWD",
+        "CONNECTION",
+    ],
 )
 def test_ordinary_names_keep_their_values(name: str) -> None:
     assert redact(name, "value") == "value"
@@ -57,6 +68,8 @@ def test_a_path_to_a_secret_is_no_secret() -> None:
         ("Authorization: Bearer abcdefghij", f"Authorization: Bearer {REDACTED}"),
         ("hf_abcdefghijklmnopqrst", REDACTED),
         ("a=1,password=x", f"a=1,password={REDACTED}"),
+        ("AccountName=a;AccountKey=Zm9v+/8=;X=y", f"AccountName=a;AccountKey={REDACTED};X=y"),
+        ("SharedAccessKeyName=n;SharedAccessKey=Zm9v=", f"SharedAccessKeyName=n;SharedAccessKey={REDACTED}"),
         ("plain text", "plain text"),
     ],
 )
