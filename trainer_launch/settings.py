@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
@@ -26,8 +26,17 @@ INTERNAL = frozenset(
         *("WARM", "FORKSERVER", "MPI", "MPI_RUN", "INSIDE"),
     }
 )
-# A Service called trainer-launch makes Kubernetes inject these (Docker's old links).
-_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_[0-9]+_(TCP|UDP).*)")
+# A Service called trainer-launch, or trainer-launch-metrics, makes Kubernetes inject these (Docker's old links).
+_SERVICE_LINK = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
+_LINKED = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
+
+
+class _Variables(EnvSettingsSource):
+    """The environment without links to Services; that to trainer-launch-metrics is called as --metrics-port is."""
+
+    def __call__(self) -> dict[str, Any]:
+        """Read the variables, as pydantic does."""
+        return {name: value for name, value in super().__call__().items() if not _is_link(name, value)}
 
 
 class Settings(BaseSettings):
@@ -36,6 +45,18 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, case_sensitive=False
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over variables; pydantic's own hook."""
+        return init_settings, _Variables(settings_cls)
 
     contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
     engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
@@ -236,18 +257,25 @@ def job_options(settings: Settings) -> dict[str, str]:
     return {JOB_FLAGS[name]: value for name, value in values.items() if value is not None}
 
 
-def unknown_variables(names: Iterable[str]) -> list[str]:
+def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """One sentence for each TRAINER_LAUNCH_* variable that is no setting, with the nearest real one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     sentences = []
-    for name in sorted(names):
+    for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or _SERVICE_LINK.fullmatch(rest):
+        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or _is_link(rest, value):
             continue
         near = difflib.get_close_matches(name[:_LONGEST], known, n=1)
         advice = f"did you mean {near[0]}?" if near else "see trainer-launch run --help for all"
         sentences.append(f"{named(name)} is no setting; {advice}")
     return sentences
+
+
+def _is_link(name: str, value: object) -> bool:
+    """Whether Kubernetes has injected it for a Service; `name` is without our prefix."""
+    linked = isinstance(value, str) and _LINKED.fullmatch(value) is not None
+    is_port = name.upper().endswith("PORT")
+    return (is_port and linked) or _SERVICE_LINK.fullmatch(name) is not None
 
 
 def flag_of(name: str) -> str:

@@ -38,16 +38,31 @@ def test_a_bad_flag_is_named_with_its_value() -> None:
 
 
 def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
-    assert settings.unknown_variables(["TRAINER_LAUNCH_GRASE", "HOME", "TRAINER_LAUNCH_PREFIX"]) == [
-        "TRAINER_LAUNCH_GRASE is no setting; did you mean TRAINER_LAUNCH_GRACE?"
+    names = ("TRAINER_LAUNCH_GRASE", "HOME", "TRAINER_LAUNCH_METRIC_PORT", "TRAINER_LAUNCH_PREFIX")
+    assert settings.unknown_variables(dict.fromkeys(names, "1")) == [
+        "TRAINER_LAUNCH_GRASE is no setting; did you mean TRAINER_LAUNCH_GRACE?",
+        "TRAINER_LAUNCH_METRIC_PORT is no setting; did you mean TRAINER_LAUNCH_METRICS_PORT?",
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_29500_TCP", "PORT_29500_TCP_ADDR"]
-)
-def test_what_kubernetes_injects_for_a_service_of_our_name_is_no_typo(name: str) -> None:
-    assert settings.unknown_variables([settings.PREFIX + name]) == []
+@pytest.mark.parametrize("service", ["", "METRICS_", "MY_JOB_"])
+def test_what_kubernetes_injects_for_a_service_of_our_name_is_no_typo(service: str) -> None:
+    told = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "9090", "SERVICE_PORT_HTTP": "9090"}
+    told |= {
+        "PORT": "tcp://10.0.0.1:9090",
+        "PORT_9090_TCP": "tcp://10.0.0.1:9090",
+        "PORT_9090_TCP_ADDR": "10.0.0.1",
+    }
+    assert settings.unknown_variables({f"TRAINER_LAUNCH_{service}{name}": told[name] for name in told}) == []
+
+
+@pytest.mark.parametrize("name", ["metrics_port", "ssh_port", "master_port"])
+def test_a_link_to_a_service_is_no_setting_of_the_same_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.PREFIX + name.upper(), "tcp://[fd00::1]:9090")
+    assert name not in settings.load({}).model_fields_set
+    assert str(getattr(settings.load({name: "7"}), name)) == "7"
+    monkeypatch.setenv(settings.PREFIX + name.upper(), "9090")
+    assert str(getattr(settings.load({}), name)) == "9090"
 
 
 def test_every_setting_has_a_description() -> None:
