@@ -207,7 +207,7 @@ class Settings(BaseSettings):
     prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
     color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
     termination_log: str = Field(
-        "/dev/termination-log", description="file for the last words; written only where it exists"
+        "/dev/termination-log", description="file for the last words; the default only where it exists"
     )
     events: str | None = Field(None, description="write the job's life as JSON lines to this file, or - for stdout")
     metrics_port: int = Field(
