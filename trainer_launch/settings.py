@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
         "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
     )
+    exec: bool = Field(False, description="become torchrun or the program itself; no supervision, no last words")
     hosts: str | None = Field(
         None, description="hosts that mpirun starts ranks on, and how many on each; default: the platform's list"
     )
@@ -78,6 +79,7 @@ class Settings(BaseSettings):
         description="port of the MPI pods' sshd; default: the one of the image's ssh configuration, else 22 for "
         "root and 2222 for others",
     )
+    listen_address: str | None = Field(None, description="listen at these addresses; default: everywhere")
     insecure_host_keys: bool = Field(
         False, description="do not check that an MPI pod shows the job's key, for images whose sshd cannot show it"
     )

@@ -182,8 +182,9 @@ def test_a_users_file_of_any_name_is_not_taken_for_ours_or_pythons(
     assert ended.returncode == 5, ended.stderr
 
 
-def test_exec_leaves_the_program_in_the_launchers_place() -> None:
-    with start("run", "--exec", "--", "sh", "-c", "echo $$ $0; exit 5", "marker") as launcher:
+@pytest.mark.parametrize(("flags", "env"), [(("--exec",), {}), ((), {"TRAINER_LAUNCH_EXEC": "1"})])
+def test_exec_leaves_the_program_in_the_launchers_place(flags: tuple[str, ...], env: dict[str, str]) -> None:
+    with start("run", *flags, "--", "sh", "-c", "echo $$ $0; exit 5", "marker", env=env) as launcher:
         code, output = launcher.end()
     assert f"{launcher.pid} marker" in output
     assert code == 5

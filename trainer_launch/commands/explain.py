@@ -118,7 +118,7 @@ def _plan(reading: Reading, settings: Settings) -> tuple[dict[str, Json] | None,
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        request = request_of(reading, topology, settings, scratch=_SCRATCH)
+        request = request_of(reading, topology, settings, replace_launcher=settings.exec, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {

@@ -23,7 +23,7 @@ _CHECKING = (
     "plot",
     "prometheus_file",
 )
-_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
+_RUN = tuple(name for name in Settings.model_fields if name not in (*_CHECKING, "listen_address"))
 _EXPLAIN = tuple(
     name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port", "state_dir")
 )
@@ -60,7 +60,8 @@ _LOCAL = (
     "log_level",
 )
 _SSHD = (
-    *("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env", "contract", "grace", "signals", "shm_size"),
+    *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
+    *("contract", "grace", "signals", "shm_size"),
     *("color", "termination_log", "events", "metrics_port", "log_level"),
 )
 # Each command's module and its settings; only the one that is called is imported.
@@ -87,6 +88,7 @@ METAVARS = {
     "host_discovery_script": "PATH",
     "ssh_dir": "PATH",
     "ssh_port": "PORT",
+    "listen_address": "ADDRESS[,...]",
     "forward_env": "NAME[,...]",
     "grace": "SECONDS",
     "signals": "NAME=ACTION[,...]",
@@ -122,7 +124,7 @@ METAVARS = {
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": _CHECKING,
-    "what runs": ("contract", "engine", "rendezvous", "start_method", "preload"),
+    "what runs": ("contract", "engine", "exec", "rendezvous", "start_method", "preload"),
     "the job (from the platform, unless said here)": (
         *_JOB[:-1],
         *("hosts", "host_discovery_script", "port_range", "secret_file"),
@@ -130,7 +132,7 @@ GROUPS = {
     "faults": ("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "wait_timeout"),
     "hangs": ("hang_timeout", "hang_dir", "progress_file"),
     "the end": ("grace", "stop_order", "signals", "termination_log"),
-    "MPI": ("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env"),
+    "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
     "this container": ("shm_size", "state_dir"),
     "output": ("prefix", "color", "events", "metrics_port", "log_level"),
 }

@@ -28,8 +28,8 @@ _EXAMPLES = f"""examples:
   trainer-launch run -- train.py --lr 1e-3       # and run it
   trainer-launch COMMAND --help                  # options and examples of each
 
-Every option is also a variable: {PREFIX}GRACE=60 is --grace 60.
-Flags win.
+Every setting is also a variable, which its help names:
+{PREFIX}GRACE=60 is --grace 60. Flags win.
 """
 
 

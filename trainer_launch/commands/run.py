@@ -41,15 +41,12 @@ _log = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `run` knows."""
-    parser.add_argument(
-        "--exec", action="store_true", help="become torchrun or the program itself; no supervision, no last words"
-    )
+    """Nothing that only `run` knows."""
 
 
 def main(parsed: Parsed) -> int:
     """The command."""
-    return run(parsed.settings, parsed.argv, replace_launcher=parsed.flags["exec"])
+    return run(parsed.settings, parsed.argv, replace_launcher=parsed.settings.exec)
 
 
 def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:

@@ -43,10 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `sshd` knows."""
-    parser.add_argument(
-        "--listen-address", metavar="ADDRESS", action="append", default=[], help="listen there; default: everywhere"
-    )
+    """Nothing that only `sshd` knows."""
 
 
 def main(parsed: Parsed) -> int:
@@ -98,9 +95,8 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
     asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
     asked = replace(asked, shm_is_short=memory.is_short)
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
-    ready = server.prepared(
-        reach, handed, addresses=parsed.flags["listen_address"], log_level=_LEVELS[settings.log_level]
-    )
+    addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
+    ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
     return replace(asked, command=parse_command(ready.argv))
 
