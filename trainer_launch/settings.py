@@ -15,9 +15,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
+from trainer_launch.links import is_link
 
 PREFIX = "TRAINER_LAUNCH_"
-_NO_PREFIX = "\0"  # no variable begins with it
 _LONGEST = 60  # characters of a name that is compared with ours
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
@@ -26,9 +26,6 @@ INTERNAL = frozenset(
         *("WARM", "FORKSERVER", "MPI", "MPI_RUN", "INSIDE"),
     }
 )
-# A Service called trainer-launch, or trainer-launch-metrics, makes Kubernetes inject these (Docker's old links).
-_SERVICE_LINK = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
-_LINKED = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 class _Variables(EnvSettingsSource):
@@ -36,7 +33,7 @@ class _Variables(EnvSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """Read the variables, as pydantic does."""
-        return {name: value for name, value in super().__call__().items() if not _is_link(name, value)}
+        return {name: value for name, value in super().__call__().items() if not is_link(name, value)}
 
 
 class Settings(BaseSettings):
@@ -220,6 +217,22 @@ class Settings(BaseSettings):
     )
 
 
+class _OfAnother(Settings):
+    """Of another pod, whose variables are told: those of this process do not count."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is given."""
+        return (init_settings,)
+
+
 JOB_FLAGS: Mapping[str, str] = {
     "nodes": "nnodes",
     "nproc_per_node": "nproc_per_node",
@@ -237,10 +250,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
     try:
-        if env is None:
-            return Settings(**flags)
-        values: dict[str, Any] = {"_env_prefix": _NO_PREFIX, **_told(env), **flags}
-        return Settings(**values)
+        return Settings(**flags) if env is None else _OfAnother(**{**_told(env), **flags})
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0]).lower()
@@ -250,7 +260,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:
     given = {name: env.get(PREFIX + name.upper()) for name in Settings.model_fields}
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in given.items() if value and not is_link(name, value)}
 
 
 def job_options(settings: Settings) -> dict[str, str]:
@@ -265,19 +275,12 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or _is_link(rest, value):
+        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or is_link(rest, value):
             continue
         near = difflib.get_close_matches(name[:_LONGEST], known, n=1)
         advice = f"did you mean {near[0]}?" if near else "see trainer-launch run --help for all"
         sentences.append(f"{named(name)} is no setting; {advice}")
     return sentences
-
-
-def _is_link(name: str, value: object) -> bool:
-    """Whether Kubernetes has injected it for a Service; `name` is without our prefix."""
-    linked = isinstance(value, str) and _LINKED.fullmatch(value) is not None
-    is_port = name.upper().endswith("PORT")
-    return (is_port and linked) or _SERVICE_LINK.fullmatch(name) is not None
 
 
 def flag_of(name: str) -> str:

@@ -22,7 +22,7 @@ from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import Pod
 from trainer_launch.errors import LaunchError
 from trainer_launch.model import Cpus, Gpus, Host
-from trainer_launch.settings import Settings
+from trainer_launch.settings import load
 from trainer_launch.topology import place
 
 random_json = st.recursive(
@@ -125,7 +125,7 @@ def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: Pod) 
     typed = pod.command or ("torchrun", "train.py")
     try:
         reading = Reading(pod=pod, command=parse_command(typed), job=read_job(pod), host=HOST)
-        request = request_of(reading, place(reading.job, HOST), Settings(), scratch="/scratch")
+        request = request_of(reading, place(reading.job, HOST), load({}), scratch="/scratch")
         plan = engines.plan(request)
     except LaunchError as problem:
         message = str(problem)
