@@ -204,6 +204,23 @@ def test_the_time_for_leftovers_is_cut_by_the_rest_of_the_grace():
     assert play(plan(), ASK, ended("a", at_s=2.0), ended("b", at_s=10.5))[0].deadline_s == 11.0
 
 
+def killed(name, at_s, number=TERM):
+    return ev.Exited(at_s, Exit(process=name, code=None, signal=number, at_s=at_s))
+
+
+def test_what_a_shell_that_dies_of_the_request_left_has_the_rest_of_the_grace_to_save():
+    for order in StopOrder:
+        state, _ = play(plan(stop_order=order), ASK, ended("a", at_s=1.1), killed("b", 1.2))
+        assert (state.phase, state.deadline_s) == (Phase.CLEARING, 11.0)
+    assert play(plan(), ASK, killed("a", 1.1), ended("b", at_s=1.2))[0].deadline_s == 11.0, "a's still save"
+    assert play(plan(), EVENTS["drain"], killed("a", 2.1), killed("b", 3.0))[0].deadline_s == 13.0
+    assert play(plan(), ended("a", 3), killed("b", 1.2))[0].deadline_s == 11.0, "a failure stops b likewise"
+
+
+def test_nobody_has_longer_for_a_leader_that_was_killed_without_a_request():
+    assert play(plan(processes=(A,)), killed("a", 1.0, KILL))[0].deadline_s == 3.0
+
+
 def test_killing_repeats_names_what_hangs_and_ends():
     state, _ = play(*AT[Phase.KILLING])
     seen = []
@@ -251,11 +268,10 @@ def test_a_drain_waits_for_the_workers_and_ends_as_a_stop():
 
 
 def test_nothing_is_started_again_after_a_drain():
-    killed = ev.Exited(3.0, Exit(process="a", code=None, signal=KILL, at_s=3.0))
-    one = plan(processes=(A,), restarts=3)
-    assert play(one, EVENTS["drain"], killed, ev.Childless(4.0))[0].phase is Phase.DONE
-    assert play(one, killed, EVENTS["drain"], ev.Childless(4.0))[0].verdict is Verdict.FAILED
-    assert play(one, killed, ev.Childless(4.0))[0].phase is Phase.RUNNING
+    one, dies = plan(processes=(A,), restarts=3), killed("a", 3.0, KILL)
+    assert play(one, EVENTS["drain"], dies, ev.Childless(4.0))[0].phase is Phase.DONE
+    assert play(one, dies, EVENTS["drain"], ev.Childless(4.0))[0].verdict is Verdict.FAILED
+    assert play(one, dies, ev.Childless(4.0))[0].phase is Phase.RUNNING
 
 
 def test_a_drain_after_the_work_is_done_does_not_spoil_it():

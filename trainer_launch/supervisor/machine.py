@@ -35,7 +35,6 @@ from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
 LEADER_SHARE = 0.8  # of the grace belongs to the leaders alone; the rest to whoever they did not end
-CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader left behind
 GIVE_UP_S = 3.0  # after the first SIGKILL; PID 1 must end before kubelet's own SIGKILL
 
 Step = tuple[State, tuple[ev.Action, ...]]
@@ -129,7 +128,7 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     if not state.alive:
         state, actions = _clear(state, event.at_s)
         return state, looks + actions
-    bound = event.at_s + _clear_s(state, event.at_s)
+    bound = event.at_s + state.clear_s(event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
     if state.phase is not Phase.RUNNING or not blame.ends_all(state.plan, end) or state.stopped:
@@ -141,15 +140,10 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
 
 
 def _clear(state: State, at_s: float) -> Step:
-    kill_at_s = at_s + _clear_s(state, at_s)
+    kill_at_s = max([at_s + state.clear_s(at_s), *[bound for _, bound in state.leftovers]])
     state = replace(state, tell_all_at_s=daemons.next_look_s(state, at_s), stop_at_s=None, leftovers=())
     cleared = replace(state, phase=Phase.CLEARING, kill_at_s=kill_at_s)
     return cleared, (daemons.ask(cleared, at_s),)
-
-
-def _clear_s(state: State, at_s: float) -> float:
-    rest_s = state.plan.grace_s if state.kill_at_s is None else max(0.0, state.kill_at_s - at_s)
-    return rest_s if state.plan.daemons else min(CLEAR_S, rest_s)
 
 
 def _kill_leftovers(state: State, at_s: float) -> Step:

@@ -9,6 +9,7 @@ from trainer_launch.model import Exit, Plan, Verdict
 from trainer_launch.supervisor.events import Hung
 
 RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound
+CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader left behind
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
 
 
@@ -66,6 +67,13 @@ class State:
         """When `step` wants a `Deadline`, None: never."""
         single = (self.wait_until_s, self.stop_at_s, self.tell_all_at_s, self.kill_at_s, self.again_at_s)
         return min([t for t in single if t is not None] + [t for _, t in self.leftovers], default=None)
+
+    def clear_s(self, at_s: float) -> float:
+        """How long what the leader that has just ended left behind has, from SIGTERM to SIGKILL."""
+        rest_s = self.plan.grace_s if self.kill_at_s is None else max(0.0, self.kill_at_s - at_s)
+        # A shell dies of a request to stop at once: what it ran hears of it only now, and may have to save.
+        died_of_it = self.exits[-1].signal is not None and (self.stopped or self.phase is Phase.STOPPING)
+        return rest_s if self.plan.daemons or died_of_it else min(CLEAR_S, rest_s)
 
     def started_again(self, at_s: float) -> State:
         """One more start."""
