@@ -48,6 +48,23 @@ def test_a_checkpoint_and_then_a_drain_reach_each_worker_once(tmp_path: Path) ->
     assert output.count("ready") == 2, "nothing was started again"
 
 
+@pytest.mark.torch
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["forkserver", "exec"])
+def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, method: str) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    dying = TRAIN.replace(
+        'print("ready"', 'rank == "0" or signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint("ready"'
+    )
+    options = ("--nproc-per-node", "2", "--start-method", method, "--signals", "TERM=drain", "--grace", "1")
+    with start("run", *options, "--", script(tmp_path, dying.replace("sleep(0.5)", "sleep(3)"))) as launcher:
+        launcher.read_until("ready", times=2)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    assert (output.count("last 0"), output.count("leaves 0")) == (1, 1), output
+
+
 def test_explain_shows_what_each_signal_is_for() -> None:
     shown = launch("explain", "--signals", "USR1=checkpoint,TERM=drain", "--", "sleep", "1").stdout
     assert "HUP terminate, INT terminate, QUIT terminate, USR1 checkpoint, TERM drain, all others forward" in shown

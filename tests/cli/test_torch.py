@@ -204,6 +204,33 @@ def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_wi
     assert "saved 1" in output
 
 
+# Rank 0 takes long to save; rank 1 has no handler, and dies of the request.
+ONE_SAVES = LOADER.replace("[], [], 0.5", "[], [], 3").replace(
+    "signal.signal(signal.SIGTERM, save)", "rank or signal.signal(signal.SIGTERM, save)"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("run", "--nproc-per-node", "2", "--start-method", "forkserver"),
+        ("run", "--nproc-per-node", "2", "--start-method", "exec"),
+        ("local", "--nodes", "2", "--nproc-per-node", "1"),
+    ],
+    ids=["forked", "ordinary", "of another node"],
+)
+def test_a_worker_saves_in_peace_when_the_others_have_died_of_the_request(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with start(*options, "--", script(tmp_path, ONE_SAVES)) as launcher:
+        launcher.read_until("ready \\d", times=2)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    assert "loader heard nothing" in output, output
+    assert output.count("saved 0") == 1, output
+
+
 def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', os.getpid(), flush=True)\n"
     train = script(tmp_path, RANK + deaf + WAIT)

@@ -57,6 +57,11 @@ class Roster:
 
     # -- in signal handlers, too --------------------------------------------------------------
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a look was interrupted: until it goes on, `living` may name who has died."""
+        return self._looking
+
     def look(self) -> None:
         """Note who has died since the last look."""
         self._look_again = True

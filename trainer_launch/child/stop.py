@@ -1,13 +1,16 @@
 """How the agent's workers are asked to stop: each leader alone first, everything at the second request.
 
 torch's loop knows stopping only as an exception that a signal handler raises, so the handlers here do work. They
-may interrupt anything, an import too, and each other: they only call `os`, as the roster does for them.
+may interrupt anything, an import too, and each other: they only call `os`, as the roster does for them. Nor does
+torch's loop go on once workers were asked: it would end them all at the first that leaves with an error, or for a
+node that left before us. So the handler waits for them.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from types import FrameType
 
@@ -17,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from trainer_launch.child.roster import Roster
 from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of
 
+_LOOK_S = 0.5  # between two looks at who lives; the end of a worker wakes us up before
 PARKED = signal.SIGRTMAX  # torch insists on handling some signal; nobody sends this one
 
 
@@ -33,6 +37,7 @@ class Stop:
         self.asked = False  # whether we were asked to stop
         self._left = False  # whether torch's loop was told to end
         self._draining = False  # whether we stop when the workers have ended by themselves
+        self._waiting = False  # whether a handler below us waits for the workers
         self.deaths = roster.deaths
         self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
         self._order = order
@@ -62,11 +67,32 @@ class Stop:
         if again or self._order == "group" or not self._ask():
             self._left = True
             raise SignalException(f"asked to stop by signal {number}", sigval=signal.Signals(number))
+        self._wait()
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
         self._draining = True
         if not self._send(number):
             self._leave("no worker is left to wait for")
+        self._wait()
+
+    def _wait(self) -> None:
+        """Keep torch's loop from going on until all workers have ended, then end it."""
+        if self._left or self._waiting or self._roster.is_looking:  # what was interrupted has to go on
+            return
+        self._waiting = True
+        try:
+            while self._are_there():
+                time.sleep(_LOOK_S)
+        finally:
+            self._waiting = False
+        self._leave("all workers ended on request")
+
+    def _are_there(self) -> bool:
+        """Whether workers live, of which all are asked, if we were."""
+        if self.asked:
+            return self._ask() > 0
+        self._roster.look()
+        return bool(self._roster.living())
 
     def _leave(self, why: str) -> None:
         """End torch's loop, which would start the workers again, or wait minutes for other agents."""
@@ -79,9 +105,10 @@ class Stop:
         self._roster.look()
         if self._left:  # torch ends its workers now; to raise again would only break what it does at this moment
             return
-        is_over = (self.asked and not self._ask()) or (self._draining and not self._roster.living())
-        if is_over:
-            self._leave("all workers ended on request")
+        if self.asked or self._draining:
+            if not self._are_there():
+                self._leave("all workers ended on request")
+            self._wait()
 
     def _on_relayed(self, number: int, _frame: FrameType | None) -> None:
         self._send(number)
