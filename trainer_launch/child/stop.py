@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
+from typing import Any
 
+from torch.distributed.elastic import metrics
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -26,8 +28,19 @@ PARKED = signal.SIGRTMAX  # torch insists on handling some signal; nobody sends 
 
 def park(config: LaunchConfig) -> None:
     """Leave torch a signal that is never sent, in place of those that are ours to handle."""
-    if hasattr(config, "signals_to_handle"):  # older ones give no choice
+    if hasattr(config, "signals_to_handle"):  # older ones give no choice: `Stop.stand`
         config.signals_to_handle = PARKED.name
+
+
+class _AtEachStep(metrics.MetricHandler):
+    """torch measures each step of its loop, and the start of workers, too: the way to be called after it."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        """One measured step."""
+        self._call()
 
 
 class Stop:
@@ -43,17 +56,26 @@ class Stop:
         self._order = order
         self._roster = roster
         self._told: set[int] = set()  # whom we have asked to stop
+        self._handlers: dict[int, Any] = {}
 
     def install(self, stopping: Iterable[signal.Signals], given: Mapping[int, SignalAction]) -> None:
         """Take `stopping` as requests to stop, unless they were given another meaning; hand all others on."""
         stop = SignalAction.TERMINATE
         stopping = {number for number in {*stopping, *STOP_SIGNALS} if given.get(number, stop) is stop}
         for number in stopping:
-            signal.signal(number, self._on_stop)
+            self._handlers[number] = self._on_stop
         for other in (STOP_SIGNALS | RELAYED) - stopping - {PARKED}:
             drains = action_of(other, given) is SignalAction.DRAIN
-            signal.signal(other, self._on_drain if drains else self._on_relayed)
-        signal.signal(signal.SIGCHLD, self._on_child)
+            self._handlers[other] = self._on_drain if drains else self._on_relayed
+        self._handlers[signal.SIGCHLD] = self._on_child
+        self.stand()
+        metrics.configure(_AtEachStep(self.stand))
+
+    def stand(self) -> None:
+        """Let the handlers be ours: a torch before 2.9 puts its own in their place when it starts workers."""
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
     def check(self, _environments: object) -> None:
         """Before each start of the workers: none, when we were asked to stop."""
