@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -79,8 +84,65 @@ def test_a_store_whose_node_is_lost_is_not_dialled_for_ever(generation: Generati
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     generation.ends_soon()
-    with pytest.raises(DistNetworkError, match=rf"the store at 127.0.0.1:{port} cannot be reached \(.*refused\)"):
+    said = rf"the store at 127.0.0.1:{port} could not be reached for \d s \(.*refused\); .* --port-range"
+    with pytest.raises(DistNetworkError, match=said):
         reach_store("127.0.0.1", port, lambda: generation.is_over)
     reached = reach_store("127.0.0.1", generation.opened.port, lambda: False)
     reached.set("key", "value")
     assert generation.opened.get("key") == b"value"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.distributed:DistNetworkError",
+        "torch.distributed:DistStoreError",
+        "torch.distributed.elastic.rendezvous.api:RendezvousClosedError",
+    ],
+)
+def test_nodes_that_do_not_meet_end_with_138_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    from trainer_launch.child import membership, torch_agent
+    from trainer_launch.child.roster import Roster
+    from trainer_launch.child.stop import Stop
+
+    def launch() -> None:
+        module, name = error.split(":")
+        raise getattr(importlib.import_module(module), name)("cut off")
+
+    monkeypatch.setenv("TRAINER_LAUNCH_FAILURE_FILE", str(tmp_path / "failure"))
+    roster = Roster(None)
+    assert torch_agent._run(launch, membership.Alone(), Stop("leader", roster), roster) == 138
+    told = json.loads((tmp_path / "failure").read_text())
+    assert (told["reason"], told["message"]) == ("PeerLost", "the nodes did not meet: cut off")
+
+
+def test_a_port_that_is_taken_here_is_no_lost_peer() -> None:
+    from torch.distributed import DistNetworkError
+
+    from trainer_launch.child import membership, torch_agent
+    from trainer_launch.child.roster import Roster
+    from trainer_launch.child.stop import Stop
+
+    def launch() -> None:
+        raise DistNetworkError("The server socket has failed to listen. port: 29500, code: -98, name: EADDRINUSE")
+
+    roster = Roster(None)
+    with pytest.raises(DistNetworkError):
+        torch_agent._run(launch, membership.Alone(), Stop("leader", roster), roster)
+
+
+def test_a_resolver_that_fails_for_a_moment_costs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer_launch.child import rendezvous
+    from trainer_launch.model import Endpoint
+
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", fail)
+    coordinator = Endpoint("job-0.job", 29500)
+    me = rendezvous.Identity(run_id="j", incarnation="i", host="job-1", address=None, ports=None)
+    client: Any = SimpleNamespace(where=lambda: (coordinator, "10.0.0.7"))
+    made = rendezvous.CoordinatedRendezvous(client, coordinator, me=me, first_death=lambda: None, patience_s=1.0)
+    assert made._own_address() == "10.0.0.7"

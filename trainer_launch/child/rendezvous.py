@@ -250,7 +250,10 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._me.address:
             return self._me.address
         coordinator, own = self._client.where()
-        found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+        try:
+            found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+        except OSError:  # a resolver that fails for a moment; the name was found when we connected
+            found = []
         if own is not None and all(own != address[0] for *_, address in found):
             return own
         return self._me.host if coordinator.is_loopback else coordinator.host

@@ -15,6 +15,9 @@ from trainer_launch.model import PortRange
 STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
 _REACH_S = 1.0  # for one attempt to connect
 _SOON_S, _LOOK_S = 0.002, 0.1  # between two looks at the store, at first and at most
+_ADVICE = (
+    "its port is one of --port-range, or any where that is not given: let the job's pods reach each other there"
+)
 _TRIES = 5  # another program may take a port between our look and our use
 
 
@@ -42,10 +45,12 @@ def reach_store(host: str, port: int, is_over: Callable[[], int]) -> TCPStore:
         DistNetworkError: it is not there, and the generation is over or `STORE_TIMEOUT`.
     """
     # torch's own attempts would last until the timeout, and print a stack of C++ each.
-    end_s = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    began_s = time.monotonic()
     while (trouble := _trouble(host, port)) is not None:
-        if is_over() or time.monotonic() > end_s:
-            raise DistNetworkError(f"the store at {host}:{port} cannot be reached ({trouble})")
+        waited_s = time.monotonic() - began_s
+        if is_over() or waited_s > STORE_TIMEOUT.total_seconds():
+            text = f"the store at {host}:{port} could not be reached for {waited_s:.0f} s ({trouble})"
+            raise DistNetworkError(f"{text}; {_ADVICE}")
         time.sleep(_LOOK_S)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
@@ -103,6 +108,7 @@ class GenerationStore(PrefixStore):
             if self._is_over():
                 return False
             if waited_s > timeout.total_seconds():
-                raise DistStoreError(f"the other nodes' agents have not answered for {waited_s:.0f} s")
+                text = f"the other nodes' agents have not answered at the job's store for {waited_s:.0f} s"
+                raise DistStoreError(f"{text}; {_ADVICE}")
             time.sleep(min(_LOOK_S, max(_SOON_S, waited_s / 4)))
         return True

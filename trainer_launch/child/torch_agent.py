@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
@@ -99,7 +99,9 @@ def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop, roste
         return exits.SUCCEEDED
     except GaveUpError as gave_up:
         return _report_given_up(gave_up)
-    except (RendezvousTimeoutError, RendezvousConnectionError) as lost:
+    except (RendezvousError, DistError) as lost:
+        if "EADDRINUSE" in str(lost):
+            raise  # torch's own store: a port that is taken here is no other node's fault
         return _report_lost(f"the nodes did not meet: {lost}")
     return exits.SUCCEEDED
 
