@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
+from trainer_launch.host import cgroup
 from trainer_launch.model import Exit
 from trainer_launch.supervisor.clues import AgentFailure, Evidence, parse_agent_failure
+from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.failure import (
     RULES,
     classify,
@@ -145,6 +148,30 @@ def test_the_agents_worker_is_judged_not_the_agent():
     assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
 
 
+def test_a_kill_for_memory_before_the_worker_was_started_is_not_what_it_died_of():
+    agent = AgentFailure(rank=3, exit_code=137, signal=int(signal.SIGKILL), oom_kills_before=3)
+    assert classify(death(137), replace(OOM, agent=agent)).reason == "Killed"
+    since = classify(death(137), Evidence(agent=agent, oom_kills_before=2, oom_kills_after=4))
+    assert since.reason == "OutOfMemory"
+    assert "killed 1 process of" in since.evidence[0]
+
+
+def test_kills_for_memory_count_from_the_last_start(monkeypatch):
+    counts = iter((1, 2, 2, 2))
+    monkeypatch.setattr(cgroup, "oom_kills", lambda _: next(counts))
+    witness = Witness()
+    for killed in (True, False):
+        witness.begin()
+        assert witness.look().oom_killed is killed
+
+
+def test_who_was_killed_because_it_hung_is_told_so_also_after_a_kill_for_memory():
+    agent = AgentFailure(reason="Hung", message="rank 2 hangs", exit_code=137, signal=int(signal.SIGKILL))
+    failure = classify(death(137), replace(OOM, agent=agent))
+    assert (failure.reason, failure.exit_code) == ("Hung", 138)
+    assert "for memory" in failure.evidence[0], "it may be why"
+
+
 def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
     failure = classify(death(number=9), Evidence(agent=AgentFailure(rank=3, exit_code=1)))
     assert (failure.rank, failure.exit_code) == (None, 137)
@@ -163,7 +190,10 @@ def test_a_note_is_read_leniently():
         "lines": ["a", 1],
         "timestamp": 1.5,
         "pid": 3,
+        "oom_kills_before": 4,
     }
-    assert parse_agent_failure(json.dumps(note)) == AgentFailure(rank=1, lines=("a", "1"), timestamp=1.5)
+    assert parse_agent_failure(json.dumps(note)) == AgentFailure(
+        rank=1, lines=("a", "1"), timestamp=1.5, oom_kills_before=4
+    )
     for text in ("", "[]", "{", "null"):
         assert parse_agent_failure(text) is None

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer_launch.child.death import HowItDied, Starts, how_it_died
 from trainer_launch.child.places import journal_of, note_place, noted
+from trainer_launch.host import cgroup
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class Roster:
     def __init__(self, folder: str | None) -> None:
         self.deaths: dict[int, HowItDied] = {}  # by torch's pid, in the order they died
         self.environments: dict[int, dict[str, str]] = {}  # by local rank
+        self.oom_kills_before: int | None = None  # in this container, when they were started
         self._folder = folder
         self._ranks: dict[int, tuple[int, int]] = {}  # by torch's pid: rank, local rank
         self._programs: dict[int, int] = {}  # by torch's pid, for those under the fork-server
@@ -40,6 +42,7 @@ class Roster:
             _log.info("ended %d processes that dead workers had left running", self._cleared)
             self._cleared = 0
         self.environments = environments
+        self.oom_kills_before = cgroup.oom_kills(cgroup.own_groups())
         self.deaths.clear()  # in place: others look at it
         self._programs, self._ranks = {}, {}
 

@@ -98,7 +98,7 @@ def _run(launch: Callable[[], object], node: membership.Alone, stop: Stop, roste
     except NotNeededError:
         return exits.SUCCEEDED
     except GaveUpError as gave_up:
-        return _report_given_up(gave_up)
+        return _report_given_up(gave_up, roster)
     except (RendezvousError, DistError) as lost:
         if "EADDRINUSE" in str(lost):
             raise  # torch's own store: a port that is taken here is no other node's fault
@@ -145,12 +145,13 @@ def _report(failed: ChildFailedError, roster: Roster) -> int:
             "hostname": socket.gethostname(),
             "message": hung.message if hung else logs.message_in(data),
             "lines": hung.lines if hung else logs.traceback_in(data),
+            "oom_kills_before": roster.oom_kills_before,
         }
     )
     return code
 
 
-def _report_given_up(gave_up: GaveUpError) -> int:
+def _report_given_up(gave_up: GaveUpError, roster: Roster) -> int:
     """The coordinator has ended the job: the guilty node has its worker's own code, the others lost a peer."""
     own = gave_up.own
     if own is None:
@@ -158,7 +159,8 @@ def _report_given_up(gave_up: GaveUpError) -> int:
         return _report_lost(f"{gave_up}; it said: {said}" if said else str(gave_up))
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
     how = {"exit_code": own.code, "signal": own.signal, "message": own.message, "lines": own.lines}
-    _write({"reason": own.reason, "why_not_again": str(gave_up), **how, **place})
+    memory = {"oom_kills_before": roster.oom_kills_before}
+    _write({"reason": own.reason, "why_not_again": str(gave_up), **how, **place, **memory})
     return own.code
 
 

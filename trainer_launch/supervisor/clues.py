@@ -26,6 +26,7 @@ class AgentFailure:
     hostname: str | None = None
     lines: tuple[str, ...] = ()
     why_not_again: str | None = None  # why the job does not go on from its last checkpoint
+    oom_kills_before: int | None = None  # how many there had been when the worker was started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Evidence:
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel killed for memory in our cgroup since the run began."""
+        """Whether the kernel killed for memory in our cgroup since what died was started."""
         before, after = self.oom_kills_before, self.oom_kills_after
         return before is not None and after is not None and after > before
 
@@ -75,6 +76,7 @@ def parse_agent_failure(text: str) -> AgentFailure | None:
         exit_code=exits.failing(_of_type(note.get("exit_code"), int)),
         signal=exits.deadly(_of_type(note.get("signal"), int)),
         timestamp=_of_type(note.get("timestamp"), (int, float)),
+        oom_kills_before=_index(note.get("oom_kills_before")),
         lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
     )
 

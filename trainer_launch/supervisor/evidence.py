@@ -12,12 +12,16 @@ _LARGEST = 3
 
 
 class Witness:
-    """Knows the count of OOM kills from before the run."""
+    """Knows the count of OOM kills from before the last start."""
 
     def __init__(self, shm: str = "/dev/shm") -> None:
         self._groups = cgroup.own_groups()
-        self._before = cgroup.oom_kills(self._groups)
+        self._before: int | None = None
         self._shm = shm
+
+    def begin(self) -> None:
+        """Something is about to start: who was killed before is not what it dies of."""
+        self._before = cgroup.oom_kills(self._groups)
 
     def look(self) -> Evidence:
         """Return what can be seen now."""

@@ -93,6 +93,14 @@ _FIRST = (
         exit_code=exits.STOPPED,
     ),
     _Rule(
+        "Hung",
+        _agent_says("Hung"),
+        "read the saved stacks: the rank that is not in the collective where the others wait is the guilty one",
+        exit_code=exits.INFRASTRUCTURE,
+        again=True,
+        shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),
+    ),
+    _Rule(
         "OutOfMemory",
         _killed_for_memory,
         "raise the container's memory limit, or use fewer data-loader workers or smaller batches",
@@ -112,13 +120,6 @@ _FIRST = (
         "check the command, the image and the working directory",
         what="as a shell says of a command that it cannot run",
         again=False,
-    ),
-    _Rule(
-        "Hung",
-        _agent_says("Hung"),
-        "read the saved stacks: the rank that is not in the collective where the others wait is the guilty one",
-        exit_code=exits.INFRASTRUCTURE,
-        again=True,
     ),
     _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exits.INFRASTRUCTURE),
     _Rule(
@@ -166,6 +167,8 @@ def classify(death: Exit, evidence: Evidence) -> Failure:
     # The agent's note speaks of its workers; when the agent itself was killed, it is not about this death.
     agent = evidence.agent if death.signal is None else None
     evidence = replace(evidence, agent=agent)
+    if agent and agent.oom_kills_before is not None:
+        evidence = replace(evidence, oom_kills_before=agent.oom_kills_before)
     end = _worker(death, agent)
     rule = _rule(end, evidence)
     return Failure(

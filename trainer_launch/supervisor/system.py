@@ -77,6 +77,7 @@ class System:
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
         stdout, stderr = ours or (None, None)
+        self._witness.begin()
         try:
             popen = subprocess.Popen(
                 process.argv, env=env, cwd=process.cwd, stdout=stdout, stderr=stderr, start_new_session=True
