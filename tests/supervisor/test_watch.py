@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from tests.supervisor.test_frames import BATCH, REDUCE
 from trainer_launch import run_folder
+from trainer_launch.child import hangs
 from trainer_launch.supervisor.hang import PATIENCE, Rules, Sample, Worker
 from trainer_launch.supervisor.watch import Watch, Watched
 
@@ -81,6 +83,16 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     (saved,) = (tmp_path / "stacks").iterdir()
     assert str(saved) in note["message"]
     assert "read_batch" in saved.read_text()
+
+
+def test_the_cause_that_is_left_for_the_agent_is_not_the_next_workers(watch, tmp_path, monkeypatch):
+    monkeypatch.setenv(run_folder.VARIABLE, str(tmp_path))
+    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    struck_at_s(watch(workers), workers)
+    assert hangs.about(signal.SIGKILL) is not None
+    hangs.forget({})
+    assert hangs.about(signal.SIGKILL) is None
+    hangs.forget({})
 
 
 @pytest.mark.parametrize("stacks", [REDUCE, ""], ids=["in a collective", "unknown"])

@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -131,18 +129,3 @@ def test_a_port_that_is_taken_here_is_no_lost_peer() -> None:
     roster = Roster(None)
     with pytest.raises(DistNetworkError):
         torch_agent._run(launch, membership.Alone(), Stop("leader", roster), roster)
-
-
-def test_a_resolver_that_fails_for_a_moment_costs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer_launch.child import rendezvous
-    from trainer_launch.model import Endpoint
-
-    def fail(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", fail)
-    coordinator = Endpoint("job-0.job", 29500)
-    me = rendezvous.Identity(run_id="j", incarnation="i", host="job-1", address=None, ports=None)
-    client: Any = SimpleNamespace(where=lambda: (coordinator, "10.0.0.7"))
-    made = rendezvous.CoordinatedRendezvous(client, coordinator, me=me, first_death=lambda: None, patience_s=1.0)
-    assert made._own_address() == "10.0.0.7"

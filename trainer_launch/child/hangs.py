@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +36,14 @@ def about(number: int | None) -> Note | None:
     if number not in (None, signal.SIGKILL) or not folder:
         return None
     return read(LiveFiles(_MAX_BYTES).read(f"{folder}/{run_folder.HANG}") or b"", time.monotonic())
+
+
+def forget(_environments: object) -> None:
+    """Before each start of the workers: what they die of is another matter."""
+    folder = os.environ.get(run_folder.VARIABLE)
+    if folder:
+        with contextlib.suppress(OSError):  # there is none, most often
+            os.unlink(f"{folder}/{run_folder.HANG}")
 
 
 def read(data: bytes, now_s: float) -> Note | None:

@@ -71,7 +71,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._going = False  # whether workers of the current generation were started
         self._store: TCPStore | None = None
         self._away_since_s: float | None = time.monotonic()  # None while the coordinator is there
-        self._told: WorkerDeath | None = None  # the last failure of this node
+        self._told: WorkerDeath | None = None  # this node's failure that ended the last generation
         self._ended: say.GiveUp | say.Finished | None = None
 
     # -- what torch calls ---------------------------------------------------------------------
@@ -225,7 +225,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         formed = self._formed
         if formed is None or go.generation != formed.generation:
             return None  # of a generation that has ended meanwhile
-        self._going = True  # from here on the end of the generation is seen
+        self._going, self._told = True, None  # from here on the end of the generation is seen
         if self._store is None:
             self._store = reach_store(go.host, go.port, self.num_nodes_waiting)
         _log.info(

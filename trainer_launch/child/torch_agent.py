@@ -64,7 +64,7 @@ def _as_member(config: LaunchConfig, stop: Stop, roster: Roster, way: warm.Ordin
     slate = Slate(os.environ.get(run_folder.VARIABLE, ""))
     roster.listen(config.event_log_handler)
     with membership.member(config, stop, look=roster.look) as node:
-        calls = (roster.begin, stop.check, slate, way.prepare, node.prepare, news.tell_start)
+        calls = (roster.begin, stop.check, hangs.forget, slate, way.prepare, node.prepare, news.tell_start)
         config.logs_specs = logs.BeforeEachStart(calls, config.logs_specs)
         code = _run(way.launch, node, stop, roster)
     return exits.STOPPED if stop.asked else code
