@@ -9,20 +9,26 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.status.exposition import parse
+from trainer_launch.model import Exit, Plan, Process
 from trainer_launch.status import prometheus, scrape
 from trainer_launch.status.news import Standing
 from trainer_launch.status.node import View
+from trainer_launch.status.observer import Observer
 from trainer_launch.status.progress import Progress
+from trainer_launch.supervisor.state import Phase, State
 
 VIEW = View(
     version="1", pid=7, started_ticks=1, run_dir="/r", host="pod-1", node_rank=1, contract="c", engine="torchrun",
     phase="running", since_s=90.0, started_s=80.0, attempt=2, processes=(("agent", 8),), exits=(("agent", 137),),
+    ended=23,
 )  # fmt: skip
 
 
@@ -55,7 +61,7 @@ def test_what_is_known_has_a_metric() -> None:
         "trainer_launch_uptime_seconds": 20.0,
         "trainer_launch_attempts_total": 2.0,
         "trainer_launch_processes": 1.0,
-        "trainer_launch_exits_total": 1.0,
+        "trainer_launch_exits_total": 23.0,
         "trainer_launch_workers": 8.0,
         "trainer_launch_generation": 3.0,
         "trainer_launch_nodes": 2.0,
@@ -69,6 +75,14 @@ def test_what_is_known_has_a_metric() -> None:
     assert found["trainer_launch_metric"] == {frozenset({rank, ("name", "loss")}): 0.25}
     assert found["trainer_launch_exit_code"] == {frozenset({("process", "agent")}): 137.0}
     assert [dict(key)["phase"] for key, value in found["trainer_launch_phase"].items() if value] == ["running"]
+
+
+def test_ends_are_counted_also_beyond_those_that_are_shown(tmp_path: Path) -> None:
+    observer = Observer(replace(VIEW, run_dir=str(tmp_path)))
+    plan = Plan(engine="test", processes=(Process(name="a", argv=("a",), env={}),), grace_s=1.0)
+    end = Exit(process="a", code=None, signal=9, at_s=1.0)
+    observer.begun(State(plan=plan, phase=Phase.RUNNING, started_at_s=0.0, exits=(end,) * 25))
+    assert (len(observer.view.exits), observer.view.ended) == (20, 25)
 
 
 def test_what_is_not_known_has_none() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.supervisor.fakes import FakeSystem
-from trainer_launch import run_folder
+from trainer_launch import outcome, run_folder
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, Verdict
 from trainer_launch.status import news, story
 from trainer_launch.supervisor import events as ev
@@ -90,6 +90,15 @@ def test_the_last_line_has_the_outcome() -> None:
     assert values["time"] == "1970-01-01T00:00:00.000Z"
     for name, value in {"event": "finished", "node": 1, "exit_code": 9, "rank": 3, "failed_node": 1}.items():
         assert values[name] == value
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_whether_to_try_again_is_told_as_in_the_last_words(again: bool) -> None:
+    for code in (1, 138):
+        failure = Failure(reason="x", message="x", exit_code=code, again=again)
+        ended = Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)
+        assert dict(story.of_outcome(ended)[1])["retryable"] is again
+        assert f"retryable={again}".lower() in outcome.summary(ended)
 
 
 def test_every_event_is_in_the_documentation_and_no_other() -> None:

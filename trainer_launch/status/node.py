@@ -36,6 +36,7 @@ class View:
     attempt: int = 1
     processes: tuple[tuple[str, int], ...] = ()  # name and pid of those that run
     exits: tuple[tuple[str, int], ...] = ()  # name and exit code of the last that ended
+    ended: int = 0  # how many have, so far
     asked_to_stop_by: int | None = None
     job: str | None = None  # the job's name at its coordinator
     coordinator: tuple[str, int] | None = None  # host and port
@@ -72,7 +73,7 @@ def _check(view: View) -> None:
     """Anybody may write such a file; what is shown of it and counted with has to be what we would write."""
     named = (*view.processes, *view.exits, *view.seats, *filter(None, (view.coordinator,)))
     texts = (view.version, view.run_dir, view.host, view.contract, view.engine, view.phase)
-    wholes = (view.pid, view.started_ticks, view.attempt, *(number for _, number in named))
+    wholes = (view.pid, view.started_ticks, view.attempt, view.ended, *(number for _, number in named))
     for text in (*texts, view.job or "", view.secret_file or "", *(name for name, _ in named)):
         if not isinstance(text, str) or not text.isprintable():
             raise ValueError(f"{text!r} is no text for a terminal")

@@ -142,6 +142,7 @@ class Observer:
             attempt=1 + state.restarts,
             processes=alive,
             exits=exits,
+            ended=len(state.exits),
             asked_to_stop_by=state.stop_signal,
         )
 

@@ -35,7 +35,7 @@ def _of_node(view: View, now_s: float) -> Iterable[str]:
     yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])
     yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
     yield _gauge("processes", "Processes of the launcher that run now.", [({}, len(view.processes))])
-    yield _counter("exits", "Processes of the launcher that have ended.", len(view.exits))
+    yield _counter("exits", "Processes of the launcher that have ended.", view.ended)
     last = view.exits[-1:]
     yield _gauge("exit_code", "Exit code of the process that ended last.", [({"process": n}, c) for n, c in last])
 
