@@ -25,6 +25,7 @@ from tests.survival.jobs import (
     kill_worker,
     lose_pod,
     move_pod,
+    status_in,
     stop_pod,
     training,
 )
@@ -120,6 +121,23 @@ def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path) -> None:
         begun(running, workers=3)
         completed(running)
         assert [pod.starts for pod in running.pods] == [1, 1, 1]
+
+
+def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path) -> None:
+    env_of = lambda node: ELASTIC.env_of(node) | {"PET_NNODES": "1:2", "TMPDIR": str(tmp_path / f"tmp-{node}")}  # noqa: E731
+    for node in range(3):
+        (tmp_path / f"tmp-{node}").mkdir()
+    with job(ELASTIC.names, training(tmp_path), env_of) as running:
+        begun(running, workers=2)
+
+        def states() -> list[str]:
+            return sorted(row[2] for row in status_in(running, 0, tmp_path / "tmp-0")["job"]["nodes"])
+
+        wait_until(lambda: states() == ["joined", "running", "running"], "the third", running.pods, DEADLINE_S)
+        completed(running)
+        assert [pod.codes for pod in running.pods] == [[0], [0], [0]]
+        trained = ["this is node" in "".join(pod.lines) for pod in running.pods]
+        assert sorted(trained) == [False, True, True]
 
 
 def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:

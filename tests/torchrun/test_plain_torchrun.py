@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.launching import script
 from tests.conftest import require
+from tests.process.world import eventually
 from tests.torchrun.plugin import torchruns
 from trainer_launch.host.net import free_port
 
@@ -71,6 +73,29 @@ def test_a_node_without_restarts_left_ends_the_job_for_all(tmp_path: Path) -> No
     assert "the job has failed: node 1" in host_output
     assert "has no restarts left" in host_output
     assert "Traceback" not in host_output
+
+
+def test_a_node_above_the_maximum_waits_and_ends_with_0(tmp_path: Path) -> None:
+    port, enough = free_port(), tmp_path / "enough"
+    wait = f"""
+import time
+open({str(tmp_path)!r} + "/met-" + os.environ["RANK"] + "-of-" + os.environ["WORLD_SIZE"], "a").close()
+while not os.path.exists({str(enough)!r}):
+    time.sleep(0.05)
+"""
+
+    def all_are_there() -> bool:
+        links = [link for link in psutil.net_connections("tcp") if link.laddr and link.laddr.port == port]
+        met = all((tmp_path / f"met-{rank}-of-2").exists() for rank in range(2))
+        return met and sum(link.status == psutil.CONN_ESTABLISHED for link in links) == 3
+
+    each = ["--nnodes", "1:2", "--rdzv-backend", "trainer-launch", "--rdzv-endpoint", f"localhost:{port}"]
+    with torchruns(tmp_path, script(tmp_path, REDUCE + wait + END), each, each, each) as nodes:
+        eventually(all_are_there, "two that train, and a third")
+        enough.touch()
+        ends = [node.end() for node in nodes]
+    assert [code for code, _ in ends] == [0, 0, 0], ends
+    assert sorted("this is node" in output for _, output in ends) == [False, True, True], ends
 
 
 def test_what_does_not_fit_is_one_sentence_and_2(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,6 +173,29 @@ def test_torchs_data_loaders_and_its_spawn_work(forks: Forks, tmp_path: Path) ->
     assert ended.code == 0, ended.err
     batches = "[[[0, 0], [1, 0]], [[2, 0], [3, 0]]]"
     assert ended.out.splitlines() == [f"fork {batches}", f"spawn {batches}", "__mp_main__"]
+
+
+COMPILED = """
+import torch
+
+@torch.compile
+def curve(x):
+    return torch.sin(x) * 2 + torch.cos(x)
+
+x = torch.arange(8.0, requires_grad=True)
+curve(x).sum().backward()
+print(torch.allclose(x.grad, 2 * torch.cos(x) - torch.sin(x)))
+"""
+
+
+def test_torch_compile_works(forks: Forks, tmp_path: Path) -> None:
+    require(shutil.which("g++"), "torch.compile makes C++ for a CPU, which needs g++")
+    script, cache = tmp_path / "train.py", tmp_path / "cache"
+    script.write_text(COMPILED)
+    ended = forks.run(tmp_path, str(script), environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)})
+    assert ended.code == 0, ended.err
+    assert ended.out == "True\n"
+    assert list(cache.rglob("*.so")), "it was compiled"
 
 
 def test_every_worker_has_randomness_of_its_own(forks: Forks, tmp_path: Path) -> None:
