@@ -6,7 +6,7 @@ and `trainer-launch run` do, with what they are told here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.horovodrun_options import is_horovodrun
@@ -19,6 +19,7 @@ KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
 _HOSTFILE = "/etc/mpi/hostfile"
 _KUBEXEC = "/etc/mpi/kubexec.sh"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_WHERE = ("--listen-address", "--ssh-port")  # the port is told by a variable
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
 
@@ -70,8 +71,10 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
     is_launcher = _HOSTFILE in container.files
     words = (*container.command, *container.args)
     name = words[0].rpartition("/")[2] if words else ""
-    if name == "sshd" or words[:2] == (OURS, "sshd"):
+    if name == "sshd":
         words = _sshd(pod)
+    elif name == OURS and words[1:2] == ("sshd",):
+        words = _sshd(pod, words[2:])
     elif name and (is_mpirun(name) or is_horovodrun(words)):
         words = (OURS, "run", "--", *words)
     env = {**container.env, **_env(container, port, scratch), **(ON_A_LAPTOP if is_launcher else _apart(scratch))}
@@ -90,8 +93,17 @@ def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
     return replace(container, name="sshd", env=env, command=words[:1], args=words[1:], files=keys, sidecar=True)
 
 
-def _sshd(pod: Pod) -> tuple[str, ...]:
-    return (OURS, "sshd", "--listen-address", pod.address)
+def _sshd(pod: Pod, typed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Our sshd at the pod's own address; of what was `typed` all stays but where it listens."""
+    kept: list[str] = []
+    is_value = False
+    for word in typed:
+        option, joined, _ = word.partition("=")
+        if is_value or option in _WHERE:
+            is_value = not is_value and not joined
+        else:
+            kept.append(word)
+    return (OURS, "sshd", *kept, "--listen-address", pod.address)
 
 
 def _env(container: Container, port: int, scratch: str) -> Mapping[str, str]:
