@@ -51,6 +51,7 @@ def test_typed_hosts_slots_and_scripts_go_before_the_platforms() -> None:
     assert told("horovodrun -np 4 --hostfile /mine x").hostfile == "/mine"
     spec = told("horovodrun -np 4 --min-np 2 --host-discovery-script /mine.sh --slots-per-host 4 x")
     assert (spec.discovery, spec.slots, spec.slots_are_given, spec.min_hosts) == ("/mine.sh", 4, True, 1)
+    assert told("horovodrun -np 4 --min-np 2 -H a:2,b:2 x").discovery is None, "no others join a typed list"
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,22 @@ def said(*lines: str, is_elastic: bool = False) -> Said:
 
 
 @pytest.mark.parametrize(
-    ("line", "members"),
-    [
-        ("-np 2 x", GIVEN),
-        ("-np 2 -H a:3,b x", (Member("a", 3), Member("b", 1))),
-        ("-np 2 -H a,b --slots-per-host 4 x", (Member("a", 4), Member("b", 4))),
-    ],
+    ("line", "slots", "found"),
+    [("-np 2 x", None, (3, 1)), ("-np 2 x", 2, (3, 2)), ("-np 2 --slots-per-host 4 x", 2, (3, 4))],
 )
-def test_typed_hosts_win_over_the_platforms(line: str, members: tuple[Member, ...]) -> None:
-    assert horovod.members_of(split_command(shlex.split(line)), GIVEN, None) == members
+def test_a_host_whose_slots_nobody_told_has_those_that_were_typed(
+    line: str, slots: int | None, found: tuple[int, ...]
+) -> None:
+    given = (Member("a", 3), Member("b"))
+    made = horovod.members_of(split_command(shlex.split(line)), given, slots)
+    assert tuple(one.slots for one in made) == found
+
+
+def test_of_typed_hosts_only_those_that_are_there_are_used() -> None:
+    command = split_command(shlex.split("-np 2 -H a:1,b:1 x"))
+    there = horovod.members_of(command, (Member("a", 1),), None)
+    assert "--hosts=a:1" in horovod.static(("horovodrun",), command, there, 1, ())
+    assert horovod.slots(there) == "a:1\n"
 
 
 def test_a_static_command_has_the_hosts_of_now_and_all_that_was_typed() -> None:

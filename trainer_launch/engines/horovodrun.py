@@ -55,7 +55,7 @@ def _typed_over(spec: Spec, command: HorovodCommand) -> Spec:
     )
     if hostfile is not None:
         spec = replace(spec, hostfile=hostfile, is_hydra_file=False)
-    if script is not None:
+    if script is not None or command.has("hosts"):  # a typed list is all there is
         spec = replace(spec, discovery=script)
     if slots is not None:
         spec = replace(spec, slots=slots, slots_are_given=True)

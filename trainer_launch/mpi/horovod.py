@@ -21,15 +21,9 @@ _MAX_CHARS = 400
 
 
 def members_of(command: HorovodCommand, given: Sequence[Member], slots: int | None) -> tuple[Member, ...]:
-    """The hosts with their slots: the typed ones, else those of the platform.
-
-    Raises:
-        ContractError: the typed list is no list of hosts.
-    """
-    typed = command.value("hosts")
-    members = hostfile.parse_horovod(typed, "horovodrun's --hosts") if typed is not None else tuple(given)
+    """The hosts of now, each with slots."""
     per_host = command.number("slots") or slots
-    return tuple(replace(one, slots=one.slots or per_host or 1) for one in members)
+    return tuple(replace(one, slots=one.slots or per_host or 1) for one in given)
 
 
 def static(

@@ -12,7 +12,7 @@ from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch import horovodrun_options, preflight, references, settings, signals, torchrun_options
+from trainer_launch import horovodrun_options, hostfile, preflight, references, settings, signals, torchrun_options
 from trainer_launch.child import horovod_ssh, kubectl, plain_conf
 from trainer_launch.command import parse_command
 from trainer_launch.commands import (
@@ -29,7 +29,7 @@ from trainer_launch.commands import (
 from trainer_launch.contracts.bare import NAME as BARE
 from trainer_launch.errors import LaunchError, UsageError
 from trainer_launch.model import Job, NodeRange, Origin
-from trainer_launch.mpi import horovod, typed
+from trainer_launch.mpi import compose, typed
 from trainer_launch.overlay import overlay, with_hosts, with_minimum
 from trainer_launch.rehearsal import files
 from trainer_launch.ssh.environment import named
@@ -68,7 +68,9 @@ def _horovodrun(words: list[str]) -> None:
     assert again.typed == kept
     for name in ("num_proc", "slots", "ssh_port"):
         attempt(found.number, name, kinds=(UsageError,))
-    attempt(horovod.members_of, found, (), None)
+    hosts = found.value("hosts")
+    if hosts is not None:
+        attempt(hostfile.parse_horovod, compose.filtered((), hosts), "--hosts")
 
 
 @target("words")
