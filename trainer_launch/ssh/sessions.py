@@ -1,7 +1,8 @@
 """What ssh sessions leave behind in a worker, known by descent from its launcher, and how it is ended.
 
-A launcher whose mpirun has died, or that has lost a host, calls `trainer-launch-end-sessions` by ssh on the hosts
-that are left. What nobody can ask for is noticed here: a session whose connection was lost under its command.
+Whoever comes in by ssh can call `trainer-launch-end-sessions` (our own launcher has no need of it: it knows what
+is its job's by a mark, `mpi.remote`). What nobody can ask for is noticed here: a session whose connection was lost
+under its command.
 """
 
 from __future__ import annotations
