@@ -22,6 +22,7 @@ HANG = "hang.json"  # why it has killed the workers, for the agent
 SHM_BEFORE = "shm-before.json"  # which shared memory is not the run's, for the agent
 # By what runs mpirun.
 SSH = "ssh"  # a folder for each, by pid: key and configuration
+HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
 HOSTFILE = "hostfile"  # of the present start
 # By the agent, for PID 1.
 FAILURE = "failure.json"  # the first failure

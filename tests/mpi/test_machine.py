@@ -194,7 +194,7 @@ def test_a_lost_host_is_waited_for_and_costs_nothing() -> None:
     job.now_s += 60
     job.take(st.Lost("b", job.now_s))
     job.ends(205, Said(lost="b"))
-    assert job.done(st.Ask) == [st.Ask(("a",), machine.ASK_S)]
+    assert job.done(st.Ask) == [st.Ask(("a",), job.state.settings.ask_s)]
     job.answered()
     assert len(job.starts) == 1
     job.ready("a", "b")
@@ -216,6 +216,28 @@ def test_with_a_minimum_the_rest_goes_on_at_once_where_no_patience_is_asked_for(
     job.ends(205, Said(lost="b"))
     job.answered(b=REFUSED)
     assert job.starts[-1] == ["a", "c"]
+
+
+def test_who_is_gone_on_without_has_to_show_that_it_is_there_again() -> None:
+    """mpirun itself has named it, so nobody has asked it: what was seen of it is from before its loss."""
+    job = running(A, B, C, min_hosts=2, shrink_s=0)
+    job.now_s += 60
+    job.ends(205, Said(lost="b"))
+    job.answered()
+    assert job.starts[-1] == ["a", "c"]
+    assert [*map(type, job.log)].index(st.Start, -1) == len(job.log) - 1
+    assert st.Await((A, B, C), ("b",)) in job.log
+
+
+def test_of_two_lost_hosts_only_the_one_that_stays_away_is_named_at_the_end() -> None:
+    job = running(A, B, C, rejoin_s=20)
+    job.now_s += 60
+    job.ends(205, Said(lost="b"))
+    job.answered(c=REFUSED)
+    job.ready("a", "b")
+    job.passes(20)
+    assert str(job.end.failure).count("b did not come back") == 0
+    assert "2 of 3 hosts are ready; missing: c" in str(job.end.failure)
 
 
 def test_a_lost_host_that_does_not_come_back_ends_the_job_with_138_and_its_name() -> None:
@@ -270,6 +292,37 @@ def test_where_no_daemon_could_be_started_all_hosts_have_to_let_us_in_first() ->
     assert job.end.code == 138
 
 
+def test_a_trouble_with_daemons_of_hours_ago_makes_no_later_one_the_last() -> None:
+    job = running(A, B, wait_s=60)
+    trouble = Said(unreached="b", words="ssh: connect to host b port 22: Connection refused")
+    for _ in range(3):
+        job.ends(255, trouble)
+        job.answered()
+        job.ready("a", "b")
+        job.now_s += 3600
+    assert len(job.starts) == 4
+    job.ends(205, Said(lost="b"))
+    job.answered(b=REFUSED)
+    job.ready("a", "b")
+    job.now_s += 1
+    job.ends(255, trouble)
+    job.answered()
+    assert job.state.phase is st.Phase.WAITING
+
+
+def test_daemons_that_take_long_to_fail_are_not_started_for_ever() -> None:
+    """As where a firewall swallows what they send home."""
+    job = running(A, B, wait_s=300)
+    for _ in range(4):
+        job.now_s += 130
+        job.ends(255, Said(unreached="", words="ORTE has lost communication"))
+        job.answered()
+        if job.state.phase is st.Phase.DONE:
+            break
+        job.ready("a", "b")
+    assert job.end.code == 138
+
+
 # -- membership -------------------------------------------------------------------------------
 
 
@@ -286,6 +339,19 @@ def test_hosts_that_come_later_are_gathered_and_let_in_with_one_new_start() -> N
     job.answered()
     assert job.starts == [["a", "b"], ["a", "b", "c", "d"]]
     assert job.state.failures_s == ()
+
+
+def test_a_job_that_was_interrupted_for_others_is_no_longer_due_for_it() -> None:
+    """Or the agent would spin until mpirun has ended."""
+    job = running(A, B, min_hosts=1, gather_s=3)
+    job.take(st.Hosts((A, B, C), job.now_s))
+    job.ready("a", "b", "c")
+    assert machine.due_s(job.state) == job.now_s + 3
+    job.passes(3)
+    assert job.state.phase is st.Phase.ENDING
+    assert machine.due_s(job.state) == job.now_s + machine.END_S
+    job.ends(1)
+    assert machine.due_s(job.state) == job.now_s + job.state.settings.ask_s + machine.ANSWER_S
 
 
 def test_no_more_hosts_are_let_in_than_the_maximum() -> None:

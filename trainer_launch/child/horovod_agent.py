@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainer_launch import log, replacing
+from trainer_launch import log, replacing, run_folder
 from trainer_launch.child.mpi_agent import Agent
 from trainer_launch.horovodrun_options import split_command
 from trainer_launch.host import interfaces, net
@@ -32,7 +32,6 @@ from trainer_launch.mpi.spec import Spec
 from trainer_launch.mpi.typed import Typed
 
 _LOOK_S = 0.5  # between two looks at the sessions
-_FOLDER = "horovod"
 
 
 class HorovodAgent(Agent):
@@ -46,7 +45,7 @@ class HorovodAgent(Agent):
         self._env = env
         self._number = self._horovod.number("num_proc")
         self._settings = self._elastic_settings() if self._is_elastic else self._settings
-        self._folder = Path(spec.scratch, _FOLDER)
+        self._folder = Path(spec.scratch, f"{run_folder.HOROVOD}-{os.getpid()}")
         self._sessions = Sessions(str(self._folder), self._ssh(), sys.executable, spec.grace_s)
         self._ready_file = self._folder / "ready"
         self._script = self._folder / "discover"

@@ -61,10 +61,11 @@ class Agent:
             wait_s=spec.wait_s,
             rejoin_s=spec.rejoin_s,
             shrink_s=spec.shrink_s,
+            ask_s=self._hosts.ask_s,
             max_restarts=spec.max_restarts,
             window_s=spec.window_s,
             grace_s=spec.grace_s,
-            by_slot=self._typed.names.isdisjoint(typed.MAPPING) and not self._hosts.has_own,
+            by_slot=typed.fills_slots(self._typed, env) and not self._hosts.has_own,
             has_list=self._hosts.has_list,
         )
 
@@ -124,6 +125,8 @@ class Agent:
                     _say(text)
                 case st.Await(members, afresh, check_keys):
                     self._hosts.watch(members, afresh, check_keys=check_keys)
+                    if self._state.phase is st.Phase.RUNNING and not self._settings.follows:
+                        self._hosts.rest()
                 case st.Start():
                     self._screen.clear()
                     self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
@@ -138,12 +141,22 @@ class Agent:
                 case st.Signal(number):
                     if self._mpirun is not None:
                         self._mpirun.signal(number)
+                    else:
+                        self._call_off()
 
     def _begin(self, start: st.Start) -> None:
         """Start mpirun, now."""
+        if self._state.phase is not st.Phase.RUNNING:
+            self._call_off()
+            return
         self._start = None
-        if self._state.phase is st.Phase.RUNNING:
-            self._launch(start)
+        self._launch(start)
+
+    def _call_off(self) -> None:
+        """End a start that still waits for sweeps: nothing of it has been started yet."""
+        if self._start is not None:
+            self._start = None
+            self._ended(exits.STOPPED, Said(), ())
 
     def _launch(self, start: st.Start) -> None:
         self._hosts.rest()
@@ -168,7 +181,7 @@ class Agent:
     def _doubt(self, hosts: Sequence[str]) -> None:
         """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
         if self._state.phase is st.Phase.RUNNING:
-            self._hosts.ask(hosts, machine.ASK_S, self._missed)
+            self._hosts.ask(hosts, self._settings.ask_s, self._missed)
 
     def _missed(self, missing: Mapping[str, str]) -> None:
         self._hosts.rest()
@@ -182,9 +195,7 @@ class Agent:
     def _on_signal(self, number: int) -> None:
         if number in STOP_SIGNALS:
             self._take(st.Asked(time.monotonic()))
-            if self._start is not None:  # nothing of it has been started yet
-                self._start = None
-                self._ended(exits.STOPPED, Said(), ())
+            self._call_off()
         else:
             self._relay(number)
 

@@ -28,6 +28,7 @@ _THREADS = 16
 _LOOK_S = 2.0  # between two looks at the list of hosts
 _VERSION_S = 20.0
 _LOG_IN_S = 10.0
+_ASK_S = 1.5  # for a host that was well a moment ago to show its banner
 _SWEEP_S = 10.0
 _TELL_S = 8.0
 
@@ -60,6 +61,9 @@ class Hosts:
         self._news: tuple[Member, ...] | None = None
         self._told_trouble = ""
         self._asking: _Question | None = None
+        over_kubectl = spec.agent == KUBEXEC  # whose answer takes an API server's time; no pod, and it is refused
+        self._there = Stage.READY if over_kubectl else Stage.KEY  # behind a banner somebody is there
+        self.ask_s = _ASK_S + (_LOG_IN_S if over_kubectl else 0.0)
         self.sweeps = 0  # that go on
 
     def _client(self) -> Client:
@@ -145,11 +149,11 @@ class Hosts:
 
     def _answer(self, question: _Question, now_s: float) -> None:
         seen = self.sights
-        missing = {h: str(seen.get(h, Sight())) for h in question.hosts if not _is_there(seen.get(h))}
-        if missing and now_s < question.until_s:
+        sights = {host: seen.get(host, Sight()) for host in question.hosts}
+        if now_s < question.until_s and any(sight.stage < Stage.KEY for sight in sights.values()):
             return
         self._asking = None
-        question.answer(missing)
+        question.answer({host: str(sight) for host, sight in sights.items() if sight.stage < self._there})
 
     def rest(self) -> None:
         """The job runs."""
@@ -249,10 +253,6 @@ def _chosen(spec: Spec, typed: Typed) -> Spec:
     if typed.hosts is not None:
         spec = replace(spec, hosts=compose.filtered(members.listed(spec), typed.hosts), hostfile=None)
     return spec
-
-
-def _is_there(sight: Sight | None) -> bool:
-    return sight is not None and sight.stage >= Stage.KEY
 
 
 def _is_own(host: str, hostname: str) -> bool:

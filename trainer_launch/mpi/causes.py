@@ -82,7 +82,7 @@ def missing(wanted: Sequence[Member], ready: Collection[str], stuck: Mapping[str
     absent = [member.host for member in wanted if member.host not in ready]
     shown = "; ".join(f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent[:_SHOWN])
     more = f"; and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
-    what = f"{lost} did not come back: " if lost else ""
+    what = f"{lost} did not come back: " if lost in absent else ""
     return f"{what}{len(wanted) - len(absent)} of {len(wanted)} hosts are ready; missing: {shown}{more}"
 
 

@@ -42,7 +42,7 @@ from trainer_launch.mpi.state import (
 )
 from trainer_launch.mpi.waiting import Step, done, give_up, look, patience_s, there, wait, wanted
 
-ASK_S = 1.5  # for hosts to answer, after mpirun has ended
+ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LEADER_SHARE = 0.7  # of the grace belongs to the ranks alone
 
@@ -77,7 +77,7 @@ def step(state: State, event: Event) -> Step:
 
 def due_s(state: State) -> float | None:
     """When to tick next."""
-    times = [state.deadline_s, state.admit_at_s]
+    times = [state.deadline_s, state.admit_at_s if state.phase is Phase.RUNNING else None]
     if state.phase is Phase.WAITING:
         times.append(state.wait_until_s)
         if state.shrink_from_s is not None:
@@ -110,13 +110,14 @@ def _exited(state: State, event: Exited) -> Step:
         return done(state, 0, None)
     hosts = tuple(m.host for m in state.running)
     lost = state.lost or _host_named(state, event.said.lost)
+    ask_s = state.settings.ask_s
     sweep: tuple[Action, ...] = (Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
-    asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ASK_S + 1.0)
+    asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ask_s + ANSWER_S)
     hosts = tuple(host for host in hosts if host != lost)  # of whom we do not know yet
     if not hosts:
         settled, actions = settle(asking, {}, event.at_s)
         return settled, (*sweep, *actions)
-    return asking, (*sweep, Ask(hosts, ASK_S))
+    return asking, (*sweep, Ask(hosts, ask_s))
 
 
 # -- ending, and being asked to ---------------------------------------------------------------

@@ -9,6 +9,7 @@ from trainer_launch.mpi.state import Exited, Phase, Say, State
 from trainer_launch.mpi.waiting import Step, done, give_up, wait
 
 EARLY_S = 10.0  # a start that does not last so long is an early end
+LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
 MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
 
 
@@ -21,6 +22,9 @@ def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
         missing.setdefault(str(state.lost), "mpirun has lost it")
     left = running - {m.host for m in state.members}  # they are missing because they left the job
     missing = {host: why for host, why in missing.items() if host not in left}
+    is_unreached = bool(last.said.words) and last.said.rank is None
+    if at_s - state.started_s >= (LATE_S if is_unreached else EARLY_S):
+        state = replace(state, troubles_from_s=None)  # this start had its daemons, whatever was before
     state = replace(state, stuck=missing)
     if missing:
         state = _count_early(state, at_s, f"lost {', '.join(missing)}")
@@ -31,7 +35,7 @@ def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
         return state, (Say(f"{text}; start {state.starts} ended, which costs no restart"), *actions)
     if state.ended_by_us or left:
         return wait(state, at_s, state.settings.rejoin_s)
-    if last.said.words and last.said.rank is None:
+    if is_unreached:
         return _unreached(state, last, at_s)
     return _failed(state, last, at_s)
 

@@ -33,6 +33,7 @@ class Settings:
     wait_s: float = 600.0
     rejoin_s: float = 600.0
     shrink_s: float = 0.0
+    ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
     max_restarts: int = 3
     window_s: float | None = None
     grace_s: float = 25.0

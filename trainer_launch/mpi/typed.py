@@ -6,7 +6,7 @@ Open MPI's and Hydra's options are told apart by nothing but their names, and bo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer_launch.errors import UsageError
@@ -30,7 +30,12 @@ errfile-pattern nameserver configfile topolib demux usize ranks-per-proc localho
 _OTHERS = frozenset((_OF_OPEN_MPI + _OF_HYDRA).split())
 # With none of these, ranks fill the slots of the list in order.
 _PLACING = "N npernode npersocket map-by rank-by bynode pernode rf rankfile ppn perhost ppr rr"
-MAPPING = frozenset(_PLACING.split())
+_PLACING_PARAMETERS = """
+rmaps_base_mapping_policy rmaps_base_schedule_policy rmaps_default_mapping_policy rmaps_base_ranking_policy
+rmaps_default_ranking_policy rmaps_base_bynode rmaps_base_pernode rmaps_base_n_pernode rmaps_base_n_persocket
+rmaps_base_pattern rmaps_ppr_pattern rmaps_rank_file_path orte_rankfile
+"""
+MCA_VARIABLES = ("OMPI_MCA_", "PRTE_MCA_")  # and a parameter's name
 _ONE_VALUE = _NUMBER | _HOSTS | _FILES | _NAMED | _OTHERS
 
 
@@ -99,6 +104,13 @@ def parse(words: Sequence[str]) -> Typed:
         names=frozenset(names),
         program=program,
     )
+
+
+def fills_slots(typed: Typed, env: Mapping[str, str]) -> bool:
+    """Whether ranks fill the slots of the list in order, as nobody has said otherwise."""
+    parameters = _PLACING_PARAMETERS.split()
+    told = any(env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in parameters)
+    return not told and typed.names.isdisjoint((*_PLACING.split(), *parameters))
 
 
 def _kind(name: str) -> str:

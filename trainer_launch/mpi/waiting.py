@@ -27,7 +27,7 @@ def wait(state: State, at_s: float, limit_s: float, *afresh: str) -> Step:
         killed=False,
     )
     waiting, actions = look(waiting, at_s)
-    if waiting.phase is Phase.WAITING:
+    if waiting.phase is Phase.WAITING or afresh:  # who is gone on without has to come by himself, too
         return waiting, (Await(state.members, afresh, state.check_keys), *actions)
     return waiting, actions
 

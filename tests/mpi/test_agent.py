@@ -1,0 +1,144 @@
+"""What the agent does with the machine's wishes when mpirun is not there, and whom it finds to be there."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.process.world import DEADLINE_S
+from trainer_launch.child import mpi_agent
+from trainer_launch.child.horovod_agent import HorovodAgent
+from trainer_launch.child.mpi_hosts import Hosts
+from trainer_launch.model import Member
+from trainer_launch.mpi import state as st
+from trainer_launch.mpi.spec import KUBEXEC, OWN, Spec
+from trainer_launch.mpi.typed import Typed
+
+A, B = Member("a.invalid", 1), Member("b.invalid", 1)
+NO_MPIRUN = Typed(mpirun="horovodrun", program=("x",))  # whose version nobody asks for
+
+
+class Agent(mpi_agent.Agent):
+    """An agent of something that is never started, in the phase that a test wants."""
+
+    def _parsed(self, command: object) -> Typed:
+        return NO_MPIRUN
+
+    def is_in(self, phase: st.Phase, **changes: object) -> None:
+        state = st.State(settings=self._settings, phase=phase, stuck={}, members=(A, B), running=(A, B), starts=2)
+        self._state = replace(state, **changes)  # type: ignore[arg-type]
+
+    def waits_to_start(self) -> None:
+        self._hosts.sweeps = 1
+        self._start, self._start_by_s = st.Start((A, B), 2), time.monotonic() + 5.0
+
+    @property
+    def phase(self) -> st.Phase:
+        return self._state.phase
+
+    @property
+    def rests(self) -> bool:
+        return self._hosts._probes._at_rest
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """Made without taking over this process's signals."""
+    monkeypatch.setattr(mpi_agent, "_hear", lambda *_: (-1, -1))
+    spec = Spec(contract="c", hostname="l", hosts="a.invalid:1,b.invalid:1", agent=OWN, scratch=str(tmp_path))
+    made = Agent(spec, (), {})
+    yield made
+    made._hosts.watch((), (), check_keys=False)
+    made._selector.close()
+
+
+@pytest.mark.parametrize("event", [st.Tick(9.0), st.Hosts((A,), 9.0)], ids=["others join", "one leaves the list"])
+def test_a_start_that_waits_for_sweeps_and_is_interrupted_is_over_at_once(agent: Agent, event: st.Event) -> None:
+    """Nobody else would say that it has ended, and the job would wait for that for ever."""
+    agent.is_in(st.Phase.RUNNING, admit_at_s=9.0, settings=replace(agent._settings, min_hosts=1))
+    agent.waits_to_start()
+    agent._take(event)
+    assert agent._start is None
+    assert agent.phase is st.Phase.ASKING
+
+
+def test_a_list_that_changes_while_the_job_runs_does_not_wake_the_probes(agent: Agent) -> None:
+    agent.is_in(st.Phase.RUNNING)
+    agent._take(st.Hosts((A, B, Member("c.invalid", 1)), 9.0))
+    assert agent.rests
+
+
+def test_hosts_that_are_waited_for_are_looked_at_often(agent: Agent) -> None:
+    agent.is_in(st.Phase.WAITING, running=(), wait_until_s=99.0)
+    agent._take(st.Hosts((A, B, Member("c.invalid", 1)), 9.0))
+    assert not agent.rests
+
+
+def test_horovods_agent_that_is_started_again_after_a_kill_has_sessions_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_agent, "_hear", lambda *_: (-1, -1))
+    spec = Spec(contract="c", hostname="l", agent=OWN, scratch=str(tmp_path))
+    for pid in (4242, 4243):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        HorovodAgent(spec, ("horovodrun", "-np", "1", "x"), {})._selector.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["horovod-4242", "horovod-4243"]
+
+
+# -- over kubectl -----------------------------------------------------------------------------
+
+KUBEXEC_SH = """\
+#!/bin/sh
+case "$1" in
+    gone) echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1 ;;
+    slow) sleep 2 ;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
+    """Ask such hosts once; who is missing, and why."""
+    script = tmp_path / "kubexec.sh"
+    script.write_text(KUBEXEC_SH)
+    script.chmod(0o755)
+    selector = selectors.DefaultSelector()
+
+    def ask(*names: str) -> dict[str, str]:
+        spec = Spec(
+            contract="c",
+            hostname="l",
+            hosts=",".join(f"{name}:1" for name in names),
+            agent=KUBEXEC,
+            agent_path=str(script),
+            scratch=str(tmp_path),
+        )
+        hosts = Hosts(spec, NO_MPIRUN, {"PATH": "/usr/bin:/bin"}, selector)
+        answers: list[dict[str, str]] = []
+        hosts.ask(names, hosts.ask_s, lambda missing: answers.append(dict(missing)))
+        until_s = time.monotonic() + DEADLINE_S
+        while not answers:
+            assert time.monotonic() < until_s, hosts.sights
+            for key, _ in selector.select(0.1):
+                key.data()
+            hosts.tick(time.monotonic())
+        hosts.watch((), (), check_keys=False)
+        return answers[0]
+
+    yield ask
+    selector.close()
+
+
+def test_a_pod_that_kubectl_finds_no_more_is_missing(asked: Callable[..., dict[str, str]]) -> None:
+    assert asked("well", "gone") == {"gone": 'key: Error from server (NotFound): pods "gone" not found'}
+
+
+def test_a_pod_that_kubectl_needs_seconds_for_is_there(asked: Callable[..., dict[str, str]]) -> None:
+    assert asked("well", "slow") == {}
