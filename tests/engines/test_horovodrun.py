@@ -49,6 +49,7 @@ def test_the_agent_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
 
 def test_typed_hosts_slots_and_scripts_go_before_the_platforms() -> None:
     assert told("horovodrun -np 4 --hostfile /mine x").hostfile == "/mine"
+    assert told("horovodrun -np 4 -p 2022 x").ssh_port == 2022
     spec = told("horovodrun -np 4 --min-np 2 --host-discovery-script /mine.sh --slots-per-host 4 x")
     assert (spec.discovery, spec.slots, spec.slots_are_given, spec.min_hosts) == ("/mine.sh", 4, True, 1)
     assert told("horovodrun -np 4 --min-np 2 -H a:2,b:2 x").discovery is None, "no others join a typed list"
@@ -59,6 +60,7 @@ def test_typed_hosts_slots_and_scripts_go_before_the_platforms() -> None:
     [
         ("horovodrun python train.py", "needs the number of processes"),
         ("horovodrun -np none x", "expected a number"),
+        ("horovodrun -np 2 -p 65536 x", "expected 1 to 65535"),
         ("horovodrun -np 2 --min-np 0 x", "expected a number"),
         ("horovodrun -np 2", "names no program"),
         ("horovodrun -np 2 --bogus x", "no option of horovodrun"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.process.world import DEADLINE_S
 from trainer_launch.child import mpi_agent
 from trainer_launch.child.horovod_agent import HorovodAgent
@@ -89,6 +91,19 @@ def test_horovods_agent_that_is_started_again_after_a_kill_has_sessions_of_its_o
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         HorovodAgent(spec, ("horovodrun", "-np", "1", "x"), {})._selector.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["horovod-4242", "horovod-4243"]
+
+
+@pytest.mark.parametrize(
+    ("values", "port"),
+    [({"plm_rsh_agent": "ssh -F none -p 2022"}, 2022), ({"launcher": "slurm"}, None)],
+)
+def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
+    tmp_path: Path, values: dict[str, str], port: int | None
+) -> None:
+    require(shutil.which("ssh"), "needs openssh-client")
+    spec = Spec(contract="c", hostname="l", hosts="a.invalid:1", agent=OWN, scratch=str(tmp_path))
+    with selectors.DefaultSelector() as selector:
+        assert Hosts(spec, replace(NO_MPIRUN, values=values), {}, selector)._probes._port == port
 
 
 # -- over kubectl -----------------------------------------------------------------------------

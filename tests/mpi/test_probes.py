@@ -20,11 +20,11 @@ from trainer_launch.mpi.sights import Sight, Stage
 class Watcher:
     """Probes with a loop."""
 
-    def __init__(self, log_in: Callable[[str], str | None] = lambda _: None) -> None:
+    def __init__(self, log_in: Callable[[str], str | None] = lambda _: None, port: int | None = 22) -> None:
         self.selector, self.crew = selectors.DefaultSelector(), Crew(4)
         self.selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
         self.places: dict[str, tuple[str, int]] = {}
-        self.probes = Probes(self.selector, self.crew, 22, log_in, aliases=self.places)
+        self.probes = Probes(self.selector, self.crew, port, log_in, aliases=self.places)
 
     def close(self) -> None:
         self.probes.watch([])
@@ -47,8 +47,8 @@ def watch() -> Iterator[Callable[..., Watcher]]:
     """Make watchers."""
     with ExitStack() as undo:
 
-        def make(log_in: Callable[[str], str | None] = lambda _: None) -> Watcher:
-            made = Watcher(log_in)
+        def make(log_in: Callable[[str], str | None] = lambda _: None, port: int | None = 22) -> Watcher:
+            made = Watcher(log_in, port)
             undo.callback(made.close)
             return made
 
@@ -138,3 +138,10 @@ def test_a_host_that_was_lost_has_to_pass_everything_again(
     watcher.probes.watch(["a"], ["a"])
     assert watcher.probes.sights["a"].stage is Stage.DNS
     watcher.until(lambda s: s["a"].stage is Stage.READY)
+
+
+def test_hosts_that_are_reached_without_ssh_need_a_name_and_no_more(watch: Callable[..., Watcher]) -> None:
+    watcher = watch(lambda _: "there is no ssh", port=None)
+    watcher.probes.watch(["127.7.7.7", "none.invalid"], check_keys=True)
+    seen = watcher.until(lambda s: s["127.7.7.7"].stage is Stage.READY and s["none.invalid"] != Sight())
+    assert seen["none.invalid"].stage is Stage.DNS

@@ -15,15 +15,16 @@ from functools import partial
 from trainer_launch import log, run_folder
 from trainer_launch.errors import NodeError, UsageError
 from trainer_launch.model import Job, Member
-from trainer_launch.mpi import compose, members, remote
+from trainer_launch.mpi import compose, members, reach, remote
 from trainer_launch.mpi.crew import Crew, Done
 from trainer_launch.mpi.dialect import Dialect, recognised
 from trainer_launch.mpi.probes import Probes
 from trainer_launch.mpi.sights import Sight, Stage
-from trainer_launch.mpi.spec import KUBEXEC, SSH, Spec
+from trainer_launch.mpi.spec import KUBEXEC, OWN, SSH, Spec
 from trainer_launch.mpi.typed import Typed, is_mpirun
-from trainer_launch.ssh.client import Client, prepared
+from trainer_launch.ssh.client import Client, configured_port, prepared
 
+_SSH_PORT = 22
 _THREADS = 16
 _LOOK_S = 2.0  # between two looks at the list of hosts
 _VERSION_S = 20.0
@@ -53,8 +54,8 @@ class Hosts:
         self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
         self._known: Dialect | None = None
         self._ssh = self._client() if self.has_list and spec.agent == SSH else None
-        port = self._ssh.port if self._ssh else 22
-        self._probes = Probes(selector, self.crew, port, self._log_in, over_ssh=spec.agent != KUBEXEC)
+        self._own = reach.own_ssh(typed, env) if spec.agent == OWN else None
+        self._probes = Probes(selector, self.crew, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
         selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
         self._looking = False
         self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
@@ -65,6 +66,15 @@ class Hosts:
         self._there = Stage.READY if over_kubectl else Stage.KEY  # behind a banner somebody is there
         self.ask_s = _ASK_S + (_LOG_IN_S if over_kubectl else 0.0)
         self.sweeps = 0  # that go on
+
+    def _port(self) -> int | None:
+        """Where sshd of the hosts listens; None: they are reached without one."""
+        if self._ssh is not None:
+            return self._ssh.port
+        if self._own is None:
+            return None
+        host = next((member.host for member in self.members), "trainer-launch.invalid")
+        return self._spec.ssh_port or configured_port(self._own, host) or _SSH_PORT
 
     def _client(self) -> Client:
         job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
@@ -193,7 +203,7 @@ class Hosts:
         if self._spec.agent == KUBEXEC and self._spec.agent_path:
             return (self._spec.agent_path, host, remote.word(script))
         if self._ssh is None:
-            return ("ssh", "-o", "BatchMode=yes", "--", host, remote.word(script))
+            return (*(self._own or ("ssh",)), "-o", "BatchMode=yes", "--", host, remote.word(script))
         return self._ssh.argv(host, remote.word(script))
 
     # -- mpirun -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from trainer_launch.model import Job, Plan
 from trainer_launch.mpi.spec import Spec
 
 NAME = "horovodrun"
+_MAX_PORT = 65535
 
 
 def serves(_job: Job, command: Command) -> str | None:
@@ -35,8 +36,10 @@ def plan(request: Request, reason: str) -> Plan:
     command = split_command(argv[1:])
     if not command.has("num_proc") and not command.only_asks:
         raise UsageError("horovodrun needs the number of processes; write: horovodrun -np 4 python train.py")
-    for name in ("num_proc", "min_num_proc", "max_num_proc", "slots"):
+    for name in ("num_proc", "min_num_proc", "max_num_proc", "slots", "ssh_port"):
         command.number(name)
+    if (command.number("ssh_port") or 0) > _MAX_PORT:
+        raise UsageError(f"horovodrun's --ssh-port is {command.number('ssh_port')}; expected 1 to {_MAX_PORT}")
     spec, why = mpi_spec.of(request, frozenset())
     kind = (
         "elastic: Horovod adds and drops hosts itself"
@@ -59,4 +62,5 @@ def _typed_over(spec: Spec, command: HorovodCommand) -> Spec:
         spec = replace(spec, discovery=script)
     if slots is not None:
         spec = replace(spec, slots=slots, slots_are_given=True)
+    spec = replace(spec, ssh_port=spec.ssh_port or command.number("ssh_port"))
     return replace(spec, min_hosts=1) if command.is_elastic else spec

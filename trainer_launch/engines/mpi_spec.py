@@ -19,7 +19,9 @@ _OWN_AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm"),
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
 )
-_OWN_OPTIONS = frozenset(("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "rmk"))
+_OWN_OPTIONS = frozenset(
+    ("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "bootstrap-exec", "rmk")
+)
 
 
 def plan(

@@ -53,13 +53,13 @@ class _Target:
 
 
 class Probes:
-    """The hosts that are looked at, and what was seen."""
+    """The hosts that are looked at, and what was seen; without a port their names are all that can be looked at."""
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         crew: Crew,
-        port: int,
+        port: int | None,
         log_in: LogIn,
         *,
         over_ssh: bool = True,
@@ -130,7 +130,7 @@ class Probes:
         else:
             self._connect(target, now_s)
 
-    def _resolve(self, target: _Target, host: str, port: int) -> Done:
+    def _resolve(self, target: _Target, host: str, port: int | None) -> Done:
         """In a thread."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -148,7 +148,7 @@ class Probes:
         target.addresses, target.resolved_s = addresses, now_s
         if not addresses:
             self._fail(target, Sight(Stage.DNS, why), now_s)
-        elif is_here:  # mpirun starts ranks on its own host itself
+        elif is_here or self._port is None:  # mpirun starts ranks on its own host itself
             target.let_in = True
             self._pass(target, Stage.READY)
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_number
@@ -50,6 +50,7 @@ class Typed:
     hostfile: str | None = None
     named: tuple[str, ...] = ()  # variables that ranks shall have
     names: frozenset[str] = frozenset()  # of options and of MCA parameters that were given
+    values: Mapping[str, str] = field(default_factory=dict)  # of those that have one
     program: tuple[str, ...] = ()
 
 
@@ -67,6 +68,7 @@ def parse(words: Sequence[str]) -> Typed:
     kept: list[str] = []
     named: list[str] = []
     names: set[str] = set()
+    values_of: dict[str, str] = {}
     single: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
@@ -78,8 +80,10 @@ def parse(words: Sequence[str]) -> Typed:
         if values == 1:
             value = words[at + 1]
         names.add(name)
+        values_of[name] = value
         if name in _SETS and values:
             names.add(words[at + 1])
+            values_of[words[at + 1]] = words[at + 2]
         kind = _kind(name)
         if kind and (joined or values):
             single[kind] = f"{single[kind]},{value}" if kind == "hosts" and kind in single else value
@@ -102,6 +106,7 @@ def parse(words: Sequence[str]) -> Typed:
         hostfile=single.get("file"),
         named=tuple(named),
         names=frozenset(names),
+        values=values_of,
         program=program,
     )
 

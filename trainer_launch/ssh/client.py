@@ -142,9 +142,17 @@ def _enter_user() -> bool:
 
 def port_of(program: str) -> int:
     """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
+    told = configured_port((program,), "trainer-launch.invalid")
+    if told is not None and told != _PLAIN_PORT:
+        return told
+    return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
+
+
+def configured_port(ssh: Sequence[str], host: str) -> int | None:
+    """Where this ssh, with its options, would go for a host; None: it does not say."""
     try:
         done = subprocess.run(
-            (program, "-G", "trainer-launch.invalid"),
+            (*ssh, "-G", host),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -152,12 +160,9 @@ def port_of(program: str) -> int:
             timeout=_SECONDS,
             check=False,
         )
-        told = port_in(done.stdout)
+        return port_in(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        told = None
-    if told is not None and told != _PLAIN_PORT:
-        return told
-    return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
+        return None
 
 
 def port_in(said: str) -> int | None:
