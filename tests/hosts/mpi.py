@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +159,11 @@ class Run:
 
     def terminate(self) -> None:
         """SIGTERM to the launcher, as kubelet sends it."""
-        self._host.process_1(self.process).terminate()
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: int) -> None:
+        """A signal to the launcher."""
+        self._host.process_1(self.process).send_signal(number)
 
     def end(self, timeout_s: float = 90.0) -> int:
         """Wait for the end; the exit code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -193,6 +194,25 @@ def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three:
     run = three.launch("mpirun", "python3", str(script), options=("--grace", "20"))
     for _ in range(3):
         run.read_until("up ")
+    run.terminate()
+    assert run.end() == 143, run.output
+    for rank in range(3):
+        assert f"saved {rank}\n" in run.output
+    no_strays(three)
+
+
+def test_ranks_checkpoint_and_drain_by_the_signals_that_say_so_and_mpirun_ends_none_of_them(three: Job) -> None:
+    three.start_workers()
+    script = three.folder / "saves.py"
+    also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"checkpoint\\n"))\nprint("up"'
+    script.write_text(SAVES.replace('print("up"', also).replace("time.sleep(600)", "while True: time.sleep(1)"))
+    options = ("--grace", "1", "--signals", "HUP=checkpoint,TERM=drain")
+    run = three.launch("mpirun", "python3", str(script), options=options)
+    for _ in range(3):
+        run.read_until("up ")
+    run.signal(signal.SIGHUP)
+    for _ in range(3):
+        run.read_until("checkpoint")
     run.terminate()
     assert run.end() == 143, run.output
     for rank in range(3):

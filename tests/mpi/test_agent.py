@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.process.world import DEADLINE_S
+from trainer_launch import signals
 from trainer_launch.child import mpi_agent
 from trainer_launch.child.horovod_agent import HorovodAgent
 from trainer_launch.child.mpi_hosts import Hosts
@@ -104,6 +106,85 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     spec = Spec(contract="c", hostname="l", hosts="a.invalid:1", agent=OWN, scratch=str(tmp_path))
     with selectors.DefaultSelector() as selector:
         assert Hosts(spec, replace(NO_MPIRUN, values=values), {}, selector)._probes._port == port
+
+
+# -- signals ----------------------------------------------------------------------------------
+
+TERM, INT, HUP, USR1 = (int(getattr(signal, f"SIG{name}")) for name in ("TERM", "INT", "HUP", "USR1"))
+
+
+class Program:
+    """What was started, and what it was told."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def signal(self, number: int) -> None:
+        self.told.append(number)
+
+
+@pytest.fixture
+def ranks(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], str]]:
+    """What the ranks of a job that runs are told, on which hosts."""
+    told: list[tuple[tuple[str, ...], str]] = []
+    monkeypatch.setattr(agent._hosts, "tell_ranks", lambda hosts, name: told.append((tuple(hosts), name)))
+    agent.is_in(st.Phase.RUNNING)
+    agent._mpirun = Program()
+    agent._purposes = signals.parse("TERM=drain,HUP=checkpoint,USR1=terminate,USR2=drain")
+    return told
+
+
+def test_a_signal_that_is_no_request_to_stop_reaches_the_ranks_and_ends_nothing(
+    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
+) -> None:
+    agent._on_signal(HUP)
+    assert ranks == [(("a.invalid", "b.invalid"), "HUP")], "mpirun itself would end the job"
+    assert agent.phase is st.Phase.RUNNING
+    assert not agent._state.draining
+
+
+def test_ranks_drain_by_the_signal_that_says_so(agent: Agent, ranks: list[tuple[tuple[str, ...], str]]) -> None:
+    agent._on_signal(TERM)
+    assert ranks == [(("a.invalid", "b.invalid"), "TERM")]
+    assert (agent.phase, agent._state.draining) == (st.Phase.RUNNING, True)
+
+
+def test_mpirun_hands_on_what_it_does_not_take_for_itself(
+    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
+) -> None:
+    agent._on_signal(signal.SIGUSR2)
+    assert isinstance(agent._mpirun, Program)
+    assert (agent._mpirun.told, ranks) == ([signal.SIGUSR2], [])
+    assert agent._state.draining
+
+
+@pytest.mark.parametrize("number", [INT, USR1])
+def test_a_request_to_stop_is_one_by_default_or_by_what_was_said(
+    agent: Agent, ranks: list[tuple[tuple[str, ...], str]], number: int
+) -> None:
+    agent._on_signal(number)
+    assert agent.phase is st.Phase.LEAVING
+    assert ranks == [(("a.invalid", "b.invalid"), "TERM")]
+
+
+def test_process_1s_second_request_hurries_whatever_sigterm_is_for(
+    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
+) -> None:
+    agent._on_signal(INT)
+    agent._on_signal(TERM)
+    assert len(ranks) == 1
+    assert agent._state.deadline_s is not None
+    assert agent._state.deadline_s <= time.monotonic()
+
+
+def test_a_start_that_waits_for_sweeps_is_given_up_by_a_drain(agent: Agent) -> None:
+    agent.is_in(st.Phase.RUNNING)
+    agent._purposes = signals.parse("TERM=drain")
+    agent.waits_to_start()
+    agent._on_signal(TERM)
+    assert agent.phase is st.Phase.DONE
 
 
 # -- over kubectl -----------------------------------------------------------------------------

@@ -407,3 +407,49 @@ def test_a_second_request_hurries() -> None:
     job.take(st.Asked(job.now_s))
     job.passes(0)
     assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]
+
+
+# -- draining ---------------------------------------------------------------------------------
+
+
+def test_ranks_that_drain_have_no_deadline_and_are_not_started_again() -> None:
+    job = running(A, B, C, min_hosts=1, max_hosts=2)
+    job.ready("a", "b")
+    job.take(st.Drained(job.now_s))
+    assert machine.due_s(job.state) is None
+    job.now_s += 3600
+    job.ends(7, Said(rank=1, exit_code=7))
+    assert (job.end.code, job.end.failure) == (143, None)
+    assert len(job.starts) == 1
+
+
+@pytest.mark.parametrize("first", ["others", "drained"])
+def test_ranks_that_drain_are_not_interrupted_for_others_nor_for_the_list(first: str) -> None:
+    job = running(A, B, min_hosts=1, gather_s=3)
+    if first == "drained":
+        job.take(st.Drained(job.now_s))
+    job.take(st.Hosts((A, C, D), job.now_s) if first == "drained" else st.Hosts((A, B, C, D), job.now_s))
+    job.ready("a", "b", "c", "d")
+    if first == "others":
+        job.take(st.Drained(job.now_s))
+    job.passes(60)
+    assert machine.due_s(job.state) is None
+    assert job.done(st.Signal) == []
+
+
+@pytest.mark.parametrize("phase", ["waiting", "asking"])
+def test_where_no_ranks_run_there_is_nothing_to_drain(phase: str) -> None:
+    job = Job(A, B) if phase == "waiting" else running(A, B)
+    if phase == "asking":
+        job.ends(1)
+    job.take(st.Drained(job.now_s))
+    assert job.end.code == 143
+
+
+def test_who_drains_can_still_be_asked_to_stop() -> None:
+    job = running(A, B, grace_s=20)
+    job.take(st.Drained(job.now_s))
+    job.take(st.Asked(job.now_s))
+    assert job.done(st.TellRanks) == [st.TellRanks(("a", "b"))]
+    job.passes(14)
+    assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]

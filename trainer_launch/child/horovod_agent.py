@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -30,6 +29,7 @@ from trainer_launch.mpi.horovodrun import Horovodrun
 from trainer_launch.mpi.sessions import Sessions
 from trainer_launch.mpi.spec import Spec
 from trainer_launch.mpi.typed import Typed
+from trainer_launch.signals import name_of
 
 _LOOK_S = 0.5  # between two looks at the sessions
 
@@ -161,7 +161,11 @@ class HorovodAgent(Agent):
         self._tell("TERM")
 
     def _relay(self, number: int) -> None:
-        self._tell(signal.Signals(number).name.removeprefix("SIG"))
+        self._tell(name_of(number))
+
+    def _drain(self, number: int) -> None:
+        self._sessions.stop()
+        self._relay(number)
 
     def _tell(self, name: str) -> None:
         if self._mpirun is not None:

@@ -25,7 +25,7 @@ from trainer_launch.mpi import state as st
 from trainer_launch.mpi.messages import Said
 from trainer_launch.mpi.mpirun import Mpirun
 from trainer_launch.mpi.spec import VARIABLE, Spec, loaded
-from trainer_launch.signals import RELAYED, STOP_SIGNALS
+from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
 
 _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = log.say
@@ -54,6 +54,7 @@ class Agent:
         self._mpirun: Runs | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
+        self._purposes = parse(spec.signals)
         self._signals = _hear(self._selector, self._on_signal)
         self._settings = st.Settings(
             min_hosts=spec.min_hosts,
@@ -193,8 +194,13 @@ class Agent:
         self._take(st.Exited(code, said, lines, time.monotonic()))
 
     def _on_signal(self, number: int) -> None:
-        if number in STOP_SIGNALS:
+        purpose = action_of(number, self._purposes)
+        if purpose is SignalAction.TERMINATE or (self._state.asked and number == signal.SIGTERM):
             self._take(st.Asked(time.monotonic()))
+            self._call_off()
+        elif purpose is SignalAction.DRAIN:
+            self._drain(number)
+            self._take(st.Drained(time.monotonic()))
             self._call_off()
         else:
             self._relay(number)
@@ -202,11 +208,19 @@ class Agent:
     # -- what an agent of something else than mpirun does in its own way ----------------------
 
     def _relay(self, number: int) -> None:
-        if self._mpirun is not None:
+        """Let the ranks have a signal; mpirun hands on what it does not take for a request to stop."""
+        if self._mpirun is None:
+            return
+        if number in STOP_SIGNALS:
+            self._hosts.tell_ranks([member.host for member in self._state.running], name_of(number))
+        else:
             self._mpirun.signal(number)
 
+    def _drain(self, number: int) -> None:
+        self._relay(number)
+
     def _tell_ranks(self, hosts: Sequence[str]) -> None:
-        self._hosts.tell_ranks(hosts)
+        self._hosts.tell_ranks(hosts, "TERM")
 
     def _more_due_s(self) -> float | None:
         return None

@@ -169,9 +169,10 @@ class Hosts:
         """The job runs."""
         self._probes.rest()
 
-    def tell_ranks(self, hosts: Collection[str]) -> None:
-        """Ask the ranks on these hosts to stop."""
-        self._everywhere(hosts, remote.stopping(self._marked()), _TELL_S, lambda: None)
+    def tell_ranks(self, hosts: Collection[str], name: str) -> None:
+        """Let the ranks on these hosts have a signal; without any hosts they are here."""
+        script = remote.telling(self._marked(), name)
+        self._everywhere(hosts or (self._spec.hostname,), script, _TELL_S, lambda: None)
 
     def sweep(self, hosts: Collection[str]) -> None:
         """Kill what is left on these hosts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer_launch import run_folder
+from trainer_launch import run_folder, signals
 from trainer_launch.contracts.mpi_files import DISCOVERY
 from trainer_launch.engines import agents, child_env
 from trainer_launch.engines.request import Request
@@ -27,7 +27,11 @@ _OWN_OPTIONS = frozenset(
 def plan(
     request: Request, engine: str, program: str, command: Sequence[str], spec: Spec, reasons: tuple[str, ...]
 ) -> Plan:
-    """One agent, which runs `command`, an mpirun or a horovodrun (`program`), over the job's hosts."""
+    """One agent, which runs `command`, an mpirun or a horovodrun (`program`), over the job's hosts.
+
+    Raises:
+        UsageError: no signal is left to stop by.
+    """
     env = child_env.plain(request)
     env[VARIABLE] = spec.dumped()
     env[run_folder.VARIABLE] = request.scratch
@@ -42,6 +46,7 @@ def plan(
         processes=(agent,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
+        stop_signal=signals.stop_signal(request.signals),
         signals=request.signals,
         restarts=agents.RESTARTS,
         failure_file=spec.failure_file,
@@ -84,6 +89,7 @@ def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
         max_restarts=_MAX_RESTARTS if restarts is None else restarts,
         window_s=request.restart_window_s,
         grace_s=request.grace_s,
+        signals=signals.render(request.signals),
         scratch=request.scratch,
         failure_file=f"{request.scratch}/{run_folder.FAILURE}",
         forward=request.forward_env,

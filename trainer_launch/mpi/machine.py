@@ -7,6 +7,8 @@ ASKING   who of its hosts is there? Then the cause is known -> WAITING again, or
 LEAVING  we were asked to stop: ranks are told, then mpirun, then nobody is asked any more -> DONE
 DONE     `State.end` says how
 
+Once ranks were told to end by themselves (`Drained`), RUNNING and ENDING lead to DONE, whatever mpirun's end meant.
+
 Only ranks that fail by themselves cost the budget. Lost hosts, hosts that no daemon could be started on, and a
 change of membership cost nothing, but a job that never lasts ends all the same.
 """
@@ -26,6 +28,7 @@ from trainer_launch.mpi.state import (
     Ask,
     Asked,
     Await,
+    Drained,
     Event,
     Exited,
     Hosts,
@@ -70,6 +73,10 @@ def step(state: State, event: Event) -> Step:
             return settle(state, dict(event.missing), event.at_s)
         case Asked():
             return _asked(state, event)
+        case Drained():
+            is_idle = state.phase in (Phase.WAITING, Phase.ASKING)
+            draining = replace(state, draining=True, admit_at_s=None)
+            return done(state, exits.STOPPED, None) if is_idle else (draining, ())
         case Tick():
             return _tick(state, event.at_s)
     return state, ()
@@ -95,7 +102,7 @@ def _hosts(state: State, event: Hosts) -> Step:
     gone = {m.host for m in state.running} - {m.host for m in event.members}
     state = replace(state, members=event.members)
     told = Say(f"the list of hosts has changed: {len(event.members)} hosts now")
-    if state.phase is Phase.RUNNING and gone and not state.settings.follows:
+    if state.phase is Phase.RUNNING and gone and not (state.settings.follows or state.draining):
         least = state.settings.min_hosts
         if least is not None and len(state.running) - len(gone) >= least:
             return _end(state, event.at_s, (told, Say(f"{', '.join(sorted(gone))} left the job")))
@@ -104,7 +111,7 @@ def _hosts(state: State, event: Hosts) -> Step:
 
 
 def _exited(state: State, event: Exited) -> Step:
-    if state.phase is Phase.LEAVING:
+    if state.phase is Phase.LEAVING or state.draining:
         return done(state, exits.STOPPED, None)
     if event.code == 0 and state.phase is Phase.RUNNING:
         return done(state, 0, None)

@@ -24,14 +24,14 @@ done 2>/dev/null
 true
 """
 # Each rank alone, as its data loaders have to live while it saves; where it is a shell, also what that waits for.
-_ASK_RANK = """above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
+_TELL_RANK = """above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
     case "$(cat "/proc/$above/comm")" in sh|bash|dash|ash|zsh|env|timeout) shell=yes ;; *) shell=no ;; esac
-    if [ $shell = yes ] || ! marked "$above"; then kill -TERM "$pid"; fi"""
+    if [ $shell = yes ] || ! marked "$above"; then kill -%(name)s "$pid"; fi"""
 
 
-def stopping(mark: str) -> str:
-    """A script that asks the ranks of a job on this host to stop."""
-    return _FIND % {"mark": mark, "what": _ASK_RANK}
+def telling(mark: str, name: str) -> str:
+    """A script that lets the ranks of a job on this host have a signal, by its name without SIG."""
+    return _FIND % {"mark": mark, "what": _TELL_RANK % {"name": name}}
 
 
 def sweeping(mark: str) -> str:

@@ -78,7 +78,7 @@ def _ranks_here(below: int) -> list[int]:
 
 
 def _signalled(pid: int, name: str) -> bool:
-    with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
+    with contextlib.suppress(ProcessLookupError, PermissionError, KeyError):
         os.kill(pid, signal.Signals[f"SIG{name}"])
         return True
     return False

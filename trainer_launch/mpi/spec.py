@@ -38,6 +38,7 @@ class Spec:
     max_restarts: int = 3  # of failed ranks, for the whole job
     window_s: float | None = None  # in which so many are too many; None: ever
     grace_s: float = 25.0
+    signals: str = ""  # what each is for, where it is not the default; as `signals.render` has it
     scratch: str
     failure_file: str | None = None
     forward: tuple[str, ...] = ()  # variables that ranks get, whatever they are called

@@ -105,13 +105,20 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """The ranks were told to end by themselves, and after that we stop."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
     at_s: float
 
 
-Event: TypeAlias = Hosts | Ready | Exited | Lost | Answered | Asked | Tick
+Event: TypeAlias = Hosts | Ready | Exited | Lost | Answered | Asked | Drained | Tick
 
 # -- actions ----------------------------------------------------------------------------------
 
@@ -199,4 +206,5 @@ class State:
     before: Exited | None = None  # the failure before, if it came soon after its start
     early: int = 0  # starts in a row that did not last
     asked: bool = False
+    draining: bool = False  # nothing is started again; ranks have all the time that they need
     end: End | None = None

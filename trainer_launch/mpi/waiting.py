@@ -37,7 +37,7 @@ def look(state: State, at_s: float) -> Step:
     if state.phase is Phase.RUNNING and state.settings.follows:
         return replace(state, running=there(state)), ()
     if state.phase is Phase.RUNNING:
-        return _newcomers(state, at_s), ()
+        return state if state.draining else _newcomers(state, at_s), ()
     if state.phase is not Phase.WAITING:
         return state, ()
     ready = there(state)
