@@ -207,7 +207,7 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
     script.chmod(0o755)
     selector = selectors.DefaultSelector()
 
-    def ask(*names: str) -> dict[str, str]:
+    def ask(*names: str, limit_s: float | None = None) -> dict[str, str]:
         spec = Spec(
             contract="c",
             hostname="l",
@@ -218,7 +218,7 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
         )
         hosts = Hosts(spec, NO_MPIRUN, {"PATH": "/usr/bin:/bin"}, selector)
         answers: list[dict[str, str]] = []
-        hosts.ask(names, hosts.ask_s, lambda missing: answers.append(dict(missing)))
+        hosts.ask(names, hosts.ask_s if limit_s is None else limit_s, lambda missing: answers.append(dict(missing)))
         until_s = time.monotonic() + DEADLINE_S
         while not answers:
             assert time.monotonic() < until_s, hosts.sights
@@ -238,3 +238,4 @@ def test_a_pod_that_kubectl_finds_no_more_is_missing(asked: Callable[..., dict[s
 
 def test_a_pod_that_kubectl_needs_seconds_for_is_there(asked: Callable[..., dict[str, str]]) -> None:
     assert asked("well", "slow") == {}
+    assert asked("well", "slow", limit_s=0.1) == {}, "nor is a pod lost that kubectl has not answered for in time"

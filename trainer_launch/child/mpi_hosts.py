@@ -62,9 +62,7 @@ class Hosts:
         self._news: tuple[Member, ...] | None = None
         self._told_trouble = ""
         self._asking: _Question | None = None
-        over_kubectl = spec.agent == KUBEXEC  # whose answer takes an API server's time; no pod, and it is refused
-        self._there = Stage.READY if over_kubectl else Stage.KEY  # behind a banner somebody is there
-        self.ask_s = _ASK_S + (_LOG_IN_S if over_kubectl else 0.0)
+        self.ask_s = _ASK_S + (_LOG_IN_S if spec.agent == KUBEXEC else 0.0)
         self.sweeps = 0  # that go on
 
     def _port(self) -> int | None:
@@ -163,7 +161,11 @@ class Hosts:
         if now_s < question.until_s and any(sight.stage < Stage.KEY for sight in sights.values()):
             return
         self._asking = None
-        question.answer({host: str(sight) for host, sight in sights.items() if sight.stage < self._there})
+        question.answer({host: str(sight) for host, sight in sights.items() if self._is_gone(sight.stage)})
+
+    def _is_gone(self, stage: Stage) -> bool:
+        """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
+        return stage is Stage.KEY if self._spec.agent == KUBEXEC else stage < Stage.KEY
 
     def rest(self) -> None:
         """The job runs."""
