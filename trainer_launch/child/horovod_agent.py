@@ -64,7 +64,8 @@ class HorovodAgent(Agent):
         client = self._hosts.client
         if client is None:
             found = shutil.which("ssh", path=self._env.get("PATH"))
-            return (os.path.abspath(found),) if found else ("/usr/bin/ssh",)
+            port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
+            return (os.path.abspath(found) if found else "/usr/bin/ssh", *port)
         checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
         return (client.program, "-F", client.config, "-o", f"StrictHostKeyChecking={checks}")
 

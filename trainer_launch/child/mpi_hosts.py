@@ -206,7 +206,8 @@ class Hosts:
         if self._spec.agent == KUBEXEC and self._spec.agent_path:
             return (self._spec.agent_path, host, remote.word(script))
         if self._ssh is None:
-            return (*(self._own or ("ssh",)), "-o", "BatchMode=yes", "--", host, remote.word(script))
+            port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
+            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, remote.word(script))
         return self._ssh.argv(host, remote.word(script))
 
     # -- mpirun -------------------------------------------------------------------------------
