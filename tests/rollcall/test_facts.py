@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from trainer_launch.commands.gathering import CHECKS, failing_nodes
 from trainer_launch.commands.merging import explained, merged
 from trainer_launch.errors import UsageError
 from trainer_launch.findings import Fault, Finding, Scope, Status
+from trainer_launch.host import code
 from trainer_launch.host.code import code_hash
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
 from trainer_launch.rollcall import ending, facts, speech
@@ -153,6 +155,28 @@ def test_code_counts_and_what_it_leaves_behind_does_not(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("2")
     assert code_hash(str(script)) != before
     assert code_hash(str(tmp_path / "none.py")) is None
+
+
+def test_code_that_cannot_be_read_in_time_is_unknown_and_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    monkeypatch.setattr(code, "_MAX_S", 0.0)
+    assert code_hash(str(script)) is None
+    whole = {"python": "3.11", "code": "0123 (1 files)"}
+    assert [one.status for one in differences(NODES[:3], [whole, whole, {"python": "3.11"}])] == [Status.PASS]
+
+
+def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_preflight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(facts, "code_hash", lambda program: str(over.wait(60)))
+    monkeypatch.setattr(facts, "versions", lambda command: {"python": "3.11"})
+    read_slowly = facts.read_meanwhile(parse_command(("train.py",)), {"image": "a"}, 0.3)
+    assert read_slowly() == {"image": "a", "python": "3.11"}
+    over.set()
 
 
 def test_facts_always_fit_into_a_message() -> None:

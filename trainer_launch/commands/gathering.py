@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +178,8 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         )
         undo.callback(caller.close)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
-        read_slowly = _read_meanwhile(subject, settings.image)
+        known = {} if settings.image is None else {"image": settings.image}
+        read_slowly = facts.read_meanwhile(subject.command, known)
         yield Gathering(
             caller,
             label(rank, hostname),
@@ -258,19 +258,6 @@ def _trouble(server: Server) -> NodeError | None:
     except NodeError as problem:
         return problem
     return None
-
-
-def _read_meanwhile(subject: Subject, image: str | None) -> Callable[[], Mapping[str, str]]:
-    """Find versions and code out while others are waited for."""
-    found: dict[str, str] = {} if image is None else {"image": image}
-    thread = threading.Thread(target=lambda: found.update(facts.slow_facts(subject.command)), daemon=True)
-    thread.start()
-
-    def take() -> Mapping[str, str]:
-        thread.join()
-        return found
-
-    return take
 
 
 def not_held(why: str) -> Finding:

@@ -16,7 +16,7 @@ UNSET = "(unset)"
 NCCL = "nccl loaded"
 _SHOWN = 8
 # A node that could not find them out is not another one for that.
-_WHERE_KNOWN = frozenset((NCCL,))
+_WHERE_KNOWN = frozenset((NCCL, "code"))
 ENV = "env "  # how a variable's fact begins
 
 # Each node may have its own: devices, interfaces and files of one machine, and how much it says.

@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer_launch.command import Command
@@ -20,6 +22,7 @@ from trainer_launch.rollcall.protocol import MAX_VALUE
 
 _VERSIONS = Path(__file__).parents[1] / "child" / "versions.py"
 _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
+_READ_S = 30.0  # for versions and code: more than both take where nothing hangs
 _MAX_BYTES = 24_000
 _PREFIXES = (
     "NCCL_",
@@ -45,12 +48,27 @@ _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
 _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
-def slow_facts(command: Command | None) -> dict[str, str]:
-    """What takes a moment to find out: versions and code."""
-    found = versions(command)
-    program = _program(command) if command is not None else ()
-    code = code_hash(program[0]) if program else None
-    return found | ({"code": code} if code is not None else {})
+def read_meanwhile(
+    command: Command | None, known: Mapping[str, str], limit_s: float = _READ_S
+) -> Callable[[], Mapping[str, str]]:
+    """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
+    found = dict(known)
+    until_s = time.monotonic() + limit_s
+
+    def read() -> None:
+        found.update(versions(command))
+        program = _program(command) if command is not None else ()
+        code = code_hash(program[0]) if program else None
+        found.update({"code": code} if code is not None else {})
+
+    thread = threading.Thread(target=read, name="facts", daemon=True)
+    thread.start()
+
+    def take() -> Mapping[str, str]:
+        thread.join(max(0.0, until_s - time.monotonic()))
+        return dict(found)
+
+    return take
 
 
 def quick_facts(
