@@ -29,7 +29,7 @@ from trainer_launch.rollcall.ear import Ear
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.server import Server
 from trainer_launch.rollcall.stages import Stage, look
-from trainer_launch.rollcall.state import Settings
+from trainer_launch.rollcall.state import Event, Reply, Said, Settings
 
 JOB = "job"
 LATEST_S = 30.0
@@ -221,6 +221,24 @@ def test_without_descriptors_the_roll_call_goes_on_says_so_once_and_does_not_spi
         assert caplog.text.count("cannot take it") == 1
     told = verdicts(*here, one.call(2))
     assert not failed(told[0])
+
+
+def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
+    one = job(2)
+    server = one.hold()
+    step = server._hall.step
+
+    def stumble(event: Event, now_s: float) -> list[Reply]:
+        if isinstance(event, Said) and isinstance(event.message, msg.Record):
+            raise IndexError("list index out of range")
+        return step(event, now_s)
+
+    server._hall.step = stumble  # type: ignore[method-assign]
+    callers = [one.call(rank) for rank in range(2)]
+    for (found,) in verdicts(*callers):
+        assert (found.status, found.subject) == (Status.UNKNOWN, "")
+        assert "IndexError: list index out of range" in found.text
+    assert server.findings()
 
 
 def test_room_is_made_for_a_large_job_as_far_as_the_hard_limit_goes() -> None:

@@ -74,6 +74,15 @@ def test_who_cannot_write_there_is_told_by_its_own_check_alone() -> None:
     assert [one.check for one in job.loud()] == ["storage"]
 
 
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+def test_of_two_nodes_of_which_one_or_both_cannot_write_there_nobody_else_is_blamed(bad: tuple[int, ...]) -> None:
+    job = Simulation(2, storage={AT: True})
+    job.own = {node: [replace(failure("storage", "read-only"), fault=Fault.NODE)] for node in bad}
+    job.come(0, 1)
+    assert job.is_over
+    assert {one.check for one in job.loud()} == {"storage"}
+
+
 def test_who_does_not_answer_is_waited_for_and_not_accused() -> None:
     job = Simulation(4, storage={AT: True})
     answer = job.answer

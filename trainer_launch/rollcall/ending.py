@@ -91,6 +91,13 @@ def midway(node: Node) -> Finding:
     )
 
 
+def broken(mistake: Exception) -> Finding:
+    """No node is at fault for that."""
+    text = f"the roll call has failed itself: {type(mistake).__name__}: {mistake}"
+    action = "please report it, with the log of node 0; no node is at fault for it"
+    return Finding(check=NAME, status=Status.UNKNOWN, scope=Scope.JOB, text=text, action=action)
+
+
 def all_here(count: int) -> Finding:
     """The good end."""
     text = f"all {count} nodes have come"

@@ -80,6 +80,11 @@ class Hall:
             return [Drop(event.peer)] if isinstance(event, Said) else []
         return list(self._step(event, now_s))
 
+    def break_off(self, mistake: Exception) -> list[Reply]:
+        """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
+        own = ending.grouped({node.name: node.findings for node in self._present()})
+        return list(self._decide([ending.broken(mistake)], own))
+
     def due_s(self) -> float | None:
         """When to come again with a Tick."""
         if self.phase is Phase.OVER:
@@ -139,8 +144,7 @@ class Hall:
     def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[Reply]:
         key: Key = said.host if said.node_rank is None else said.node_rank
         old = self._nodes.get(key)
-        refusal = self._refusal(said, key, old)
-        if refusal is not None:
+        if (refusal := self._refusal(said, key, old)) is not None:
             yield Send(peer, refusal)
             yield Drop(peer)
             return
@@ -158,8 +162,7 @@ class Hall:
             yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
 
     def _refusal(self, said: msg.Present, key: Key, old: Node | None) -> msg.Refused | None:
-        for_good = entry.refusal(said, key, self._settings)
-        if for_good is not None:
+        if (for_good := entry.refusal(said, key, self._settings)) is not None:
             return for_good
         if old is not None and old.peer is not None and old.host != said.host:
             self._collisions.setdefault(key, {old.host}).add(said.host)

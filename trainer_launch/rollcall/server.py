@@ -106,7 +106,12 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             self._flush_all()
 
     def _tell(self, event: Event) -> None:
-        for reply in self._hall.step(event, time.monotonic()):
+        try:
+            replies = self._hall.step(event, time.monotonic())
+        except Exception as mistake:  # noqa: BLE001  a thread that dies in silence would blame node 0
+            _log.exception("roll call: a mistake of this program")
+            replies = self._hall.break_off(mistake)
+        for reply in replies:
             self._do(reply)
 
     def _do(self, reply: Reply) -> None:

@@ -33,7 +33,8 @@ class Sharing:
         self.until_s = now_s + SEEK_S + _REPORT_S
         keys = [str(node.key) for node in self._nodes]
         for number, node in enumerate(self._nodes):
-            others = dict.fromkeys((keys[0], *(keys[number - back] for back in range(1, _BEFORE + 1))))
+            before = (keys[(number - back) % len(keys)] for back in range(1, _BEFORE + 1))
+            others = dict.fromkeys((keys[0], *before))
             others.pop(keys[number], None)
             if node.peer is not None:
                 yield Send(node.peer, msg.Seek(tuple(others)))
