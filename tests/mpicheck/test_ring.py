@@ -65,6 +65,22 @@ def test_the_link_between_two_well_hosts_is_named() -> None:
     assert (found.status, found.subject) == (Status.FAIL, "b - c")
 
 
+@pytest.mark.parametrize("n_hosts", range(4, 10))
+def test_where_pairs_are_tested_one_by_one_a_slow_host_is_named_alone(
+    n_hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(hosts: Sequence[str], program: Sequence[str], mpirun: object, limit_s: float) -> ring.Heard:
+        if len(hosts) > 2:
+            return ring.Heard(why="exit code 7")
+        return ring.Heard(pairs=((0, 1, 1e-5, 1e8 if slow in hosts else 1e9),))
+
+    monkeypatch.setattr(ring, "_run", run)
+    names = [f"host-{number}" for number in range(n_hosts)]
+    for slow in names:
+        found = list(ring.findings(names, "python3", mpirun, lambda host, command: YES, Thresholds()))
+        assert [(one.status, one.subject) for one in found] == [(Status.WARN, slow)]
+
+
 def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
     [found] = findings(["a", "b"], has=lambda host, command: NO if host == "b" else YES)
     assert found.status is Status.SKIPPED

@@ -86,6 +86,39 @@ def test_a_collective_is_given_more_time_than_plain_sockets() -> None:
     assert limits == {"socket": 5.0, "gloo": 10.0, "nccl": 20.0}
 
 
+# -- slow -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 10))
+def test_a_slow_node_is_named_alone_however_few_there_are(n_nodes: int) -> None:
+    for slow in range(n_nodes):
+        job = simulated(n_nodes)
+        job.outcome = lambda n, p, slow=slow: ("", 10**8 if slow in (n, p) else 10**9 + 10**7 * (n + p))  # type: ignore[misc]
+        ended(job)
+        assert named(job) == [(f"node {slow} (job-node-0-{slow})", Scope.NODE)]
+        assert "100 MB/s" in job.loud()[0].text
+        assert "while nodes reach 1" in job.loud()[0].text
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 10))
+def test_a_slow_way_is_named_as_a_link_however_few_there_are(n_nodes: int) -> None:
+    for one in range(n_nodes):
+        ends = {one, (one + 1) % n_nodes}
+        job = simulated(n_nodes)
+        job.outcome = lambda n, p, ends=ends: ("", 10**8 if {n, p} == ends else 10**9)  # type: ignore[misc]
+        ended(job)
+        first, last = sorted(ends)
+        assert named(job) == [(f"node {first} (job-node-0-{first}) - node {last} (job-node-0-{last})", Scope.LINK)]
+        assert "is slow in 3 of 3 tests" in job.loud()[0].text
+
+
+@pytest.mark.parametrize("n_nodes", [4, 6, 8, 16, 64])
+def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_nodes: int) -> None:
+    job = simulated(n_nodes)
+    job.outcome = lambda n, p: ("", 10**9 if n // 2 == p // 2 else 2 * 10**8)
+    assert named(ended(job)) == []
+
+
 # -- rails ------------------------------------------------------------------------------------
 
 

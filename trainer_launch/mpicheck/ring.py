@@ -70,16 +70,14 @@ def findings(
         yield _stranger(python)
         return
     tests = [Tested(localise.pair(one, other), ("", ""), int(rate)) for one, other, _, rate in first.pairs]
-    trial = Trial(n_nodes=len(hosts))
+    rounds: list[list[Tested]] = []
     if first.is_whole:
-        for ends in _rounds(trial):
-            trial = _recorded(trial, tests, [test for test in tests if test.ends in ends], thresholds)
-    else:
-        tests = []
+        rounds += [[test for test in tests if test.ends in chosen] for chosen in _rounds(len(hosts))]
+    trial = _judged(len(hosts), rounds, thresholds)
     while chosen := localise.next_round(trial):
-        done = _round(chosen, hosts, program, mpirun)
-        tests += done
-        trial = _recorded(trial, tests, done, thresholds)
+        rounds.append(_round(chosen, hosts, program, mpirun))
+        trial = _judged(len(hosts), rounds, thresholds)
+    tests = _flat(rounds)
     guilty = localise.verdict(trial)
     for finding in pairs.findings(hosts, guilty, tests, thresholds):
         yield _renamed(finding, first)
@@ -93,16 +91,20 @@ def findings(
         )
 
 
-def _rounds(trial: Trial) -> Iterator[tuple[Pair, ...]]:
+def _rounds(n_hosts: int) -> Iterator[tuple[Pair, ...]]:
     """The rounds that are of use where nothing has failed."""
+    trial = Trial(n_nodes=n_hosts)
     while chosen := localise.next_round(trial):
         yield chosen
         trial = localise.record(trial, dict.fromkeys(chosen, True))
 
 
-def _recorded(trial: Trial, tests: Sequence[Tested], done: Sequence[Tested], thresholds: Thresholds) -> Trial:
-    allowed = pairs.slowest_allowed(thresholds, tests)
-    return localise.record(trial, {test.ends: not pairs.is_bad(test, allowed) for test in done})
+def _judged(n_hosts: int, rounds: Sequence[Sequence[Tested]], thresholds: Thresholds) -> Trial:
+    return pairs.judged(Trial(n_nodes=n_hosts), rounds, pairs.Standard(thresholds, _flat(rounds)))
+
+
+def _flat(rounds: Sequence[Sequence[Tested]]) -> list[Tested]:
+    return [test for tests in rounds for test in tests]
 
 
 def _round(chosen: Sequence[Pair], hosts: Sequence[str], program: Sequence[str], mpirun: Way) -> list[Tested]:

@@ -37,10 +37,9 @@ class Bouts:
         self._wants_whole = settings.is_deep and settings.with_full
         self._results: dict[int, msg.Result] = {}
         self._round = 0
-        self._trials = [
-            localise.Trial(n_nodes=len(nodes), is_deep=settings.is_deep) for _ in range(self._way.rails)
-        ]
-        self.tests: list[Tested] = []
+        self._untried = localise.Trial(n_nodes=len(nodes), is_deep=settings.is_deep)
+        self._trials = [self._untried] * self._way.rails
+        self._rounds: list[list[Tested]] = []
         self.until_s = 0.0
         self.is_over = False
 
@@ -112,13 +111,15 @@ class Bouts:
             self._whole = [max(its) for its in seen]  # a reason, where there is one on any rail
             self.is_over = True
             return
-        done = [test for ends in self._chosen for test in self._tested(ends)]
-        self.tests += done
-        allowed = pairs.slowest_allowed(self._thresholds, self.tests)
-        for rail, trial in enumerate(self._trials):
-            good = {test.ends: not pairs.is_bad(test, allowed) for test in done if (test.rail or 0) == rail}
-            self._trials[rail] = localise.record(trial, good)
+        self._rounds.append([test for ends in self._chosen for test in self._tested(ends)])
+        standard = pairs.Standard(self._thresholds, self._tests())
+        for rail in range(self._way.rails):
+            its = [[test for test in tests if (test.rail or 0) == rail] for tests in self._rounds]
+            self._trials[rail] = pairs.judged(self._untried, its, standard)
         yield from self.begin(now_s)
+
+    def _tests(self) -> list[Tested]:
+        return [test for tests in self._rounds for test in tests]
 
     def _tested(self, ends: Pair) -> Iterator[Tested]:
         one, other = (self._seen(end) for end in ends)
@@ -156,11 +157,11 @@ class Bouts:
 
     def seen(self) -> Seen:
         """All tests, and what they come to."""
-        return Seen(tuple(node.name for node in self._nodes), tuple(self.tests), localise.verdict(*self._trials))
+        return Seen(tuple(node.name for node in self._nodes), tuple(self._tests()), localise.verdict(*self._trials))
 
     def measured(self) -> list[Measure]:
         """The rates of pairs of GPUs."""
-        whole = [test for test in self.tests if test.is_whole]
+        whole = [test for test in self._tests() if test.is_whole]
         return [Measure("pair", test.rate / 1e9, "GB/s", self._model, None) for test in whole if self._model]
 
     def _with_reference(self) -> pairs.Thresholds:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from trainer_launch import localise
 from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
-from trainer_launch.localise import Guilty, Link, Pair
+from trainer_launch.localise import Guilty, Link, Pair, Trial
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.ways import GLOO, NCCL, SOCKET
 
@@ -52,9 +53,44 @@ class Tested:
         return not any(self.whys)
 
 
-def slowest_allowed(thresholds: Thresholds, tests: Sequence[Tested]) -> float:
-    """Bytes per second below which a pair is too slow for anything, or by far slower than the others."""
-    rates = [test.rate for test in tests if test.is_whole]
+class Standard:
+    """What tests are held against: one floor for all, each other, and for each node what it does best.
+
+    A node is slow only if its best is: its partners do better with others. And tests of suspects with nodes that
+    are cleared must not move what all are compared with.
+    """
+
+    def __init__(self, thresholds: Thresholds, tests: Iterable[Tested]) -> None:
+        self.thresholds = thresholds
+        firsts: dict[tuple[Pair, int | None], int] = {}
+        bests: dict[tuple[int, int | None], int] = {}
+        for test in tests:
+            if test.is_whole:
+                firsts.setdefault((test.ends, test.rail), test.rate)
+                for end in test.ends:
+                    bests[end, test.rail] = max(test.rate, bests.get((end, test.rail), 0))
+        self.of_pairs, self.of_nodes = (statistics.median(rates.values() or [0]) for rates in (firsts, bests))
+        self._slowest = _slowest_allowed(thresholds, list(firsts.values()))
+        allowed = _slowest_allowed(thresholds, list(bests.values()))
+        self._slow = {node for node, rate in bests.items() if rate < allowed}
+
+    def is_bad(self, test: Tested) -> bool:
+        """Whether the pair failed, or is too slow."""
+        is_slow = test.rate < self._slowest or any((end, test.rail) in self._slow for end in test.ends)
+        return is_slow or not test.is_whole
+
+    def is_hard(self, tests: Iterable[Tested]) -> bool:
+        """Whether it is more than slowness by comparison, which only warns."""
+        wanted = max(self.thresholds.floor, self.thresholds.expected)
+        return any(not test.is_whole or test.rate < wanted for test in tests)
+
+    def expected(self, middle: float) -> float:
+        """MB/s."""
+        return round(max(self.thresholds.floor, self.thresholds.share * middle) / MBYTE, 1)
+
+
+def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
+    """Bytes per second below which it is too slow for anything, or by far slower than the others."""
     if len(rates) < _ENOUGH:
         return thresholds.floor
     middle = statistics.median(rates)
@@ -62,31 +98,34 @@ def slowest_allowed(thresholds: Thresholds, tests: Sequence[Tested]) -> float:
     return max(thresholds.floor, min(thresholds.share * middle, middle - _SIGMAS * spread))
 
 
-def is_bad(test: Tested, allowed: float) -> bool:
-    """Whether the pair failed, or is too slow."""
-    return not test.is_whole or test.rate < allowed
+def judged(trial: Trial, rounds: Sequence[Sequence[Tested]], standard: Standard) -> Trial:
+    """A trial with the results of all rounds; by what is known now, as early rounds have little to compare with."""
+    for tests in rounds:
+        trial = localise.record(trial, {test.ends: not standard.is_bad(test) for test in tests})
+    return trial
 
 
 def findings(
     names: Sequence[str], guilty: Guilty, tests: Sequence[Tested], thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Nodes, then links, then what could not be decided; or that all is well."""
+    standard = Standard(thresholds, tests)
     by_node: dict[int, list[Tested]] = {}
     for test in tests:
         for end in test.ends:
             by_node.setdefault(end, []).append(test)
     for node in guilty.nodes:
-        yield _of_node(node, (), names, by_node.get(node, []), tests, thresholds)
+        yield _of_node(node, (), names, by_node.get(node, []), standard)
     for node, rails in guilty.rails:
         its = [test for test in by_node.get(node, []) if test.rail in rails]
-        yield _of_node(node, rails, names, its, tests, thresholds)
+        yield _of_node(node, rails, names, its, standard)
     for link in guilty.links:
         its = [test for test in tests if test.ends == link.ends and (not link.rails or test.rail in link.rails)]
-        yield _of_link(link, names, its, tests, thresholds)
+        yield _of_link(link, names, its, standard)
     for ends in guilty.unresolved:
-        yield _unresolved(ends, names, [test for test in tests if test.ends == ends], thresholds)
+        yield _unresolved(ends, names, [test for test in tests if test.ends == ends], standard)
     if tests and not (guilty.nodes or guilty.rails or guilty.links or guilty.unresolved):
-        yield _well(tests, guilty.rounds)
+        yield _well(tests, guilty.rounds, standard)
 
 
 def not_as_asked(why: str) -> Finding:
@@ -101,19 +140,18 @@ def _of_node(
     rails: Sequence[int],  # of which only these are at fault
     names: Sequence[str],
     its: Sequence[Tested],
-    tests: Sequence[Tested],
-    thresholds: Thresholds,
+    standard: Standard,
 ) -> Finding:
     name = f"{names[node]}{_on(rails)}"
-    bad = [test for test in its if is_bad(test, slowest_allowed(thresholds, tests))]
+    bad = [test for test in its if standard.is_bad(test)]
     partners = listed(list(dict.fromkeys(names[_other(test, node)] for test in bad)))
-    hard = _is_hard(bad, thresholds)
+    hard = standard.is_hard(bad)
     text = (
         f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
         f"who pass with others: the fault is at this {'GPU or its network card' if rails else 'node'}"
         if hard
-        else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, the median of all pairs is "
-        f"{_shown(_median(tests))}"
+        else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, while nodes reach "
+        f"{_shown(standard.of_nodes)} in the median"
     )
     return Finding(
         check=NAME,
@@ -123,7 +161,7 @@ def _of_node(
         subject=name,
         text=text,
         measured=_best(bad),
-        expected=_shown_expected(tests, thresholds),
+        expected=standard.expected(standard.of_nodes),
         unit="MB/s",
         basis=Basis.BOTH if hard else Basis.PEER,
         evidence=tuple(_evidence(test, names) for test in bad[:_SHOWN]),
@@ -131,14 +169,12 @@ def _of_node(
     )
 
 
-def _of_link(
-    link: Link, names: Sequence[str], its: Sequence[Tested], tests: Sequence[Tested], thresholds: Thresholds
-) -> Finding:
-    bad = [test for test in its if is_bad(test, slowest_allowed(thresholds, tests))]
-    hard = _is_hard(bad, thresholds)
+def _of_link(link: Link, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
+    bad = [test for test in its if standard.is_bad(test)]
+    hard = standard.is_hard(bad)
     one, other = (names[end] for end in link.ends)
     how = "fails" if hard else "is slow"
-    how_slow = "" if hard else f": {_rates(bad)}, the median of all pairs is {_shown(_median(tests))}"
+    how_slow = "" if hard else f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
     return Finding(
         check=NAME,
         status=Status.FAIL if hard else Status.WARN,
@@ -148,7 +184,7 @@ def _of_link(
         text=f"the way between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
         f"while both are well with others{how_slow}",
         measured=_best(bad),
-        expected=_shown_expected(tests, thresholds),
+        expected=standard.expected(standard.of_pairs),
         unit="MB/s",
         basis=Basis.BOTH if hard else Basis.PEER,
         evidence=tuple(_evidence(test, names) for test in bad[:_SHOWN]),
@@ -156,8 +192,8 @@ def _of_link(
     )
 
 
-def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], thresholds: Thresholds) -> Finding:
-    hard = _is_hard(its, thresholds)
+def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
+    hard = standard.is_hard(its)
     one, other = (names[end] for end in ends)
     return Finding(
         check=NAME,
@@ -176,7 +212,7 @@ def _on(rails: Sequence[int]) -> str:
     return f", rail {', '.join(map(str, rails))}" if rails else ""
 
 
-def _well(tests: Sequence[Tested], rounds: int) -> Finding:
+def _well(tests: Sequence[Tested], rounds: int, standard: Standard) -> Finding:
     slowest = min(test.rate for test in tests)
     n_rails = len({test.rail for test in tests})
     return Finding(
@@ -185,15 +221,10 @@ def _well(tests: Sequence[Tested], rounds: int) -> Finding:
         scope=Scope.JOB,
         text=f"{len(tests) // n_rails} pair tests in {rounds} rounds passed"
         f"{f' on each of {n_rails} rails' if n_rails > 1 else ''}, from {_shown(slowest)} to "
-        f"{_shown(max(test.rate for test in tests))}, median {_shown(_median(tests))}",
+        f"{_shown(max(test.rate for test in tests))}, median {_shown(standard.of_pairs)}",
         measured=round(slowest / MBYTE, 1),
         unit="MB/s",
     )
-
-
-def _is_hard(tests: Iterable[Tested], thresholds: Thresholds) -> bool:
-    """Whether it is more than slowness by comparison, which only warns."""
-    return any(not test.is_whole or test.rate < max(thresholds.floor, thresholds.expected) for test in tests)
 
 
 def _evidence(test: Tested, names: Sequence[str]) -> str:
@@ -211,16 +242,8 @@ def _other(test: Tested, node: int) -> int:
     return test.ends[1] if test.ends[0] == node else test.ends[0]
 
 
-def _median(tests: Sequence[Tested]) -> float:
-    return statistics.median([test.rate for test in tests if test.is_whole] or [0])
-
-
 def _best(tests: Sequence[Tested]) -> float | None:
     return round(max(test.rate for test in tests) / MBYTE, 1) if tests else None
-
-
-def _shown_expected(tests: Sequence[Tested], thresholds: Thresholds) -> float:
-    return round(max(thresholds.floor, thresholds.share * _median(tests)) / MBYTE, 1)
 
 
 def _rates(tests: Sequence[Tested]) -> str:
