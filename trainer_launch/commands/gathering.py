@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainer_launch import judgement, references
 from trainer_launch.commands import loading, thresholds
-from trainer_launch.coordinator.sockets import make_room
+from trainer_launch.coordinator.sockets import NO_ROOM, make_room
 from trainer_launch.engines.meeting import job_name
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Fault, Finding, Scope, Status
@@ -202,7 +202,7 @@ def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> M
 
 def _warn_of_limits(nodes: int) -> None:
     if not make_room(nodes):
-        _log.warning("the limit of open files (ulimit -n) leaves this process no room for %d nodes", nodes)
+        _log.warning(NO_ROOM, nodes)
 
 
 def _calling(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from trainer_launch.coordinator.server import Server
+from trainer_launch.coordinator.sockets import NO_ROOM, make_room
 from trainer_launch.coordinator.state import Settings
 from trainer_launch.coordinator.table import Progress
 from trainer_launch.errors import NodeError
@@ -42,6 +43,8 @@ def serve(
         _log.info("%s", text)
         heard(text)
 
+    if not make_room(hosting.nodes.max):
+        _log.warning(NO_ROOM, hosting.nodes.max)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
     try:
         server.start()
