@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +14,14 @@ from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.checks import Claim
 from trainer_launch.coordinator.client import Client, Connected
 from trainer_launch.coordinator.hosting import serve
-from trainer_launch.coordinator.scout import look
+from trainer_launch.coordinator.scout import Scout, look
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
 from trainer_launch.host.net import free_port
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
+from trainer_launch.rollcall.names import Names
+from trainer_launch.rollcall.server import Server as RollCall
+from trainer_launch.rollcall.state import Settings as Calling
 
 JOB = "job"
 
@@ -46,6 +50,30 @@ def test_a_launcher_is_there_when_it_says_so_and_absent_when_its_kernel_does() -
     assert there == {0}
     assert 1 not in absent, "silence tells nothing"
     assert 2 in absent
+
+
+@pytest.mark.parametrize("is_preflight", [True, False])
+def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_preflight: bool) -> None:
+    """Both begin with a Challenge; who is in preflight takes no nodes yet."""
+    port = free_port()
+    home = Endpoint("127.0.0.2", port)
+    woken = threading.Event()
+    scout = Scout(Seats(home, "127.0.0.#", 2, 3), JOB, None, woken.set)
+    scout.start()
+    calling = Calling(job=JOB, min_nodes=1, max_nodes=3, deadline_s=60, names=Names(home=home), salt="s")
+    try:
+        with contextlib.ExitStack() as undo:
+            if is_preflight:
+                roll_call = RollCall(calling, home)
+                roll_call.start()
+                undo.callback(roll_call.stop)
+            else:
+                undo.enter_context(seat(0, home.host, port))
+            scout.want(frozenset({0}))
+            assert woken.wait(10)
+            assert [looked.there for looked in scout.found()] == [frozenset() if is_preflight else {0}]
+    finally:
+        scout.close()
 
 
 def test_a_standby_takes_only_who_has_been_in_a_generation() -> None:

@@ -29,6 +29,7 @@ from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bench import Bench
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
 from trainer_launch.rollcall.collectives import Collectives
+from trainer_launch.rollcall.lookout import Lookout, seats
 from trainer_launch.rollcall.names import names_of
 from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.server import Server
@@ -85,6 +86,7 @@ class Gathering:
     collectives: Collectives | None
     server: Server | None  # on node 0
     tokens: Tokens
+    lookout: Lookout
 
     def decided(self) -> Sequence[Finding]:
         """On node 0, after `finish`: all of the verdict, of which the nodes are told as much as fits."""
@@ -113,6 +115,7 @@ class Gathering:
                 case msg.Seek(ranks):
                     self.caller.send(msg.Sought(self.tokens.seek(ranks)))
                 case msg.Complete(salt, _):
+                    self.lookout.stop()
                     self._tell(salt, check_here())
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
                     said_s = time.monotonic()
@@ -177,6 +180,13 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             bench=Bench(collectives),
         )
         undo.callback(caller.close)
+        lookout = Lookout(
+            seats(calling.names, nodes, rank),
+            calling.job,
+            secret,
+            lambda host: caller.end((ending.runs_already(host),)),
+        )
+        undo.callback(lookout.stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
         known = {} if settings.image is None else {"image": settings.image}
         read_slowly = facts.read_meanwhile(subject.command, known)
@@ -190,6 +200,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             collectives,
             server,
             tokens,
+            lookout,
         )
 
 

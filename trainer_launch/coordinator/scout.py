@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 
+from trainer_launch.coordinator import asking
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.state import Looked
+from trainer_launch.errors import NodeError
 from trainer_launch.model import Endpoint, Seats
 
 _EVERY_S = 1.0
@@ -25,8 +27,8 @@ _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 class Scout:
     """Looks for the seats that are wanted, again and again; `wake` is called when something was found."""
 
-    def __init__(self, seats: Seats | None, wake: Callable[[], None]) -> None:
-        self._seats, self._wake = seats, wake
+    def __init__(self, seats: Seats | None, job: str, secret: bytes | None, wake: Callable[[], None]) -> None:
+        self._seats, self._job, self._secret, self._wake = seats, job, secret, wake
         self._found: SimpleQueue[Looked] = SimpleQueue()
         self._wanted: frozenset[int] = frozenset()
         self._change = threading.Event()
@@ -61,9 +63,18 @@ class Scout:
             wanted = self._wanted
             if wanted and not self._over and self._seats is not None:
                 there, absent = look({rank: self._seats.endpoint(rank) for rank in sorted(wanted)[:_AT_ONCE]})
+                there = self._first_at_work(self._seats, there)
                 if wanted == self._wanted:
                     self._found.put(Looked(there, absent))
                     self._wake()
+
+    def _first_at_work(self, seats: Seats, there: frozenset[int]) -> frozenset[int]:
+        """The lowest of them that is a coordinator: a preflight begins with the same word, and takes no nodes."""
+        for rank in sorted(there):
+            with contextlib.suppress(NodeError):
+                asking.ask(seats.endpoint(rank), self._job, self._secret, _ANSWER_S)
+                return frozenset({rank})
+        return frozenset()
 
 
 def look(seats: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:

@@ -56,7 +56,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         self._endpoint = endpoint
         self._log = log
         self._progress = progress
-        self._scout = Scout(seats, self._nudge)
+        self._scout = Scout(seats, settings.job, secret, self._nudge)
         self._state = begin(settings)
         self._events: deque[Event] = deque()
         self._close_reason: str | None = None

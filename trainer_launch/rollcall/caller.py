@@ -153,9 +153,10 @@ class Caller:
         name = f"node 0 ({self._home.host})"
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
-        self._end((ending.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+        self.end((ending.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
-    def _end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+        """This is the verdict, whatever node 0 may say."""
         self._is_over = True
         self._news.put(Verdict(findings, is_shared))
 
@@ -214,10 +215,10 @@ class Caller:
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
             if self._runs_already():
-                return self._end((ending.runs_already(None),))
+                return self.end((ending.runs_already(None),))
             raise
         if isinstance(answer, msg.Refused) and not answer.retry:
-            return self._end((ending.refused(answer.reason),))
+            return self.end((ending.refused(answer.reason),))
         if isinstance(answer, msg.Refused):
             raise LostError(f"node 0 refuses for now: {answer.reason}")
         self._take(answer)
@@ -263,7 +264,7 @@ class Caller:
                 threading.Thread(target=self._test, args=(message,), daemon=True, name="pair test").start()
             case msg.Decided(findings):
                 try:
-                    self._end(tuple(speech.loaded(findings)), is_shared=True)
+                    self.end(tuple(speech.loaded(findings)), is_shared=True)
                 except ValueError as problem:
                     raise LostError(f"node 0's verdict cannot be read: {problem}") from None
             case msg.Refused(reason, _):

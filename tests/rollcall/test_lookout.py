@@ -1,0 +1,78 @@
+"""An elastic job that is at work without node 0, as a preflight sees it from a pod that is made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainer_launch.coordinator import protocol as coordinating
+from trainer_launch.coordinator.checks import Claim
+from trainer_launch.coordinator.client import Client, Connected
+from trainer_launch.coordinator.server import Server as Coordinator
+from trainer_launch.coordinator.state import Settings as Coordinating
+from trainer_launch.findings import Status
+from trainer_launch.host.net import free_port
+from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.rollcall import ending, lookout
+from trainer_launch.rollcall import protocol as msg
+from trainer_launch.rollcall.caller import Caller, Verdict
+from trainer_launch.rollcall.lookout import Lookout
+from trainer_launch.rollcall.names import Names
+
+JOB = "job"
+NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
+CLAIM = Claim(3, 1, "0-2", sure=True)
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def standby() -> Iterator[Endpoint]:
+    settings = Coordinating(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, seat=1)
+    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    port = server.start()
+    try:
+        yield Endpoint("127.0.0.1", port)
+    finally:
+        server.stop()
+
+
+def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
+    told = [place.host for place in lookout.seats(NAMES, NodeRange(1, 4), own_rank=2)]
+    assert told == ["job-node-0-1.job", "job-node-0-3.job"]
+    assert lookout.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
+    assert lookout.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
+
+
+def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
+    standby: Endpoint,
+) -> None:
+    hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
+    survivor = Client(standby, hello)
+    away = Endpoint("127.0.0.1", free_port())
+    caller = Caller(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None)
+    looking = None
+    try:
+        assert isinstance(survivor.receive(10), Connected)
+        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((ending.runs_already(host),)))
+        verdict = caller.receive(10)
+        assert isinstance(verdict, Verdict)
+        assert [found.status for found in verdict.findings] == [Status.PASS]
+        assert "runs already (127.0.0.1 is at work)" in verdict.findings[0].text
+    finally:
+        if looking is not None:
+            looking.stop()
+        caller.close()
+        survivor.close()
+
+
+def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:
+    found = threading.Event()
+    looking = Lookout([standby], JOB, None, lambda host: found.set())
+    assert not found.wait(0.5)
+    looking.stop()
