@@ -180,16 +180,10 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             bench=Bench(collectives),
         )
         undo.callback(caller.close)
-        lookout = Lookout(
-            seats(calling.names, nodes, rank),
-            calling.job,
-            secret,
-            lambda host: caller.end((ending.runs_already(host),)),
-        )
+        lookout = _lookout(caller, calling, rank, secret)
         undo.callback(lookout.stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
-        known = {} if settings.image is None else {"image": settings.image}
-        read_slowly = facts.read_meanwhile(subject.command, known)
+        read_slowly = facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {})
         yield Gathering(
             caller,
             label(rank, hostname),
@@ -202,6 +196,11 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             tokens,
             lookout,
         )
+
+
+def _lookout(caller: Caller, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
+    places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
+    return Lookout(places, calling.job, secret, lambda host: caller.end((ending.runs_already(host),)))
 
 
 def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:

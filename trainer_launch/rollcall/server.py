@@ -13,6 +13,7 @@ from trainer_launch.coordinator.complaints import Complaints
 from trainer_launch.coordinator.connection import Connection, hang_up
 from trainer_launch.coordinator.protocol import Hello, ProtocolError
 from trainer_launch.coordinator.switchboard import Switchboard
+from trainer_launch.errors import MALFORMED
 from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
@@ -108,7 +109,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
     def _tell(self, event: Event) -> None:
         try:
             replies = self._hall.step(event, time.monotonic())
-        except Exception as mistake:  # noqa: BLE001  a thread that dies in silence would blame node 0
+        except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
             _log.exception("roll call: a mistake of this program")
             replies = self._hall.break_off(mistake)
         for reply in replies:
