@@ -164,6 +164,20 @@ def test_hosts_like_the_launcher_pass() -> None:
     assert found.status is Status.PASS
 
 
+def test_a_launcher_without_mpirun_is_no_pass() -> None:
+    [found] = verdicts.alike(
+        verdicts.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, is_here=False), {}
+    )
+    assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
+    assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
+
+
+@pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
+def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
+    own = verdicts.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, **nobody_knows)
+    assert [one.status for one in verdicts.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
+
+
 def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
     answers = {
         "w-0": changed(daemons={}),

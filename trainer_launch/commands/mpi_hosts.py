@@ -64,6 +64,7 @@ def findings(
             env=subject.env,
             folder=f"{folder}/ssh",
             mpirun=taken.mpirun or None,
+            has_command=subject.command is not None,
             number=taken.number,
             port=settings.ssh_port,
             check_host_keys=not settings.insecure_host_keys,

@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from trainer_launch.errors import LaunchError, UsageError
@@ -42,6 +42,7 @@ class Subject:
     env: Mapping[str, str]
     folder: str  # private and new, for the key's copy
     mpirun: str | None = "mpirun"  # as typed; None: ranks are started without MPI
+    has_command: bool = True  # that is to be run; without one nobody knows which mpirun it will use
     number: int | None = None  # of ranks, as typed
     port: int | None = None  # of the hosts' sshd
     check_host_keys: bool = True
@@ -162,7 +163,8 @@ def _own(subject: Subject) -> tuple[Dialect | None, verdicts.Own]:
     path = subject.env.get("PATH")
     found = shutil.which(subject.mpirun, path=path) if subject.mpirun else None
     if found is None or subject.mpirun is None:
-        return None, verdicts.Own(mpirun=subject.mpirun or "", version=None, daemons=(), daemon=None)
+        nothing = verdicts.Own(mpirun=subject.mpirun or "", version=None, daemons=(), daemon=None)
+        return None, replace(nothing, is_here=False, is_needed=subject.has_command)
     said = errand.run((found, "--version"), subject.env, _VERSION_S)
     dialect = recognised(said.out + said.err)
     daemons = _daemons(dialect)

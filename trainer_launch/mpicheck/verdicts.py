@@ -63,10 +63,12 @@ _TOLD: Mapping[Stage, _Told] = {
 class Own:
     """What the launcher itself has, by which the others are measured."""
 
-    mpirun: str
+    mpirun: str  # as typed
     version: str | None
-    daemons: Sequence[str]  # names, one of which every host needs
+    daemons: Sequence[str]  # names, one of which every host needs; none: it is no mpirun that we know
     daemon: str | None  # the file, where it is here
+    is_here: bool = True
+    is_needed: bool = True  # by a command that is known
 
 
 def listed(hosts: Sequence[str]) -> str:
@@ -117,13 +119,27 @@ def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
 
 def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """Whether every host has what mpirun starts there, of the launcher's version and in the same place."""
-    found = [*_missing(own, answers), *_other_version(own, answers)]
+    found = [*_without_mpirun(own)] or [*_missing(own, answers), *_other_version(own, answers)]
     if not found:
         found = [*_other_place(own, answers)]
     yield from found
     if answers and not found:
         what = f"mpirun {own.version}" if own.version else "mpirun"
         yield _passed(PROGRAMS, f"{what} and what it starts there are the same on all {len(answers)} hosts")
+
+
+def _without_mpirun(own: Own) -> Iterator[Finding]:
+    if not own.is_here:
+        yield Finding(
+            check=PROGRAMS,
+            status=Status.FAIL if own.is_needed else Status.UNKNOWN,
+            fault=Fault.JOB if own.is_needed else None,
+            text=f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts",
+            action="install MPI in the launcher's image, or type the path of its mpirun before the program",
+        )
+    elif not own.daemons:
+        text = f"{own.mpirun} --version tells of no MPI that we know, so the hosts' programs cannot be compared"
+        yield Finding(check=PROGRAMS, status=Status.UNKNOWN, text=text)
 
 
 def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
