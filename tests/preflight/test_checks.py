@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gpus.test_faults import FAULTS
+from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
 from trainer_launch.command import parse_command
@@ -295,6 +296,23 @@ def test_memory_that_cannot_be_locked_where_nothing_locks_it_troubles_nobody() -
     assert finding.text.endswith("only RDMA needs it, and no RDMA device is here")
 
 
+def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -> None:
+    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in LOAD.tested]
+    fallen_back = replace(HEALTHY_CARDS, load=lambda: replace(LOAD, tested=tuple(sockets)))
+    alone = subject(
+        topology={"nodes": NodeRange(1, 1), "node_rank": 0},
+        adapters=(AdapterPort("mlx5_0", 1, False),),
+        cards=fallen_back,
+        try_out=lambda what, argument, limit_s: (
+            STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
+        ),
+    )
+    ports_up = replace(alone, adapters=(AdapterPort("mlx5_0", 1, True),))
+    for node in (alone, ports_up):
+        report = preflight.run(node)
+        assert report.verdict is Verdict.PASS, [one for one in report.findings if one.status is Status.FAIL]
+
+
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
     blind = subject(interfaces=(), topology=COORDINATOR)
     found = {finding.check for finding in preflight.run(blind).findings if finding.status is Status.UNKNOWN}
@@ -413,7 +431,7 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     alone = subject(topology={"nodes": NodeRange(1, 1)}, lookup=Names({"job-node-0-1": frozenset({"127.0.0.1"})}))
     report = preflight.run(alone)
     assert report.verdict is Verdict.PASS
-    assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {"dns", "mtu", "ports"}
+    assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {"dns", "mtu", "nccl-ib-hca", "ports"}
 
 
 def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:

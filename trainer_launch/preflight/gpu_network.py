@@ -26,7 +26,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     used = ", ".join(sorted(chosen))
     active = [port for port in subject.adapters if port.is_active] if subject.has_rdma else []
     wished = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
-    if "Socket" not in chosen or not active or wished:
+    if "Socket" not in chosen or not active or wished or not subject.has_peers:
         yield Finding(check=NAME, status=Status.PASS, text=f"NCCL uses {used}", measured=used)
         return
     there = ", ".join(f"{port.device}:{port.port}" for port in active[:8])

@@ -41,8 +41,9 @@ def check(subject: Subject) -> Iterator[Finding]:
         f"{shown} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is "
         f"{'none' if allowed is None else f'{allowed // 1024} KiB'}"
     )
-    if not subject.has_rdma:
-        text = f"{text}; only RDMA needs it, and no RDMA device is here"
+    if not subject.has_rdma or not subject.has_peers:
+        why = "one node sends nothing to others" if subject.has_rdma else "no RDMA device is here"
+        text = f"{text}; only RDMA needs it, and {why}"
         yield Finding(check=NAME, status=Status.SKIPPED, text=text)
         return
     yield Finding(

@@ -14,7 +14,9 @@ NAME = "nccl-ib-hca"
 def check(subject: Subject) -> Iterator[Finding]:
     """Evaluate it as NCCL does, over the ports that are active."""
     spec = subject.env.get("NCCL_IB_HCA")
-    if subject.env.get("NCCL_IB_DISABLE") == "1":
+    if not subject.has_peers:
+        yield Finding(check=NAME, status=Status.SKIPPED, text="one node sends nothing to others")
+    elif subject.env.get("NCCL_IB_DISABLE") == "1":
         yield Finding(check=NAME, status=Status.SKIPPED, text="NCCL_IB_DISABLE=1")
     elif not (subject.adapters and subject.has_rdma) and not spec:
         yield Finding(check=NAME, status=Status.SKIPPED, text="this container was given no RDMA adapter")
