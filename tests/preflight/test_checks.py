@@ -13,6 +13,7 @@ from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
 from trainer_launch.command import parse_command
+from trainer_launch.commands import loading
 from trainer_launch.findings import Fault, Finding, Status, Verdict
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface
@@ -313,6 +314,13 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
         assert report.verdict is Verdict.PASS, [one for one in report.findings if one.status is Status.FAIL]
 
 
+@pytest.mark.parametrize("folders", [(), ("/a", "/b", "/c"), tuple(f"/{number}" for number in range(16))])
+def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
+    node = subject(storage=folders)
+    limits_s = [check.limit_s(node) for check in preflight.CHECKS if hasattr(check, "limit_s") and check is not dns]
+    assert loading.record_s(node) > max(limits_s) + 30
+
+
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
     blind = subject(interfaces=(), topology=COORDINATOR)
     found = {finding.check for finding in preflight.run(blind).findings if finding.status is Status.UNKNOWN}
@@ -431,7 +439,12 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     alone = subject(topology={"nodes": NodeRange(1, 1)}, lookup=Names({"job-node-0-1": frozenset({"127.0.0.1"})}))
     report = preflight.run(alone)
     assert report.verdict is Verdict.PASS
-    assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {"dns", "mtu", "nccl-ib-hca", "ports"}
+    assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
+        "dns",
+        "mtu",
+        "nccl-ib-hca",
+        "ports",
+    }
 
 
 def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:

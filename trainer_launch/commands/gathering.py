@@ -235,7 +235,7 @@ def _calling(
         thresholds=of_pairs,
         shares=shares,
         table=references.load(settings.reference),
-        record_s=loading.record_s(subject.cards),
+        record_s=loading.record_s(subject),
     )
 
 

@@ -12,7 +12,8 @@ from trainer_launch.gpus import checksums
 from trainer_launch.gpus.cards import Cards
 from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.measures import Checksum, Measure, fitted, fitted_checksums
-from trainer_launch.preflight import gpu_load
+from trainer_launch.preflight import gpu_load, storage
+from trainer_launch.preflight.subject import Subject
 from trainer_launch.rollcall.compare import NCCL
 from trainer_launch.settings import Settings
 
@@ -20,9 +21,10 @@ _RECORD_S = 60.0  # for all nodes to say what they have found
 _NEED_LOAD = frozenset({*(check.NAME for check in preflight.NEEDING_LOAD), checksums.NAME, *judgement.CHECKS})
 
 
-def record_s(cards: Cards | None) -> float:
-    """What node 0 waits for all nodes' records; a GPU that hangs on one of them takes its time to be killed."""
-    return _RECORD_S if cards is None or not cards.has_load else _RECORD_S + cards.load_limit_s
+def record_s(subject: Subject) -> float:
+    """What node 0 waits for all nodes' records: a GPU that hangs, or a folder of --storage, takes its time to tell."""
+    load_s = subject.cards.load_limit_s if subject.cards is not None and subject.cards.has_load else 0.0
+    return _RECORD_S + max(load_s, storage.limit_s(subject) if subject.storage else 0.0)
 
 
 def level(settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str:
