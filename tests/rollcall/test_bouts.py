@@ -8,6 +8,7 @@ from tests.rollcall.job import Simulation
 from trainer_launch.findings import Finding, Scope, Status
 from trainer_launch.measures import Measure
 from trainer_launch.references import load
+from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.trees import double_tree
 
@@ -84,6 +85,34 @@ def test_a_collective_is_given_more_time_than_plain_sockets() -> None:
         job = ended(simulated(2, fact, pair_test=wanted))
         limits[job.tests[0][2].way] = job.tests[0][2].limit_s
     assert limits == {"socket": 5.0, "gloo": 10.0, "nccl": 20.0}
+
+
+# -- which way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
+def test_each_node_listens_for_one_neighbour_and_connects_to_the_other(n_nodes: int) -> None:
+    job = ended(simulated(n_nodes))
+    for rank in (0, 1):
+        assert sorted(node for node, _, test in job.tests if test.rank == rank) == list(range(n_nodes))
+
+
+@pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
+def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int) -> None:
+    for closed in range(n_nodes):
+        job = simulated(n_nodes)
+        answer = job.answer
+
+        def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:  # type: ignore[no-untyped-def]
+            if isinstance(message, msg.Test) and message.host == f"job-node-0-{closed}.job":
+                job.say(rank, msg.Result(message.round, (msg.Seen("no connection came", 0),)))
+            else:
+                answer(rank, message)
+
+        job.answer = refused  # type: ignore[method-assign]
+        ended(job)
+        assert job.loud(), closed
+        assert all(f"job-node-0-{closed})" in found.subject for found in job.loud())
 
 
 # -- slow -------------------------------------------------------------------------------------

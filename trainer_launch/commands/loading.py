@@ -22,7 +22,7 @@ _NEED_LOAD = frozenset({*(check.NAME for check in preflight.NEEDING_LOAD), check
 
 
 def record_s(subject: Subject) -> float:
-    """What node 0 waits for all nodes' records: a GPU that hangs, or a folder of --storage, takes its time to tell."""
+    """What node 0 waits for all nodes' records: a GPU or a folder that hangs takes its time to tell."""
     load_s = subject.cards.load_limit_s if subject.cards is not None and subject.cards.has_load else 0.0
     return _RECORD_S + max(load_s, storage.limit_s(subject) if subject.storage else 0.0)
 

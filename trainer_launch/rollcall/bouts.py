@@ -51,7 +51,7 @@ class Bouts:
         limit_s = self._settings.test_s * _PATIENCE[self._way.pairs]
         self.until_s = now_s + limit_s + _REPORT_S
         for ends in self._chosen:
-            yield from self._order(ends, self._way.pairs, limit_s)
+            yield from self._order(self._around(ends), self._way.pairs, limit_s)
         if self._chosen:
             return
         self._is_whole = self._wants_whole and self._way.whole is not None and not self._has_failed()
@@ -60,6 +60,11 @@ class Bouts:
             self.until_s = now_s + self._settings.test_s * _WHOLE + _REPORT_S
             everybody = tuple(range(len(self._nodes)))
             yield from self._order(everybody, self._way.whole or "", self._settings.test_s * _WHOLE)
+
+    def _around(self, ends: Pair) -> Sequence[int]:
+        """Who listens first: on a ring each node does once, for the next one, and connects once."""
+        n_nodes = len(self._nodes)
+        return ends[::-1] if ends == (0, n_nodes - 1) and n_nodes > 2 else ends
 
     def _order(self, members: Sequence[int], way: str, limit_s: float) -> Iterator[Send]:
         """The members' parts in one test: the first one listens, and is found under its name."""
