@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.findings import Fault, Status
-from trainer_launch.model import Member
-from trainer_launch.mpicheck import script, tree, verdicts
+from trainer_launch.host.net import free_port
+from trainer_launch.model import Member, PortRange
+from trainer_launch.mpicheck import asking, script, tree, verdicts
 from trainer_launch.mpicheck.refusals import Refusal, Stage, refusal
 from trainer_launch.mpicheck.script import Answer, Question
 
@@ -162,6 +163,15 @@ def test_a_pass_does_not_claim_what_nobody_checked() -> None:
 def test_hosts_like_the_launcher_pass() -> None:
     [found] = verdicts.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
     assert found.status is Status.PASS
+
+
+def test_with_a_port_range_the_launcher_is_called_back_there() -> None:
+    low = free_port()
+    ear = asking.Ear(TOKEN, PortRange(low, low))
+    try:
+        assert ear.port == low
+    finally:
+        ear.close()
 
 
 def test_a_launcher_without_mpirun_is_no_pass() -> None:

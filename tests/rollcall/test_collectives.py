@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trainer_launch.child.reduction import bus_rate
+from trainer_launch.child.reduction import _opened, bus_rate
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.ear import Ear
@@ -23,6 +24,16 @@ pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 
 ENV = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
 LIMIT_S = 60.0  # a loaded machine may take long
+
+
+def test_a_store_takes_a_port_of_those_allowed_whoever_has_some_of_them() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        order = {"ports": [port, port + 9]}
+        stores = [_opened(order, timedelta(seconds=10)) for _ in range(5)]
+    assert len({store.port for store in stores}) == 5
+    assert all(port < store.port < port + 10 for store in stores)
+    assert _opened({"ports": None}, timedelta(seconds=10)).port > 0
 
 
 class Node:

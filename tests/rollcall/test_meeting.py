@@ -22,7 +22,7 @@ from trainer_launch.coordinator.state import Settings as Coordinating
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding, Status
 from trainer_launch.host.net import free_port
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
 from trainer_launch.rollcall.ear import Ear
@@ -265,6 +265,18 @@ def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
             stage = look(Endpoint("127.0.0.1", ear.port), 0.1).stage  # no socket, no look
         assert stage is not Stage.RUNS
         assert look(Endpoint("127.0.0.1", ear.port), LATEST_S).stage is Stage.RUNS
+    finally:
+        ear.close()
+
+
+def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_there_is_none() -> None:
+    low = free_port()
+    among = PortRange(low, low)
+    ear = Ear(None, lambda: msg.Here("host-1", "x", "it waits"), among)
+    try:
+        assert ear.port == low
+        with pytest.raises(NodeError, match=f"--port-range {among} is taken"):
+            Ear(None, lambda: msg.Here("host-1", "x", "it waits"), among)
     finally:
         ear.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -18,6 +19,7 @@ SMALL, LARGE = {"gloo": 1 << 20, "nccl": 1 << 23}, {"gloo": 1 << 23, "nccl": 1 <
 MEASURE_S = 0.12
 FAST_S = 0.02  # for the small size: then the large one is taken
 MAX_REPEATS = 100
+_TRIED = 50  # ports, at most
 _END_S = 1.0  # for the others to have read the last of it
 
 
@@ -38,10 +40,12 @@ def work(
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")  # else its init knows no time limit
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(left.total_seconds()))))
     try:
-        host = "127.0.0.1" if int(order["rank"]) == 0 else str(order["host"])
-        store = dist.TCPStore(host, port or 0, is_master=port is None, wait_for_workers=False, timeout=left)
         if port is None:
+            store = _opened(order, left)
             tell(store.port)
+        else:
+            host = "127.0.0.1" if int(order["rank"]) == 0 else str(order["host"])
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=left)
         rate = Reduction(order, rail, rank, size).measured(store, left)
     except Exception as problem:  # noqa: BLE001  torch, gloo, NCCL and drivers raise what they like
         tell([reason(problem), 0])
@@ -49,6 +53,18 @@ def work(
     tell(["", rate])
     with contextlib.suppress(Exception):
         _part(store, rank, size)
+
+
+def _opened(order: Mapping[str, Any], left: timedelta) -> Any:
+    """The store, on any port or one of those allowed, whoever has some of them."""
+    import torch.distributed as dist
+
+    low, high = order["ports"] or (0, 0)
+    ports = random.sample(range(low, high + 1), min(_TRIED, high + 1 - low))
+    for port in ports[:-1]:
+        with contextlib.suppress(RuntimeError):
+            return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=left)
+    return dist.TCPStore("127.0.0.1", ports[-1], is_master=True, wait_for_workers=False, timeout=left)
 
 
 def _part(store: Any, rank: int, size: int) -> None:

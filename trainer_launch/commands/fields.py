@@ -34,6 +34,7 @@ _PREFLIGHT = (
     "engine",
     *(name for name in _JOB if name != "max_restarts"),
     "min_nodes",
+    "port_range",
     "secret_file",
     "ssh_dir",
     "ssh_port",

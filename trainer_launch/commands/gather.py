@@ -86,7 +86,7 @@ def request_of(
         )
     command = reading.command or parse_command(pod.command)
     path = pod.env.get("PATH")
-    ports = _ports(settings)
+    ports = ports_of(settings)
     return Request(
         job=reading.job,
         host=reading.host,
@@ -120,7 +120,12 @@ def request_of(
     )
 
 
-def _ports(settings: Settings) -> PortRange | None:
+def ports_of(settings: Settings) -> PortRange | None:
+    """What may be opened beside the port that the nodes meet at; None: anything.
+
+    Raises:
+        UsageError: --port-range makes no sense.
+    """
     text = settings.port_range
     ports = None if text is None else grammar.parse_port_range(text)
     if text is not None and ports is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from trainer_launch import judgement, references
 from trainer_launch.commands import loading, thresholds
+from trainer_launch.commands.gather import ports_of
 from trainer_launch.coordinator.sockets import NO_ROOM, make_room
 from trainer_launch.engines.meeting import job_name
 from trainer_launch.errors import NodeError
@@ -176,6 +177,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation(), place.port),
             deadline_s=settings.deadline,
             port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
+            ports=ports_of(settings),
             secret=secret,
             bench=Bench(collectives),
         )
@@ -251,7 +253,7 @@ def _collectives(subject: Subject, settings: Settings, skipped: Collection[str])
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
-    return Collectives(python[:1], subject.env)
+    return Collectives(python[:1], subject.env, ports_of(settings))
 
 
 def _started(server: Server) -> NodeError | None:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from trainer_launch import hostfile
 from trainer_launch.command import Command
+from trainer_launch.commands.gather import ports_of
 from trainer_launch.commands.scratch import private_folder
 from trainer_launch.findings import Finding, Status
 from trainer_launch.horovodrun_options import is_horovodrun, split_command
@@ -68,6 +69,7 @@ def findings(
             number=taken.number,
             port=settings.ssh_port,
             check_host_keys=not settings.insecure_host_keys,
+            ports=ports_of(settings),
             deadline_s=left_s,
         )
         seen = looking.look(about)

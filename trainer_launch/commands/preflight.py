@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainer_launch import engines, exits, log, outcome, preflight, references
 from trainer_launch.commands import running
-from trainer_launch.commands.gather import Reading, live_pod, read
+from trainer_launch.commands.gather import Reading, live_pod, ports_of, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.findings import Finding, Report, exit_code, raised
@@ -93,6 +93,7 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     fatal = preflight.names_in(settings.fatal, "--fatal", others)
     of_pairs, _ = thresholds.parse(settings.threshold)
     references.load(settings.reference)
+    ports_of(settings)
     leaving.check(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))

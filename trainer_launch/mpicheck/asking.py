@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from trainer_launch.host.net import free_port
+from trainer_launch.model import PortRange
 from trainer_launch.mpi.errand import Told, run
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
@@ -29,13 +31,16 @@ def everywhere(
 
 
 class Ear:
-    """Listens on a port of its own for hosts that call back with `TOKEN HOST`."""
+    """Listens on a port of its own, `among` those allowed, for hosts that call back with `TOKEN HOST`.
 
-    def __init__(self, token: str) -> None:
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, token: str, among: PortRange | None = None) -> None:
         self._token = token
         self.heard: dict[str, str] = {}  # host: from which address
         self._room = threading.BoundedSemaphore(_CALLERS)  # anybody may call
-        self._listener = _listening()
+        self._listener = _listening(0 if among is None else free_port(among))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -75,12 +80,12 @@ class Ear:
                 made.sendall(b".")
 
 
-def _listening() -> socket.socket:
+def _listening(port: int) -> socket.socket:
     """On all addresses of both families, where there are both."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=_BACKLOG)
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 def ways_back(hosts: Iterable[str], source_to: Callable[[str], str], most: int = 3) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from trainer_launch.errors import LaunchError, UsageError
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.host import net
 from trainer_launch.host.interfaces import route_to
-from trainer_launch.model import Job, Member
+from trainer_launch.model import Job, Member, PortRange
 from trainer_launch.mpi import errand, sights
 from trainer_launch.mpi.crew import Crew
 from trainer_launch.mpi.dialect import INTEL, OPEN_MPI, Dialect, recognised
@@ -46,6 +46,7 @@ class Subject:
     number: int | None = None  # of ranks, as typed
     port: int | None = None  # of the hosts' sshd
     check_host_keys: bool = True
+    ports: PortRange | None = None  # what may be listened on here
     deadline_s: float = 0.0  # for hosts to come
 
 
@@ -77,7 +78,7 @@ def look(subject: Subject) -> Seen:
     there = [host for host in hosts if host not in stuck]
     dialect, own = _own(subject)
     token = secrets.token_hex(12)
-    ear = asking.Ear(token)
+    ear = asking.Ear(token, subject.ports)
     try:
         question = Question(
             token=token,

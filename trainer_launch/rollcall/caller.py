@@ -21,7 +21,7 @@ from trainer_launch.coordinator.sockets import tune
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding
 from trainer_launch.host import net
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.rollcall import ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bench import run
@@ -62,6 +62,7 @@ class Caller:
         *,
         deadline_s: float,
         port: int | None,
+        ports: PortRange | None = None,
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
         bench: Callable[[msg.Test, Ear], msg.Result] = run,
@@ -76,16 +77,15 @@ class Caller:
         self._deadline_at_s = self._began_s + deadline_s
         self._stage = "it has just started"
         self._host, self._incarnation = present.host, present.incarnation
-        self._ear = Ear(port, self._here)
+        self._ports = ports
+        self._ear = Ear(port, self._here, ports)
         self._present = present
         self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
         self._unsent: deque[msg.FromNode] = deque()
         self._closing = threading.Event()
         self._is_over = False
-        self.offset: tuple[float, float] = (
-            0.0,
-            _NO_CLOCK_S,
-        )  # node 0's clock minus ours, and how much it may be off
+        # Node 0's clock minus ours, and how much it may be off.
+        self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="roll call client", daemon=True)
@@ -198,7 +198,7 @@ class Caller:
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
         if self._ear.port == self._home.port and net.is_here(self._home.host):
             self._ear.close()
-            self._ear = Ear(None, self._here)
+            self._ear = Ear(None, self._here, self._ports)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.model import PortRange
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall import ways
 from trainer_launch.rollcall.ear import Ear
@@ -29,10 +30,13 @@ _MAX_BYTES = 1 << 16
 
 
 class Collectives:
-    """The child, and what it can do; `python` has the program's torch."""
+    """The child, and what it can do; `python` has the program's torch, its stores listen on `ports`."""
 
-    def __init__(self, python: Sequence[str], env: Mapping[str, str], child: Path = CHILD) -> None:
+    def __init__(
+        self, python: Sequence[str], env: Mapping[str, str], ports: PortRange | None = None, child: Path = CHILD
+    ) -> None:
         self._argv = (*python, str(child))
+        self._ports = ports
         self._env = dict(env)
         self._lock = threading.Lock()
         self._closing = False
@@ -101,6 +105,7 @@ class Collectives:
             "way": test.way,
             "rails": test.rails,
             "is_whole": test.is_whole,
+            "ports": None if self._ports is None else [self._ports.low, self._ports.high],
         }
         try:
             self._sock.settimeout(1.0)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from trainer_launch.coordinator.sockets import listen
 from trainer_launch.errors import NodeError
-from trainer_launch.model import Endpoint
+from trainer_launch.host.net import free_port
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.rollcall import protocol as msg
 
 _SEND_S = 0.5
@@ -18,11 +19,14 @@ _AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
 class Ear:
-    """Listens on the job's port if it is free here, else on any; `here` says what to tell."""
+    """Listens on the job's port if it is free here, else on one `among` those allowed; `here` says what to tell.
 
-    def __init__(self, port: int | None, here: Callable[[], msg.Here]) -> None:
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
         self._here = here
-        self._sock = _opened(port)
+        self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -72,8 +76,8 @@ class Ear:
             sock.shutdown(socket.SHUT_WR)
 
 
-def _opened(port: int | None) -> socket.socket:
+def _opened(port: int | None, among: PortRange | None) -> socket.socket:
     if port is not None:
         with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
             return listen(Endpoint("", port))
-    return listen(Endpoint("", 0))
+    return listen(Endpoint("", 0 if among is None else free_port(among)))

@@ -89,7 +89,7 @@ def setting(data: bytes) -> None:
         job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
     if not isinstance(job, Refused):
         attempt(with_minimum, job, found.min_nodes)
-    attempt(gather._ports, found, names="--port-range")
+    attempt(gather.ports_of, found, names="--port-range")
     attempt(gather._names, found.preload, names="--preload")
     attempt(watching.seconds, found.hang_timeout or "auto", names="--hang-timeout")
 
@@ -140,7 +140,7 @@ def argv(data: bytes) -> None:
     if isinstance(found, Refused):
         return
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
-    attempt(gather._ports, found.settings, names="--port-range")
+    attempt(gather.ports_of, found.settings, names="--port-range")
     attempt(signals.parse, found.settings.signals or "", names="--signals")
     if name == "local":
         attempt(local._nodes, found.settings, names="--nodes")
