@@ -182,8 +182,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             bench=Bench(collectives),
         )
         undo.callback(caller.close)
-        lookout = _lookout(caller, calling, rank, secret)
-        undo.callback(lookout.stop)
+        undo.callback((lookout := _lookout(caller, calling, rank, secret)).stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
         read_slowly = facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {})
         yield Gathering(
