@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -151,6 +152,22 @@ def test_what_is_configured_badly_ends_with_2_and_the_pods_status_says_why(
     assert done.returncode == 2
     assert sentence in done.stderr
     assert sentence in log.read_text()
+
+
+def test_a_port_range_that_is_taken_is_said_and_retryable(tmp_path: Path) -> None:
+    log = tmp_path / "words"
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = {
+            **NODE_1,
+            "PET_NODE_RANK": "0",
+            "JOB_COMPLETION_INDEX": "0",
+            "TRAINER_LAUNCH_TERMINATION_LOG": str(log),
+        }
+        done = launch("preflight", "--level", "quick", "--port-range", f"{port}-{port}", env=env)
+    assert done.returncode == 20
+    assert f"every port of --port-range {port}-{port} is taken on this node" in done.stderr
+    assert f"every port of --port-range {port}-{port} is taken on this node" in log.read_text()
 
 
 def test_nobody_else_pays_for_the_checks() -> None:

@@ -79,6 +79,8 @@ def main(parsed: Parsed) -> int:
     try:
         return _main(parsed, settings)
     except LaunchError as problem:
+        if isinstance(problem, NodeError):
+            problem.exit_code = exits.PREFLIGHT_RETRYABLE
         running.refuse(problem, settings.termination_log)
         raise
 

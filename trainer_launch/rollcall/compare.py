@@ -81,7 +81,8 @@ def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Ite
             differing += 1
             yield _difference(key, groups, names)
     if not differing and not unread:
-        text = f"{len(keys)} facts are the same on all {len(names)} nodes"
+        n_known = sum(all(key in one for one in facts) for key in keys)
+        text = f"{n_known} facts are the same on all {len(names)} nodes"
         yield Finding(check=FACTS, status=Status.PASS, scope=Scope.JOB, text=text)
 
 
