@@ -235,14 +235,21 @@ def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_o
 
 def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
-    told = merged(tuple(explained([fail("dns")], [missing])), [missing], "node 1 (b)", CHECKS)
+    told = merged(tuple(explained([fail("dns")], [missing], is_shared=True)), [missing], "node 1 (b)", CHECKS)
     assert [(one.check, one.status, one.subject) for one in told] == [
         ("roll-call", Status.FAIL, "node 2 (c)"),
         ("dns", Status.WARN, "node 1 (b)"),
     ]
     assert failing_nodes(told) == "c\n"
     refused = replace(missing, measured="refused")
-    assert [one.status for one in explained([fail("dns")], [refused])] == [Status.FAIL]
+    assert [one.status for one in explained([fail("dns")], [refused], is_shared=True)] == [Status.FAIL]
+    assert [one.status for one in explained([fail("dns")], [missing], is_shared=False)] == [Status.FAIL]
+
+
+def test_who_rejoins_a_job_at_work_is_not_stopped_for_the_name_of_a_node_that_is_away() -> None:
+    at_work = ending.runs_already("host-1")
+    found = [fail("dns"), fail("shm")]
+    assert [one.status for one in explained(found, [at_work], is_shared=False)] == [Status.WARN, Status.FAIL]
 
 
 def test_the_failing_nodes_are_listed_by_host_name() -> None:

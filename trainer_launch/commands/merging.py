@@ -38,11 +38,15 @@ def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
     return finding.check, finding.status, finding.fault
 
 
-def explained(own: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
-    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made."""
-    unnamed = [one for one in decided if one.check == ending.NAME and one.measured == Stage.NO_RECORD.value]
+def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:
+    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made.
+
+    Nor does it matter to who rejoins a job that is at work, perhaps without that node.
+    """
+    reasons = (ending.AT_WORK, Stage.NO_RECORD.value) if is_shared else (ending.AT_WORK,)
+    is_explained = any(one.check == ending.NAME and one.measured in reasons for one in decided)
     for finding in own:
-        if unnamed and finding.check == dns.NAME and finding.status is Status.FAIL:
+        if is_explained and finding.check == dns.NAME and finding.status is Status.FAIL:
             yield replace(finding, status=Status.WARN, fault=None)
         else:
             yield finding

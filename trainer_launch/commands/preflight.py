@@ -164,7 +164,7 @@ def _together(
 
         verdict = part.finish(found, here)
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
-        own = tuple(merging.explained(here(), decided)) if verdict.is_shared else here()
+        own = tuple(merging.explained(here(), decided, is_shared=verdict.is_shared))
         findings = merging.merged(own, decided, part.own, gathering.CHECKS)
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator

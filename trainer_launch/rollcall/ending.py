@@ -15,6 +15,7 @@ from trainer_launch.rollcall.stages import Stage, Stuck, advice
 from trainer_launch.rollcall.state import Key, Node, Settings, label
 
 NAME = "roll-call"
+AT_WORK = "at work"
 MAX_LOOKED = 256  # of the missing nodes; the others are named without a stage
 _MAX_TOLD = 50
 _MAX_OF_A_NODE = 20
@@ -120,7 +121,7 @@ def runs_already(host: str | None) -> Finding:
     """A pod that was made again meets a job at work: there is nothing to wait for."""
     who = f"{host} is at work" if host else "node 0's coordinator is at work"
     text = f"the job runs already ({who}), so this node only rejoins it: nothing is compared"
-    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text)
+    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=AT_WORK)
 
 
 def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
