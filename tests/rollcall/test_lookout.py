@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import LAUNCHER
+from tests.hosts.network import hosts
+from tests.survival.jobs import ELASTIC
 from trainer_launch.coordinator import protocol as coordinating
 from trainer_launch.coordinator.checks import Claim
 from trainer_launch.coordinator.client import Client, Connected
@@ -76,3 +82,24 @@ def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint
     looking = Lookout([standby], JOB, None, lambda host: found.set())
     assert not found.wait(0.5)
     looking.stop()
+
+
+@pytest.mark.process
+def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work_without_node_0() -> None:
+    """Node 2, for which node 0 has no name any more, and then node 0 itself."""
+    deadline_s = 100
+    words = ("preflight", "--level", "quick", "--skip", "cpu", "--deadline", str(deadline_s))
+    with hosts(*ELASTIC.names) as pods:
+        seat = (sys.executable, str(Path(__file__).with_name("seat_at_work.py")), "job-worker-0:23456", "23456")
+        at_work = pods[1].start(seat, {})
+        assert at_work.stdout is not None
+        assert at_work.stdout.readline() == "at work\n"
+        pods[2].knows({pod.name: pod.address for pod in pods[1:]})
+        began_s = time.monotonic()
+        for node in (2, 0):
+            said, _ = (started := pods[node].start((*LAUNCHER, *words), ELASTIC.env_of(node))).communicate(
+                timeout=deadline_s
+            )
+            assert started.returncode == 0, said
+            assert "the job runs already (job-worker-1 is at work)" in said
+        assert time.monotonic() - began_s < deadline_s / 2
