@@ -103,7 +103,7 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
         job = simulated(n_nodes)
         answer = job.answer
 
-        def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:  # type: ignore[no-untyped-def]
+        def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:
             if isinstance(message, msg.Test) and message.host == f"job-node-0-{closed}.job":
                 job.say(rank, msg.Result(message.round, (msg.Seen("no connection came", 0),)))
             else:
