@@ -56,7 +56,17 @@ def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, meth
     dying = TRAIN.replace(
         'print("ready"', 'rank == "0" or signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint("ready"'
     )
-    options = ("--nproc-per-node", "2", "--start-method", method, "--signals", "TERM=drain", "--grace", "1")
+    options = (
+        "--nproc-per-node",
+        "2",
+        "--prefix",
+        "--start-method",
+        method,
+        "--signals",
+        "TERM=drain",
+        "--grace",
+        "1",
+    )
     with start("run", *options, "--", script(tmp_path, dying.replace("sleep(0.5)", "sleep(3)"))) as launcher:
         launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)

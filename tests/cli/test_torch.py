@@ -214,8 +214,8 @@ ONE_SAVES = LOADER.replace("[], [], 0.5", "[], [], 3").replace(
 @pytest.mark.parametrize(
     "options",
     [
-        ("run", "--nproc-per-node", "2", "--start-method", "forkserver"),
-        ("run", "--nproc-per-node", "2", "--start-method", "exec"),
+        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "forkserver"),
+        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec"),
         ("local", "--nodes", "2", "--nproc-per-node", "1"),
     ],
     ids=["forked", "ordinary", "of another node"],
@@ -224,7 +224,7 @@ def test_a_worker_saves_in_peace_when_the_others_have_died_of_the_request(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     with start(*options, "--", script(tmp_path, ONE_SAVES)) as launcher:
-        launcher.read_until("ready \\d", times=2)
+        launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)
         code, output = launcher.end()
     assert code == 143, output
@@ -241,13 +241,14 @@ torch_agent.run(sys.argv[1:], None, None)
 
 
 def test_a_torch_that_takes_the_signals_for_itself_does_not_keep_them(tmp_path: Path) -> None:
-    words = ("--standalone", "--nproc-per-node", "2", script(tmp_path, LOADER))
+    alone = LOADER.replace("sys.exit(0)", "loader.kill()\n    sys.exit(0)")  # there is no PID 1 that would do so
+    words = ("--standalone", "--nproc-per-node", "1", script(tmp_path, alone))
     with contextlib.closing(Started(words, None, None, (sys.executable, "-c", OLDER_TORCH))) as agent:
-        agent.read_until("ready", times=2)
+        agent.read_until("ready")
         agent.signal(signal.SIGTERM)
         code, output = agent.end()
     assert code == 143, output
-    assert output.count("loader heard nothing") == 2, output
+    assert "loader heard nothing" in output, output
 
 
 def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path) -> None:
