@@ -211,19 +211,10 @@ ONE_SAVES = LOADER.replace("[], [], 0.5", "[], [], 3").replace(
 )
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "forkserver"),
-        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec"),
-        ("local", "--nodes", "2", "--nproc-per-node", "1"),
-    ],
-    ids=["forked", "ordinary", "of another node"],
-)
-def test_a_worker_saves_in_peace_when_the_others_have_died_of_the_request(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    with start(*options, "--", script(tmp_path, ONE_SAVES)) as launcher:
+@both_ways
+def test_a_worker_saves_in_peace_when_another_has_died_of_the_request(tmp_path: Path, method: str) -> None:
+    options = ("--nproc-per-node", "2", "--prefix", "--start-method", method)
+    with start("run", *options, "--", script(tmp_path, ONE_SAVES)) as launcher:
         launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)
         code, output = launcher.end()

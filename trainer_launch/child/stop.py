@@ -49,13 +49,16 @@ class Stop:
     def __init__(self, order: str, roster: Roster) -> None:
         self.asked = False  # whether we were asked to stop
         self._left = False  # whether torch's loop was told to end
-        self._draining = False  # whether we stop when the workers have ended by themselves
+        self._draining: int | None = (
+            None  # the signal after which we stop when the workers have ended by themselves
+        )
         self._waiting = False  # whether a handler below us waits for the workers
         self.deaths = roster.deaths
         self.tell: int | None = None  # a descriptor that gets a byte at the first request to stop
         self._order = order
         self._roster = roster
         self._told: set[int] = set()  # whom we have asked to stop
+        self._drained: set[int] = set()  # who has had the signal that drains
         self._handlers: dict[int, Any] = {}
 
     def install(self, stopping: Iterable[signal.Signals], given: Mapping[int, SignalAction]) -> None:
@@ -92,8 +95,8 @@ class Stop:
         self._wait()
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
-        self._draining = True
-        if not self._send(number):
+        self._draining, self._drained = number, set()
+        if not self._tell(number, self._drained):
             self._leave("no worker is left to wait for")
         self._wait()
 
@@ -110,11 +113,8 @@ class Stop:
         self._leave("all workers ended on request")
 
     def _are_there(self) -> bool:
-        """Whether workers live, of which all are asked, if we were."""
-        if self.asked:
-            return self._ask() > 0
-        self._roster.look()
-        return bool(self._roster.living())
+        """Whether workers live; all of them are told what we were told, also those that have started meanwhile."""
+        return (self._ask() if self.asked else self._tell(self._draining or 0, self._drained)) > 0
 
     def _leave(self, why: str) -> None:
         """End torch's loop, which would start the workers again, or wait minutes for other agents."""
@@ -136,13 +136,17 @@ class Stop:
         self._send(number)
 
     def _ask(self) -> int:
-        """Ask each living worker to stop, once, also those that have started meanwhile; how many there are."""
+        """Ask each living worker to stop; how many there are."""
+        return self._tell(signal.SIGTERM, self._told)
+
+    def _tell(self, number: int, told: set[int]) -> int:
+        """Signal each living worker once, also those that have started meanwhile; how many there are."""
         self._roster.look()
         living = self._roster.living()
         for pid in living:
-            if pid not in self._told:
-                self._told.add(pid)
-                _kill(pid, signal.SIGTERM)
+            if pid not in told:
+                told.add(pid)
+                _kill(pid, number)
         return len(living)
 
     def _send(self, number: int) -> int:
