@@ -85,10 +85,22 @@ def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint
 
 
 @pytest.mark.process
-def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work_without_node_0() -> None:
+def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work_without_node_0(
+    tmp_path: Path,
+) -> None:
     """Node 2, for which node 0 has no name any more, and then node 0 itself."""
-    deadline_s = 100
-    words = ("preflight", "--level", "quick", "--skip", "cpu", "--deadline", str(deadline_s))
+    deadline_s, report = 100, tmp_path / "report.json"
+    words = (
+        "preflight",
+        "--level",
+        "quick",
+        "--skip",
+        "cpu",
+        "--deadline",
+        str(deadline_s),
+        "--report",
+        str(report),
+    )
     with hosts(*ELASTIC.names) as pods:
         seat = (sys.executable, str(Path(__file__).with_name("seat_at_work.py")), "job-worker-0:23456", "23456")
         at_work = pods[1].start(seat, {})
@@ -97,9 +109,8 @@ def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work
         pods[2].knows({pod.name: pod.address for pod in pods[1:]})
         began_s = time.monotonic()
         for node in (2, 0):
-            said, _ = (started := pods[node].start((*LAUNCHER, *words), ELASTIC.env_of(node))).communicate(
-                timeout=deadline_s
-            )
+            started = pods[node].start((*LAUNCHER, *words), ELASTIC.env_of(node))
+            said, _ = started.communicate(timeout=deadline_s)
             assert started.returncode == 0, said
-            assert "the job runs already (job-worker-1 is at work)" in said
+            assert "the job runs already (job-worker-1 is at work)" in report.read_text()
         assert time.monotonic() - began_s < deadline_s / 2
