@@ -141,6 +141,25 @@ def test_a_slow_way_is_named_as_a_link_however_few_there_are(n_nodes: int) -> No
         assert "is slow in 3 of 3 tests" in job.loud()[0].text
 
 
+@pytest.mark.parametrize("n_nodes", [4, 5, 8])
+@pytest.mark.parametrize("blocked", [frozenset(), frozenset((1, 2))])
+def test_a_way_that_was_slow_once_and_then_well_is_no_finding(n_nodes: int, blocked: frozenset[int]) -> None:
+    """Other work on a machine takes a test's time, also beside one that fails."""
+    for one in range(n_nodes):
+        ends = {one, (one + 1) % n_nodes} - blocked
+        job = simulated(n_nodes)
+
+        def outcome(n: int, p: int, job: Simulation = job, ends: set[int] = ends) -> tuple[str, int]:
+            if {n, p} == blocked:
+                return "timed out", 0
+            is_first = [(rank, partner) for rank, partner, _ in job.tests].count((n, p)) == 1
+            return "", 10**8 if {n, p} == ends and is_first else 10**9
+
+        job.outcome = outcome
+        ended(job)
+        assert named(job) == ([("node 1 (job-node-0-1) - node 2 (job-node-0-2)", Scope.LINK)] if blocked else [])
+
+
 @pytest.mark.parametrize("n_nodes", [4, 6, 8, 16, 64])
 def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_nodes: int) -> None:
     job = simulated(n_nodes)

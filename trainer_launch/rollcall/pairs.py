@@ -54,19 +54,22 @@ class Tested:
 
 
 class Standard:
-    """What tests are held against: one floor for all, each other, and for each node what it does best.
+    """What tests are held against: one floor for all, each other, and for each pair and node what it does best.
 
-    A node is slow only if its best is: its partners do better with others. And tests of suspects with nodes that
-    are cleared must not move what all are compared with.
+    A node is slow only if its best is: its partners do better with others. A pair is, likewise: one slow test of
+    three may be other work on a machine. And tests of suspects with nodes that are cleared must not move what all
+    are compared with.
     """
 
     def __init__(self, thresholds: Thresholds, tests: Iterable[Tested]) -> None:
         self.thresholds = thresholds
         firsts: dict[tuple[Pair, int | None], int] = {}
         bests: dict[tuple[int, int | None], int] = {}
+        self._bests: dict[tuple[Pair, int | None], int] = {}
         for test in tests:
             if test.is_whole:
                 firsts.setdefault((test.ends, test.rail), test.rate)
+                self._bests[test.ends, test.rail] = max(test.rate, self._bests.get((test.ends, test.rail), 0))
                 for end in test.ends:
                     bests[end, test.rail] = max(test.rate, bests.get((end, test.rail), 0))
         self.of_pairs, self.of_nodes = (statistics.median(rates.values() or [0]) for rates in (firsts, bests))
@@ -76,8 +79,9 @@ class Standard:
 
     def is_bad(self, test: Tested) -> bool:
         """Whether the pair failed, or is too slow."""
-        is_slow = test.rate < self._slowest or any((end, test.rail) in self._slow for end in test.ends)
-        return is_slow or not test.is_whole
+        if not test.is_whole or self._bests.get((test.ends, test.rail), 0) < self._slowest:
+            return True
+        return any((end, test.rail) in self._slow for end in test.ends)
 
     def is_hard(self, tests: Iterable[Tested]) -> bool:
         """Whether it is more than slowness by comparison, which only warns."""
