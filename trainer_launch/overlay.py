@@ -145,7 +145,8 @@ def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
     port = _parsed(given, "master_port", lambda v: grammar.parse_number(v, 1, 65535), "a port from 1 to 65535")
     if host is None and port is None:
         return job.coordinator
-    told = job.coordinator or Endpoint("127.0.0.1", 29500)  # torchrun's defaults
+    # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
+    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", 29500)
     return Endpoint(host or told.host, port or told.port)
 
 

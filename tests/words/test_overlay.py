@@ -9,7 +9,7 @@ from tests.engines.requests import MACHINE, request
 from trainer_launch import engines
 from trainer_launch.contracts import read_job
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
+from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.overlay import overlay, with_hosts, with_minimum
 from trainer_launch.topology import place
 
@@ -44,6 +44,8 @@ def test_half_an_address_keeps_the_other_half() -> None:
     assert overlay(TOLD, {"master_port": "1234"}, Origin.FLAG).coordinator == Endpoint("zero", 1234)
     bare = overlay(Job(contract="unknown"), {"master_addr": "there"}, Origin.FLAG)
     assert bare.coordinator == Endpoint("there", 29500)
+    listed = Job(contract="pytorchjob-v1", members=(Member("job-worker-0"), Member("job-worker-1")))
+    assert overlay(listed, {"master_port": "1234"}, Origin.FLAG).coordinator == Endpoint("job-worker-0", 1234)
 
 
 def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_its_own() -> None:
