@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint bench bench-survival soak fuzz clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint bench bench-survival soak fuzz clean
 
 PYTHON ?=
 TORCH ?=
@@ -45,13 +45,15 @@ horovod: system venv ## build Horovod for the tests, once; it is kept in the use
 # tests/conftest.py has the order: quick ones first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
-test: system venv lint ## in ten minutes: check style and types, run all tests but the long ones
+test: system venv lint ## check style and types, then run all tests except the long ones; about ten minutes
 	$(PYTEST) -m "not long and not frameworks and not containers" $(PYTEST_ARGS)
 
-# Building Horovod takes minutes, once: it goes on beside the tests, and those that need it wait for it.
-test-all: system venv lint ## the same, and the long ones
+# Building Horovod takes minutes, once. It runs beside the tests, and tests that need it wait for it.
+test-long: system venv ## run the long tests that `make test` leaves out
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -m "long and not frameworks and not containers" $(PYTEST_ARGS)
+
+test-all: test test-long ## run both
 
 test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]

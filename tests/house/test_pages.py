@@ -38,7 +38,20 @@ def test_a_link_leads_to_a_file_of_this_repository(page: Path) -> None:
 
 
 def test_the_first_page_stays_a_first_page() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readmes_first_screen_names_the_two_commands_that_a_fresh_machine_needs() -> None:
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:24]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = [word for line in screen for word in re.findall(r"^\$ make ([a-z-]+)", line)]
+    assert named == ["demo", "test"]
+    assert set(named) <= set(targets)
+
+
+def test_ci_begins_with_the_readmes_own_make_test() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"
 
 
 def test_every_page_is_in_the_index() -> None:
