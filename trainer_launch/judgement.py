@@ -18,6 +18,7 @@ from types import MappingProxyType
 from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.measures import Measure
 from trainer_launch.references import Reference, Table
+from trainer_launch.sizes import all_of, counted
 
 _MAD_TO_SIGMA = 1.4826
 _SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
@@ -230,8 +231,8 @@ def _short(
     kind: Kind, model: str, short: Sequence[_Card], n_cards: int, names: Sequence[str], reference: Reference
 ) -> Finding:
     measures = [card.measure for card in short]
-    which = f"all {n_cards}" if len(short) == n_cards else f"{len(short)} of {n_cards}"
-    text = f"{model}: {which} GPUs deliver less {measures[0].name} than they should, {_median(measures):.4g} "
+    which = all_of(n_cards, "GPU") if len(short) == n_cards else f"{len(short)} of {n_cards} GPUs"
+    text = f"{model}: less {measures[0].name} than expected on {which}, {_median(measures):.4g} "
     text += f"{reference.unit} in the median, {_median(measures) / reference.value:.0%} of the reference "
     text += f"{reference.value:g}, while they hardly differ from the others"
     found = _of_job(kind, text, measures, reference, _JOB_ACTION)
@@ -260,9 +261,8 @@ def _well(
 ) -> Finding:
     values = [card.measure.value for card in cards]
     one = cards[0].measure
-    text = (
-        f"{len(cards)} GPUs ({model or 'unknown model'}) deliver {min(values):.4g} to {max(values):.4g} {one.unit} "
-    )
+    text = f"{counted(len(cards), 'GPU')} ({model or 'unknown model'}): "
+    text += f"{min(values):.4g} to {max(values):.4g} {one.unit} "
     text += f"of {one.name}"
     has_peers = len(cards) > 1
     if reference is None:

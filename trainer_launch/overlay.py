@@ -9,6 +9,7 @@ from typing import TypeVar
 from trainer_launch import grammar, hostfile
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous
+from trainer_launch.sizes import counted
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ def with_minimum(job: Job, least: int | None) -> Job:
     if least is None:
         return job
     if job.nodes is None or least > job.nodes.max:
-        has = "nothing tells how many nodes this job has" if job.nodes is None else f"it has {job.nodes.max} nodes"
+        size = None if job.nodes is None else counted(job.nodes.max, "node")
+        has = f"it has {size}" if size else "nothing tells how many nodes this job has"
         raise UsageError(f"--min-nodes is {least}, but {has} (contract {job.contract}); see --nodes")
     fact = Fact(name="--min-nodes", value=str(least), origin=Origin.FLAG, field="min_nodes")
     changed = replace(job, nodes=NodeRange(least, job.nodes.max), facts=(*job.facts, fact))

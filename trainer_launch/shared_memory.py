@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Host
-from trainer_launch.sizes import MIB, in_mib
+from trainer_launch.sizes import MIB, counted, in_mib
 
 # Nobody can know a program's data loaders before it runs. A rule of thumb, for each worker: 4 loader processes,
 # each 2 batches ahead (torch's default prefetch_factor), of 32 MiB (64 images of 3 x 224 x 224 floats are 37).
@@ -129,7 +129,7 @@ def _estimate(need: Need) -> str:
     parts = [] if need.is_guess else ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
     parts += ["how many there will be is not known"] * need.is_guess
-    return f"{need.workers} workers may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
+    return f"{counted(need.workers, 'worker')} may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
 
 
 def _warning(host: Host, need: Need, wanted: int, *, gained: int) -> str:

@@ -1,4 +1,4 @@
-"""Sizes for people. Pure."""
+"""Sizes and numbers of things, for people. Pure."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def in_units(size_bytes: float) -> str:
 def in_mib(size_bytes: float) -> str:
     """In whole MiB, for sizes that are compared with each other."""
     return f"{size_bytes / MIB:.0f} MiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 restart, 2 restarts, 3 processes."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def all_of(number: int, noun: str) -> str:
+    """All there are: the only host, all 3 hosts."""
+    return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"

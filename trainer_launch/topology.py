@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Topology
+from trainer_launch.sizes import counted
 
 DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 
@@ -35,7 +36,8 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
     if given is not None:
         return given, _fact("OMP_NUM_THREADS", given, Origin.ENV, "it was set")
     if local_world_size is None or local_world_size > 1:
-        why = f"{local_world_size or 'all'} workers share {host.cpus.usable} CPUs; set it to use more threads each"
+        cpus = counted(host.cpus.usable, "CPU")
+        why = f"{local_world_size or 'all'} workers share {cpus}; set it to use more threads each"
         return "1", _fact("OMP_NUM_THREADS", "1", Origin.DEFAULT, why)
     return None, _fact("OMP_NUM_THREADS", "unset", Origin.DEFAULT, "one worker may use all CPUs")
 
@@ -53,7 +55,7 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
     if job.node_rank is not None:
         if nodes is not None and job.node_rank >= nodes.max:
             raise ContractError(
-                f"this node's rank is {job.node_rank} but the job has at most {nodes.max} nodes; "
+                f"this node's rank is {job.node_rank} but the job has at most {counted(nodes.max, 'node')}; "
                 f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
             )
         return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "the platform told it")

@@ -233,7 +233,7 @@ def test_the_budget_is_the_jobs():
     world.join(*peers)
     ends = [world.last(peer, msg.GiveUp) for peer in peers]
     assert {(e.node, e.rank, e.exit_code, e.message) for e in ends} == {("node 2 (pod-2)", 5, 42, "boom")}
-    assert "all 2 restarts are used up" in ends[0].reason
+    assert "the restart budget is used up (2 restarts)" in ends[0].reason
     assert world.is_over
 
 

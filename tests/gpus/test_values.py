@@ -83,7 +83,7 @@ def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
     (found,) = differences(names, [{NCCL: "2.28.9"}, {NCCL: "2.28.9"}, {}, {NCCL: "2.27.7"}])
     assert (found.fault, found.subject) == (Fault.JOB, names[3])
     (found,) = differences(names, [{NCCL: "2.28.9"}, {}, {}, {}])
-    assert found.text == "0 facts are the same on all 4 nodes"
+    assert found.text == "0 facts alike on all 4 nodes"
 
 
 NOW = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)

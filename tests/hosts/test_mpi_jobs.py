@@ -55,7 +55,7 @@ def test_a_training_script_gets_its_mpirun_and_the_launchers_settings(three: Job
 def test_it_waits_for_a_late_host_and_tells_which(three: Job) -> None:
     three.start_workers("job-node-0-0.job", "job-node-0-1.job")
     run = three.launch("mpirun", "hostname")
-    line = run.read_until("of 3 hosts are ready")
+    line = run.read_until("of 3 hosts ready")
     assert "job-node-0-2.job (port: Connection refused)" in line
     three.start_workers("job-node-0-2.job")
     assert run.end() == 0, run.output
@@ -65,7 +65,7 @@ def test_a_host_that_never_comes_ends_the_job_with_138_and_its_stage(three: Job)
     three.start_workers("job-node-0-0.job", "job-node-0-1.job")
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
     assert run.end() == 138, run.output
-    assert "2 of 3 hosts are ready; missing: job-node-0-2.job: port: Connection refused" in run.last_words
+    assert "2 of 3 hosts ready; missing: job-node-0-2.job: port: Connection refused" in run.last_words
 
 
 def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
@@ -129,7 +129,7 @@ def test_when_the_budget_is_spent_the_job_ends_with_the_first_failed_ranks_code(
     run = three.launch("mpirun", *three.train(10, "always"), options=("--max-restarts", "1"))
     assert run.end() == 7, run.output
     assert "rank=1 host=job-node-0-1.job exit=7" in run.last_words
-    assert "all 1 restarts are used up" in run.output
+    assert "the restart budget is used up (1 restart)" in run.output
     no_strays(three)
 
 
@@ -222,7 +222,7 @@ def test_ranks_checkpoint_and_drain_by_the_signals_that_say_so_and_mpirun_ends_n
 
 def test_asked_to_stop_while_it_waits_it_ends_at_once(three: Job) -> None:
     run = three.launch("mpirun", "hostname")
-    run.read_until("0 of 3 hosts are ready")
+    run.read_until("0 of 3 hosts ready")
     run.terminate()
     assert run.end(timeout_s=30) == 143
 

@@ -48,7 +48,7 @@ def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None
     assert job.verdict == (False, "BackoffLimitExceeded")
     assert job.state.condition is not None
     assert job.state.condition.exit_code == 7
-    assert "restarted 1 times, its maxRestarts" in job.state.condition.message
+    assert "its maxRestarts allow 1 restart" in job.state.condition.message
 
 
 def test_the_first_rule_that_fits_counts() -> None:

@@ -108,7 +108,7 @@ def test_hosts_that_never_come_end_the_job_with_138_and_where_each_is_stuck() ->
     job.passes(30)
     assert job.end.code == 138
     assert job.end.failure is not None
-    assert job.end.failure["message"] == f"1 of 2 hosts are ready; missing: b: {REFUSED}"
+    assert job.end.failure["message"] == f"1 of 2 hosts ready; missing: b: {REFUSED}"
 
 
 def test_with_a_minimum_it_goes_on_with_fewer_after_a_patience() -> None:
@@ -150,7 +150,7 @@ def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget() -> None:
     assert job.end.code == 9
     assert job.end.failure is not None
     assert job.end.failure["rank"] == 1
-    assert "all 2 restarts are used up" in str(job.end.failure["why_not_again"])
+    assert "the restart budget is used up (2 restarts)" in str(job.end.failure["why_not_again"])
 
 
 def test_a_rank_that_was_killed_ends_the_job_with_its_signal() -> None:
@@ -237,7 +237,7 @@ def test_of_two_lost_hosts_only_the_one_that_stays_away_is_named_at_the_end() ->
     job.ready("a", "b")
     job.passes(20)
     assert str(job.end.failure).count("b did not come back") == 0
-    assert "2 of 3 hosts are ready; missing: c" in str(job.end.failure)
+    assert "2 of 3 hosts ready; missing: c" in str(job.end.failure)
 
 
 def test_a_lost_host_that_does_not_come_back_ends_the_job_with_138_and_its_name() -> None:

@@ -37,7 +37,7 @@ def test_no_line_is_longer_than_the_screen() -> None:
 
 def test_one_line_says_the_same_for_a_log() -> None:
     assert summary(SEEN, most=2) == (
-        "1 of 4 hosts are ready; waiting for b.job (port: Connection refused); "
+        "1 of 4 hosts ready; waiting for b.job (port: Connection refused); "
         "c.job (DNS: Name or service not known); and 1 more"
     )
 

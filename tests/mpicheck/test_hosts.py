@@ -124,7 +124,7 @@ def well(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def test_well_hosts_pass_every_check_the_ring_too(well: Job) -> None:
     (*found, ring), code = well.preflight()
     assert found == [
-        ("mpi-hosts", "pass", "all 3 hosts have a name, an open port, and an sshd behind it"),
+        ("mpi-hosts", "pass", "name, port and sshd are there on all 3 hosts"),
         ("mpi-ssh", "pass", "all 3 hosts let us in with the job's key, and show it as theirs"),
         ("mpi-programs", "pass", f"mpirun {VERSION} and what it starts there are the same on all 3 hosts"),
         ("mpi-slots", "pass", "3 slots on 3 hosts"),
@@ -148,7 +148,7 @@ def test_a_key_that_ssh_itself_would_refuse_for_its_mode_does(well: Job) -> None
 
 def test_more_ranks_than_slots_are_fatal(well: Job) -> None:
     found, code = well.preflight("--only", "mpi-slots", command="mpirun.openmpi -np 4 true")
-    assert found == [("mpi-slots", "fail", "4 ranks are asked for, and the hosts have 3 slots")]
+    assert found == [("mpi-slots", "fail", "4 ranks asked for, but the hosts have 3 slots")]
     assert code == 30
 
 

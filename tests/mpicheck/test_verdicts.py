@@ -157,7 +157,7 @@ def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> N
 
 def test_a_pass_does_not_claim_what_nobody_checked() -> None:
     *_, ssh = verdicts.reached({"w-0": None}, check_host_keys=False)
-    assert ssh.text == "all 1 hosts let us in with the job's key, and nobody checks theirs (--insecure-host-keys)"
+    assert ssh.text == "the only host let us in with the job's key, and nobody checks theirs (--insecure-host-keys)"
 
 
 def test_hosts_like_the_launcher_pass() -> None:
@@ -207,7 +207,7 @@ def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
     ("slots", "number", "answer", "says"),
     [
         (4, 8, GOOD, None),
-        (4, 9, GOOD, "9 ranks are asked for, and the hosts have 8 slots"),
+        (4, 9, GOOD, "9 ranks asked for, but the hosts have 8 slots"),
         (9, None, GOOD, "more slots than CPUs on w-0, w-1: 9 slots, 8 CPUs"),
         (4, None, changed(gpus=2), "more slots than GPUs on w-0, w-1: 4 slots, 2 GPUs"),
         (2, None, changed(gpus=2), None),

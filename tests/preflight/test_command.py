@@ -310,7 +310,7 @@ def test_run_says_what_its_own_container_has_otherwise(tmp_path: Path) -> None:
         ["prlimit", "--nofile=100:100", *argv], env=clean_env(), capture_output=True, text=True, timeout=60
     )
     assert other.returncode == 0
-    assert "this one has 100 files: 100 open files are allowed" in other.stderr
+    assert "this one has 100 files: a process may open 100 files" in other.stderr
 
 
 def test_run_goes_on_where_the_report_is_none(tmp_path: Path) -> None:

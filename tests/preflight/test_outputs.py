@@ -31,7 +31,7 @@ FATAL = Finding(
 RETRYABLE = Finding(
     check="dns", status=Status.FAIL, fault=Fault.NODE, scope=Scope.LINK, subject="0-1", text="no", action="wait"
 )
-WARNED = Finding(check="cpu", status=Status.WARN, text="2 workers have 1.5 CPUs", measured=1.5, unit="CPUs")
+WARNED = Finding(check="cpu", status=Status.WARN, text="1.5 CPUs for 2 workers", measured=1.5, unit="CPUs")
 UNKNOWN = Finding(check="memlock", status=Status.UNKNOWN, text="nobody knows")
 PASSED = Finding(check="mtu", status=Status.PASS, text="1450", measured=True)
 SKIPPED = Finding(check="ports", status=Status.SKIPPED, text="not here")

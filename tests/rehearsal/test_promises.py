@@ -147,7 +147,7 @@ def test_a_program_that_saves_too_rarely_is_shown_up() -> None:
     (one,) = verdict(chronicle).broken
     assert (one.promise, one.pods) == (Promise.STEPS, ("demo-0", "demo-1"))
     assert (
-        "training went on from step 50, though step 180 had been reached: 130 steps are done twice, more than 100"
+        "training went on from step 50, though step 180 had been reached: 130 steps done twice, more than 100"
         in one.evidence
     )
     assert "save more often" in one.mend

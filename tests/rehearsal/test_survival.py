@@ -76,7 +76,7 @@ def test_a_script_that_saves_too_rarely_is_shown_up_and_the_limit_is_the_users(t
     done = rehearse(tmp_path, "saves_rarely", "--fault", "kill pod at=step:150", last=450)
     assert done.code == 1, done.err
     found = re.search(
-        r"steps lost, demo-master-0 at [\d.]+ s: .*: (\d+) steps are done twice, more than 100", done.said
+        r"steps lost, demo-master-0 at [\d.]+ s: .*: (\d+) steps done twice, more than 100", done.said
     )
     assert found, done.err
     assert int(found[1]) >= 120

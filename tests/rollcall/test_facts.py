@@ -166,7 +166,7 @@ def test_code_that_cannot_be_read_in_time_is_unknown_and_no_difference(
     assert code_hash(str(script)) is None
     whole = {"python": "3.11", "code": "0123 (1 files)"}
     (found,) = differences(NODES[:3], [whole, whole, {"python": "3.11"}])
-    assert (found.status, found.text) == (Status.PASS, "1 facts are the same on all 3 nodes")
+    assert (found.status, found.text) == (Status.PASS, "1 fact alike on all 3 nodes")
 
 
 def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_preflight(

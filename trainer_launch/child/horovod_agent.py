@@ -30,6 +30,7 @@ from trainer_launch.mpi.sessions import Sessions
 from trainer_launch.mpi.spec import Spec
 from trainer_launch.mpi.typed import Typed
 from trainer_launch.signals import name_of
+from trainer_launch.sizes import counted
 
 _LOOK_S = 0.5  # between two looks at the sessions
 
@@ -132,7 +133,8 @@ class HorovodAgent(Agent):
             argv = horovod.static(run, self._horovod, members, number, ()) if members else self._as_typed()
         allowed = forward.but_secrets(self._env, self._spec.forward)
         env = horovod.env(self._env, allowed, self._sessions.bin)
-        log.say(f"start {start.number}: horovodrun with {number} processes on {len(members) or 1} hosts")
+        size = f"{counted(number, 'process')} on {counted(len(members) or 1, 'host')}"
+        log.say(f"start {start.number}: horovodrun with {size}")
         post = self._hosts.crew.post
         self._mpirun = Horovodrun(
             argv, env, is_elastic=self._is_elastic, ended=lambda *how: post(partial(self._ended, *how))

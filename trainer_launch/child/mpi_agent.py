@@ -26,6 +26,7 @@ from trainer_launch.mpi.messages import Said
 from trainer_launch.mpi.mpirun import Mpirun
 from trainer_launch.mpi.spec import VARIABLE, Spec, loaded
 from trainer_launch.signals import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
+from trainer_launch.sizes import counted
 
 _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = log.say
@@ -163,7 +164,7 @@ class Agent:
         self._hosts.rest()
         command = self._hosts.command(start.members)
         if start.members:
-            _say(f"start {start.number}: mpirun on {len(start.members)} hosts")
+            _say(f"start {start.number}: mpirun on {counted(len(start.members), 'host')}")
             secrets = forward.withheld(command.env, (*self._spec.forward, *self._typed.named))
             if secrets and start.number == 1:
                 _say(f"not handed on to ranks, as they look like secrets: {', '.join(secrets[:8])} (--forward-env)")

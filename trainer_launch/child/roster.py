@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainer_launch.child.death import HowItDied, Starts, how_it_died
 from trainer_launch.child.places import journal_of, note_place, noted
 from trainer_launch.host import cgroup
+from trainer_launch.sizes import counted
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Roster:
         """New workers are about to start."""
         self.look()
         if self._cleared:
-            _log.info("ended %d processes that dead workers had left running", self._cleared)
+            _log.info("ended %s that dead workers had left running", counted(self._cleared, "process"))
             self._cleared = 0
         self.environments = environments
         self.oom_kills_before = cgroup.oom_kills(cgroup.own_groups())

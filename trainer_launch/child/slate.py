@@ -23,6 +23,7 @@ from trainer_launch.child import gpu_holders, places
 from trainer_launch.errors import MALFORMED
 from trainer_launch.host import leftovers, tree
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.sizes import counted
 
 TERM_S = 1.0  # to end politely: whoever they worked for is dead
 KILL_S = 2.0  # until those that SIGKILL does not end are named
@@ -70,7 +71,7 @@ def end_leftovers(run_dir: str) -> None:
     """End what dead workers have left running; within seconds, whatever it does."""
     count, stuck = end_all(lambda: left_running(run_dir))
     if count:
-        _log.info("ended %d processes that dead workers had left running", count)
+        _log.info("ended %s that dead workers had left running", counted(count, "process"))
     for entry in stuck:
         _log.warning("SIGKILL does not end %s, which a dead worker has left running", entry)
 

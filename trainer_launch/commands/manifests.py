@@ -13,6 +13,7 @@ from trainer_launch.manifest.documents import MAX_BYTES, read_documents
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.snapshots import rendered
 from trainer_launch.manifest.values import Workload
+from trainer_launch.sizes import counted
 
 MAX_FILES = 16
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def render(workload: Workload, folder: str) -> str:
     listed = "".join(f"  {place / name}\n" for name in made)
     count = len(workload.drafts)
     return (
-        f"{workload.kind} {workload.name}: {count} pod{'s' if count > 1 else ''}, written to\n{listed}"
+        f"{workload.kind} {workload.name}: {counted(count, 'pod')}, written to\n{listed}"
         f"Read one with: trainer-launch explain --pod {place / next(iter(made))}\n"
     )
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from trainer_launch.sizes import in_mib
+from trainer_launch.sizes import counted, in_mib
 
 _NO_PLATFORM = """No platform was recognised: no variable or file of a training controller is here.
   In a pod:     the controller injects them into the trainer's container only; an init container or a sidecar
@@ -102,7 +102,7 @@ def _hosting(hosting: Mapping[str, Any]) -> str:
     parts = [
         f"{hosting['host'] or '*'}:{hosting['port']}",
         f"{nodes['min']} to {nodes['max']} nodes",
-        f"{hosting['max_restarts']} failures" + ("" if window_s is None else f" within {window_s:g} s"),
+        counted(hosting["max_restarts"], "failure") + ("" if window_s is None else f" within {window_s:g} s"),
         f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s",
     ]
     if nodes["min"] < nodes["max"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer_launch.sizes import counted
+
 _MOST_ROWS = 200
 _METRICS = 8
 
@@ -20,8 +22,8 @@ def job(table: Mapping[str, Any] | None, problem: str | None) -> str:
         return f"\nJob: {_printable(problem or '')}\n"
     nodes = _range(table["min_nodes"], table["max_nodes"])
     line = (
-        f"\nJob: {table['phase']}, generation {table['generation']}, {nodes} nodes, "
-        f"{table['restarts']} of {table['max_restarts']} restarts used"
+        f"\nJob: {table['phase']}, generation {table['generation']}, {nodes}, "
+        f"{table['restarts']} of {counted(table['max_restarts'], 'restart')} used"
     )
     if table["progress"] is not None:
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
@@ -55,7 +57,8 @@ def _launcher(one: Mapping[str, Any], now_s: float) -> str:
     if one["asked_to_stop_by"] is not None:
         lines.append(f"asked to stop by signal {one['asked_to_stop_by']}")
     if standing["generation"] is not None:
-        lines.append(f"member    of generation {standing['generation']}, {_or_dash(standing['workers'])} workers")
+        workers = counted(standing["workers"] or 0, "worker")
+        lines.append(f"member    of generation {standing['generation']}, {workers}")
     lines += [_report(report) for report in one["reports"]]
     return "\n  ".join(lines) + "\n"
 
@@ -86,7 +89,7 @@ def _state(word: str, away_s: float | None) -> str:
 
 
 def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"
+    return counted(low, "node") if low == high else f"{low} to {high} nodes"
 
 
 def _percent(part: float) -> str:

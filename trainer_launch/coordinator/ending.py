@@ -9,6 +9,7 @@ from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator import vain
 from trainer_launch.coordinator.forming import form_when_due, reckon
 from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
+from trainer_launch.sizes import counted
 
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
@@ -87,7 +88,8 @@ def charge(state: State) -> Step:
         within = "" if window_s is None else f" within {window_s:g} s"
         if settings.max_restarts == 0:
             return give_up(state, f"{reason}, and --max-restarts 0 allows no restart")
-        return give_up(state, f"{reason}, and all {settings.max_restarts} restarts{within} are used up")
+        budget = f"({counted(settings.max_restarts, 'restart')}{within})"
+        return give_up(state, f"{reason}, and the restart budget is used up {budget}")
     return stumble(replace(state, restarts=state.restarts + 1), reason, now_s)
 
 

@@ -8,6 +8,7 @@ from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.checks import MAX_TEXT, Claim
 from trainer_launch.coordinator.claims import binding, may_form, remember, spell
 from trainer_launch.coordinator.state import Node, Phase, Reply, Run, Say, Send, State, runs
+from trainer_launch.sizes import counted
 
 
 def reckon(state: State) -> State:
@@ -39,12 +40,9 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         form_at_s=None,
         said=None,
     )
-    say = Say(f"generation {run.number}: {_count(len(chosen), 'node')}, {_count(state.restarts, 'restart')} so far")
+    size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
+    say = Say(f"generation {run.number}: {size}, {restarts} so far")
     return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer_launch.sizes import counted
+
 _SOURCES = frozenset((".py", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".yaml", ".yml", ".toml"))
 _MAX_FILES = 3000
 _MAX_BYTES = 64 << 20
@@ -40,7 +42,7 @@ def code_hash(program: str) -> str | None:
         found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode(errors="surrogateescape"))
         found.update(content)
     # What a slow disk leaves unread would look like other code.
-    return None if time.monotonic() >= until_s else f"{found.hexdigest()[:12]} ({count} files)"
+    return None if time.monotonic() >= until_s else f"{found.hexdigest()[:12]} ({counted(count, 'file')})"
 
 
 def _sources(folder: Path, until_s: float) -> Iterator[Path]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 
+from trainer_launch.sizes import counted
+
 _THREADS = 64  # shown of each process
 _LINES = 8  # of a kernel stack
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
@@ -21,7 +23,7 @@ def describe(pid: int, proc: str = "/proc") -> str:
     except OSError:
         return "  gone\n"
     shown = [_thread(f"{folder}/{tid}", tid) for tid in threads[:_THREADS]]
-    more = f"  and {len(threads) - _THREADS} more threads\n" if len(threads) > _THREADS else ""
+    more = f"  and {counted(len(threads) - _THREADS, 'more thread')}\n" if len(threads) > _THREADS else ""
     return "".join(shown) + more
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from trainer_launch.manifest.decisions import Again, AllAgain, Condition, Decision, View, failure_of
 from trainer_launch.manifest.life import BACK_OFF_S, MAX_BACK_OFF_S, Phase, PodState
 from trainer_launch.manifest.values import ChildRules, ExitRule, SetRule
+from trainer_launch.sizes import counted
 
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
@@ -59,7 +60,7 @@ def _of_set(view: View, failed: Sequence[_Failed]) -> Decision:
     elif view.counted < limit:
         counts = True
     elif limit:
-        return replace(because, message=f"{because.message}; it was restarted {limit} times, its maxRestarts")
+        return replace(because, message=f"{because.message}; its maxRestarts allow {counted(limit, 'restart')}")
     else:
         return because
     return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else job.child)
@@ -87,7 +88,7 @@ def _job(view: View, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     restarts = sum(state.restart_count for state in own.values() if state.is_active)
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
-        text = f"{restarts} restarts of containers"
+        text = counted(restarts, "container restart")
         yield _backoff(view, child, worst, f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}")
         return
     yield from _disrupted(view, child, rules, own)
@@ -109,7 +110,7 @@ def _job(view: View, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     count = view.failed.get(child, 0) + len(failed)
     if count > rules.backoff_limit and any(name not in lost for name in failed):
         name = next(name for name in failed if name not in lost)
-        text = f"Job {child}: {count} pods failed; backoffLimit is {rules.backoff_limit}"
+        text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
         yield _backoff(view, child, name, text)
     yield from _of_indexes(view, child, rules, lost, own)
 

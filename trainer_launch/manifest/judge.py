@@ -11,6 +11,7 @@ from trainer_launch import exits
 from trainer_launch.manifest import jobs
 from trainer_launch.manifest.decisions import Again, AllAgain, Condition, Decision, View, failure_of
 from trainer_launch.manifest.life import Phase
+from trainer_launch.sizes import counted
 
 GIVE_UP = 6  # restarts of what lives for less than a minute on average: a cluster would go on for ever
 _SHORT_LIFE_S = 60.0
@@ -70,7 +71,7 @@ def _v1(view: View) -> Iterator[Decision]:
     )
     if limit is not None and count >= max(limit, 1):
         name = max(view.states, key=lambda each: view.states[each].restart_count)
-        text = f"{count} restarts of containers; backoffLimit is {limit}"
+        text = f"{counted(count, 'container restart')}; backoffLimit is {limit}"
         yield failure_of(view, name, "BackoffLimitExceeded", text)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from trainer_launch import exits
 from trainer_launch.model import Member
 from trainer_launch.mpi.state import Exited
+from trainer_launch.sizes import counted
 
 _SHOWN = 8  # hosts that one sentence names
 _UNPARSABLE = ("SyntaxError:", "IndentationError:", "TabError:")
@@ -83,7 +84,7 @@ def missing(wanted: Sequence[Member], ready: Collection[str], stuck: Mapping[str
     shown = "; ".join(f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent[:_SHOWN])
     more = f"; and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
     what = f"{lost} did not come back: " if lost in absent else ""
-    return f"{what}{len(wanted) - len(absent)} of {len(wanted)} hosts are ready; missing: {shown}{more}"
+    return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}{more}"
 
 
 def _code(last: Exited) -> int:

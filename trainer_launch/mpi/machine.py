@@ -44,6 +44,7 @@ from trainer_launch.mpi.state import (
     Tick,
 )
 from trainer_launch.mpi.waiting import Step, done, give_up, look, patience_s, there, wait, wanted
+from trainer_launch.sizes import counted
 
 ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
@@ -101,7 +102,7 @@ def _hosts(state: State, event: Hosts) -> Step:
         return state, ()
     gone = {m.host for m in state.running} - {m.host for m in event.members}
     state = replace(state, members=event.members)
-    told = Say(f"the list of hosts has changed: {len(event.members)} hosts now")
+    told = Say(f"the list of hosts has changed: {counted(len(event.members), 'host')} now")
     if state.phase is Phase.RUNNING and gone and not (state.settings.follows or state.draining):
         least = state.settings.min_hosts
         if least is not None and len(state.running) - len(gone) >= least:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trainer_launch.mpi import causes
 from trainer_launch.mpi.state import Exited, Phase, Say, State
 from trainer_launch.mpi.waiting import Step, done, give_up, wait
+from trainer_launch.sizes import counted
 
 EARLY_S = 10.0  # a start that does not last so long is an early end
 LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
@@ -77,7 +78,8 @@ def _failed(state: State, last: Exited, at_s: float) -> Step:
     text = causes.sentence(last)
     if why is None and len(recent) >= settings.max_restarts:
         within = "" if settings.window_s is None else f" within {settings.window_s:g} s"
-        why = f"all {settings.max_restarts} restarts{within} are used up" if settings.max_restarts else ""
+        budget = f"({counted(settings.max_restarts, 'restart')}{within})"
+        why = f"the restart budget is used up {budget}" if settings.max_restarts else ""
     if why is not None:
         reason = f"not restarted, because {why}" if why else None
         state, _ = done(state, causes.code_of(last), causes.failure(last, reason))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from trainer_launch.sizes import counted
+
 
 class Stage(IntEnum):
     """What a host has to pass, in order."""
@@ -61,7 +63,7 @@ def summary(sights: Mapping[str, Sight], most: int = 5) -> str:
     stuck = [(host, sight) for host, sight in sights.items() if sight.stage is not Stage.READY]
     words = "; ".join(f"{host} ({sight})" for host, sight in stuck[:most])
     more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
-    return f"{len(sights) - len(stuck)} of {len(sights)} hosts are ready; waiting for {words}{more}"
+    return f"{len(sights) - len(stuck)} of {counted(len(sights), 'host')} ready; waiting for {words}{more}"
 
 
 def stuck(sights: Mapping[str, Sight]) -> dict[str, str]:

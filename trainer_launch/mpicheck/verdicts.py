@@ -10,6 +10,7 @@ from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model import Member
 from trainer_launch.mpicheck.refusals import Refusal, Stage
 from trainer_launch.mpicheck.script import Answer
+from trainer_launch.sizes import all_of, counted
 
 HOSTS, SSH, PROGRAMS, SLOTS, CALLBACK = "mpi-hosts", "mpi-ssh", "mpi-programs", "mpi-slots", "mpi-callback"
 TREE, RING = "mpi-tree", "mpi-ring"
@@ -85,7 +86,7 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
             stuck[refusal].append(host)
     at = {_TOLD[refusal.stage].check for refusal in stuck}
     if HOSTS not in at:
-        yield _passed(HOSTS, f"all {len(refusals)} hosts have a name, an open port, and an sshd behind it")
+        yield _passed(HOSTS, f"name, port and sshd are there on {all_of(len(refusals), 'host')}")
     for refusal, hosts in sorted(stuck.items(), key=lambda item: list(Stage).index(item[0].stage)):
         told = _TOLD[refusal.stage]
         yield Finding(
@@ -125,7 +126,7 @@ def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     yield from found
     if answers and not found:
         what = f"mpirun {own.version}" if own.version else "mpirun"
-        yield _passed(PROGRAMS, f"{what} and what it starts there are the same on all {len(answers)} hosts")
+        yield _passed(PROGRAMS, f"{what} and what it starts there are the same on {all_of(len(answers), 'host')}")
 
 
 def _without_mpirun(own: Own) -> Iterator[Finding]:
@@ -209,7 +210,7 @@ def room(members: Sequence[Member], number: int | None, answers: Mapping[str, An
             status=Status.FAIL,
             fault=Fault.JOB,
             scope=Scope.JOB,
-            text=f"{number} ranks are asked for, and the hosts have {total} slots",
+            text=f"{counted(number, 'rank')} asked for, but the hosts have {counted(total, 'slot')}",
             measured=total,
             expected=number,
             unit="slots",
@@ -219,8 +220,8 @@ def room(members: Sequence[Member], number: int | None, answers: Mapping[str, An
     few = list(_overfull(slots, answers))
     yield from few
     if not few:
-        asked = f", for {number} ranks" if number is not None else ""
-        yield _passed(SLOTS, f"{total} slots on {len(slots)} hosts{asked}")
+        asked = f", for {counted(number, 'rank')}" if number is not None else ""
+        yield _passed(SLOTS, f"{counted(total, 'slot')} on {counted(len(slots), 'host')}{asked}")
 
 
 def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterator[Finding]:
@@ -234,11 +235,12 @@ def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterat
         over = [host for host, number in has.items() if number is not None and number < slots.get(host, 0)]
         if over:
             first = over[0]
+            there = counted(has[first] or 0, unit[:-1])
             yield Finding(
                 check=SLOTS,
                 status=Status.WARN,
                 subject=listed(over),
-                text=f"more slots than {unit} on {listed(over)}: {slots[first]} slots, {has[first]} {unit}",
+                text=f"more slots than {unit} on {listed(over)}: {slots[first]} slots, {there}",
                 measured=has[first],
                 expected=slots[first],
                 unit=unit,
@@ -266,7 +268,7 @@ def called_back(answers: Mapping[str, Answer], heard: Iterable[str]) -> Iterator
             action=_CALLBACK,
         )
     if answers and not silent:
-        yield _passed(CALLBACK, f"all {len(answers)} hosts can connect back to the launcher")
+        yield _passed(CALLBACK, f"{all_of(len(answers), 'host')} can connect back to the launcher")
 
 
 def _passed(check: str, text: str) -> Finding:
@@ -274,4 +276,4 @@ def _passed(check: str, text: str) -> Finding:
 
 
 def _count(some: Sequence[str], all_: Mapping[str, object]) -> str:
-    return f"all {len(some)} hosts" if len(some) == len(all_) else f"{len(some)} of {len(all_)} hosts"
+    return all_of(len(some), "host") if len(some) == len(all_) else f"{len(some)} of {len(all_)} hosts"

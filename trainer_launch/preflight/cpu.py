@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Finding, Status
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import counted
 
 NAME = "cpu"
 OF_A_CONTAINER = True
@@ -16,7 +17,8 @@ def check(subject: Subject) -> Iterator[Finding]:
     cpus = subject.host.cpus
     usable = float(cpus.affinity if cpus.quota is None else min(cpus.affinity, cpus.quota))
     quota = "no quota" if cpus.quota is None else f"a quota of {cpus.quota:g}"
-    text = f"{subject.workers} workers have {usable:g} CPUs ({cpus.affinity} in the affinity mask, {quota})"
+    have, workers = f"{usable:g} {'CPU' if usable == 1 else 'CPUs'}", counted(subject.workers, "worker")
+    text = f"{have} for {workers} ({cpus.affinity} in the affinity mask, {quota})"
     if usable >= subject.workers:
         yield Finding(check=NAME, status=Status.PASS, text=text, measured=usable, unit="CPUs")
         return

@@ -142,7 +142,7 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
     return Finding(
         check=NAME,
         status=Status.PASS,
-        text=f"{count} names resolve, {ALIKE} times alike: {told}",
+        text=f"names that resolve, {ALIKE} times alike: {count}: {told}",
         measured=len(there),
         expected=len(peers),
         unit="names",

@@ -9,6 +9,7 @@ from trainer_launch.gpus.cards import STUCK
 from trainer_launch.gpus.values import Facts
 from trainer_launch.preflight import gpu_words
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import counted
 
 NAME = "gpu-count"
 
@@ -50,23 +51,23 @@ def _counted(subject: Subject, facts: Facts, seen: int) -> Finding:
         return Finding(
             check=NAME,
             status=Status.UNKNOWN,
-            text=f"{host.count} GPUs ({host.reason}), but nothing is known of their state: {facts.trouble}",
+            text=f"{counted(host.count, 'GPU')} ({host.reason}), but their state is unknown: {facts.trouble}",
             action="pip install nvidia-ml-py in the image" if "nvidia-ml-py" in facts.trouble else "",
         )
     if seen < host.count:
-        missing = f"the driver shows {seen} of {host.count} GPUs ({host.reason})"
+        missing = f"the driver shows {seen} of {counted(host.count, 'GPU')} ({host.reason})"
         return _failed(
             missing, Fault.NODE, seen, host.count, "report this node: a card may have fallen off its bus"
         )
     if workers is not None and workers > seen and subject.is_torch:
-        text = f"{workers} workers on this node, and {seen} GPUs ({host.reason})"
+        text = f"{counted(workers, 'worker')} on this node, and {counted(seen, 'GPU')} ({host.reason})"
         return _failed(
             text, Fault.JOB, seen, workers, "request a GPU for each worker, or set nproc_per_node to them"
         )
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model}))
-    text = f"{seen} GPUs: {models or 'of unknown model'}, driver {facts.driver or 'of unknown version'}"
+    text = f"{counted(seen, 'GPU')}: {models or 'of unknown model'}, driver {facts.driver or 'of unknown version'}"
     if workers is not None and workers < seen and subject.is_torch:
-        text += f"; {seen - workers} of them will be idle, with {workers} workers"
+        text += f"; {seen - workers} of them will be idle, with {counted(workers, 'worker')}"
         return Finding(check=NAME, status=Status.WARN, text=text, measured=workers, expected=seen, unit="GPUs")
     return Finding(check=NAME, status=Status.PASS, text=text, measured=seen, unit="GPUs")
 

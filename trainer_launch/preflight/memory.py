@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.sizes import MIB
+from trainer_launch.sizes import MIB, counted
 
 NAME = "memory"
 OF_A_CONTAINER = True
@@ -26,7 +26,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     least = each * subject.workers
     left = max(0, limit - used) // MIB
     measured = limit // MIB
-    text = f"{left} MiB are left of the limit of {measured} MiB for {subject.workers} workers"
+    text = f"{left} MiB are left of the limit of {measured} MiB for {counted(subject.workers, 'worker')}"
     if left < least and subject.is_torch:
         yield Finding(
             check=NAME,

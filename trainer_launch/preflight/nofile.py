@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import counted
 
 NAME = "nofile"
 OF_A_CONTAINER = True
@@ -30,7 +31,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         check=NAME,
         status=Status.FAIL if is_certain else Status.WARN,
         fault=Fault.JOB if is_certain else None,
-        text=f"{soft} open files are allowed to each process; a worker of {subject.ranks} ranks may need {need}",
+        text=f"a process may open {soft} files; a worker of {counted(subject.ranks, 'rank')} may need {need}",
         measured=soft,
         expected=need,
         unit="files",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
+from trainer_launch.sizes import counted
 
 NAME = "pids"
 OF_A_CONTAINER = True
@@ -18,7 +19,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(check=NAME, status=Status.PASS, text="processes and threads are not limited")
         return
     limit, left = subject.pids
-    text = f"{left} more processes and threads are allowed (limit {limit}) for {subject.workers} workers"
+    text = f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
     action = "raise the kubelet's podPidsLimit (or --pids-limit), or start fewer workers"
     if left < LEAST * subject.workers:
         yield Finding(

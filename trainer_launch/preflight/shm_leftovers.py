@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainer_launch.findings import Finding, Status
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.sizes import in_units
+from trainer_launch.sizes import counted, in_units
 
 NAME = "shm-leftovers"
 _SHARE = 0.05  # of /dev/shm; less than that is not worth a line
@@ -24,7 +24,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     yield Finding(
         check=NAME,
         status=Status.WARN,
-        text=f"{in_units(taken)} of /dev/shm are taken by {len(found)} segments of processes that are dead",
+        text=f"dead processes left {counted(len(found), 'segment')} in /dev/shm, {in_units(taken)} in all",
         measured=taken,
         unit="bytes",
         evidence=tuple(f"{segment.name}: {in_units(segment.size_bytes)}" for segment in found[:_SHOWN]),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.host.tryout import Tried
 from trainer_launch.preflight.subject import Subject
-from trainer_launch.sizes import in_units
+from trainer_launch.sizes import counted, in_units
 
 NAME = "storage"
 _CHILD_S = 20.0
@@ -57,7 +57,7 @@ def _judged(folder: str, tried: Tried) -> Finding:
 def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
     text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
     troubles = ["it is nearly full"] * (free < _LOW_BYTES)
-    troubles += [f"only {inodes} more files fit"] * (0 <= inodes < _LOW_INODES)
+    troubles += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
     troubles += ["it is slow"] * (seconds > _SLOW_S)
     return Finding(
         check=NAME,

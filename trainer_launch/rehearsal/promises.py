@@ -11,6 +11,7 @@ from trainer_launch.rehearsal.resumes import Resume
 from trainer_launch.rehearsal.stops import of_stops
 from trainer_launch.rehearsal.story import Story
 from trainer_launch.rehearsal.verdict import Broken, Promise, Verdict
+from trainer_launch.sizes import counted
 
 MAX_LOST_STEPS = 100  # the default of --max-lost-steps
 
@@ -50,7 +51,7 @@ def _resume_told(one: Resume, _: int) -> str:
 
 def _lost_told(one: Resume, most: int) -> str:
     told = f"{_after(one)} training went on from step {one.last}, though step {one.before} had been reached"
-    return f"{told}: {one.lost} steps are done twice, more than {most}"
+    return f"{told}: {counted(one.lost, 'step')} done twice, more than {most}"
 
 
 def _after(one: Resume) -> str:

@@ -9,6 +9,7 @@ from enum import Enum
 
 from trainer_launch import exits
 from trainer_launch.rehearsal.chronicle import Happening
+from trainer_launch.sizes import counted
 
 _SHOWN_PODS = 3
 _WIDTH = 100
@@ -67,7 +68,7 @@ class Verdict:
         lines = []
         if self.broken:
             count = len(self.broken)
-            lines.append(f"This job does not survive preemption: {count} promise{'s' * (count > 1)} broken.")
+            lines.append(f"This job does not survive preemption: {counted(count, 'promise')} broken.")
         for one in self.broken:
             told = f"{one.promise.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
             lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.sizes import counted
 
 FACTS = "facts"
 CLOCK = "clock"
@@ -82,7 +83,7 @@ def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Ite
             yield _difference(key, groups, names)
     if not differing and not unread:
         n_known = sum(all(key in one for one in facts) for key in keys)
-        text = f"{n_known} facts are the same on all {len(names)} nodes"
+        text = f"{counted(n_known, 'fact')} alike on all {len(names)} nodes"
         yield Finding(check=FACTS, status=Status.PASS, scope=Scope.JOB, text=text)
 
 
@@ -99,7 +100,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
     has_majority = 2 * len(most) > sum(map(len, groups.values()))
     if has_majority:
         odd = [node for _, nodes in ordered[1:] for node in nodes]
-        told = [f"{ordered[0][0]} on {len(most)} nodes"]
+        told = [f"{ordered[0][0]} on {counted(len(most), 'node')}"]
         told += [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[1:_SHOWN]]
     else:
         odd = []
@@ -142,7 +143,7 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     for status in (Status.FAIL, Status.WARN):
         rest = [finding for finding in ordered[_SHOWN:] if finding.status is status]
         if rest:
-            text = f"{rest[0].text}, and {len(rest) - 1} more that are off by less"
+            text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
             yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
     if not troubles:
         text = f"all clocks agree to {max(worst, 0.001):.3f} s"

@@ -13,6 +13,7 @@ from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.stages import Stage, Stuck, advice
 from trainer_launch.rollcall.state import Key, Node, Settings, label
+from trainer_launch.sizes import counted
 
 NAME = "roll-call"
 AT_WORK = "at work"
@@ -72,7 +73,7 @@ def absent(
         )
     rest = [name(key) for key in missing[_MAX_TOLD:]]
     if rest:
-        text = f"{len(rest)} more nodes are missing: {listed(rest)}"
+        text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
         subject = ", ".join(rest)
         found.append(Finding(check=NAME, status=Status.FAIL, fault=Fault.NODE, subject=subject, text=text))
     return found

@@ -11,6 +11,7 @@ from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.localise import Guilty, Link, Pair, Trial
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.ways import GLOO, NCCL, SOCKET
+from trainer_launch.sizes import counted
 
 NAME = "pairs"
 MBYTE = 1_000_000
@@ -223,7 +224,7 @@ def _well(tests: Sequence[Tested], rounds: int, standard: Standard) -> Finding:
         check=NAME,
         status=Status.PASS,
         scope=Scope.JOB,
-        text=f"{len(tests) // n_rails} pair tests in {rounds} rounds passed"
+        text=f"{counted(len(tests) // n_rails, 'pair test')} in {counted(rounds, 'round')} passed"
         f"{f' on each of {n_rails} rails' if n_rails > 1 else ''}, from {_shown(slowest)} to "
         f"{_shown(max(test.rate for test in tests))}, median {_shown(standard.of_pairs)}",
         measured=round(slowest / MBYTE, 1),

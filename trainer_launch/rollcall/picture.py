@@ -8,6 +8,7 @@ from trainer_launch.localise import Guilty, Pair
 from trainer_launch.model import Json
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.pairs import MBYTE, Tested
+from trainer_launch.sizes import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +44,4 @@ def _title(seen: Seen) -> str:
     blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.guilty.links]
     blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.guilty.unresolved]
     what = f"at fault: {listed(blamed)}" if blamed else "all is well"
-    return f"Bandwidth between {len(names)} nodes, {len(seen.tests)} tests: {what}"
+    return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"

@@ -10,6 +10,7 @@ from trainer_launch.findings import Finding, Severity, Status
 from trainer_launch.preflight.document import finding_as_json, finding_of
 from trainer_launch.rollcall.compare import listed
 from trainer_launch.rollcall.protocol import MAX_FINDINGS_BYTES
+from trainer_launch.sizes import counted
 
 _TEXT = 600
 _EVIDENCE = 6
@@ -64,5 +65,8 @@ def _cut(finding: Finding) -> Finding:
 
 def _more(finding: Finding, count: int) -> Finding:
     return Finding(
-        check=finding.check, status=finding.status, fault=finding.fault, text=f"and {count} more findings"
+        check=finding.check,
+        status=finding.status,
+        fault=finding.fault,
+        text=f"and {counted(count, 'more finding')}",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainer_launch import exits
 from trainer_launch.model import Exit, Failure
-from trainer_launch.sizes import in_units
+from trainer_launch.sizes import counted, in_units
 from trainer_launch.supervisor.clues import AgentFailure, Evidence
 from trainer_launch.supervisor.symptoms import PEER_HINT, Symptom, final_error, headline, recognise
 
@@ -52,7 +52,7 @@ def _symptom(end: Exit, evidence: Evidence) -> tuple[Symptom, str] | None:
 
 def _memory(evidence: Evidence) -> tuple[str, ...]:
     kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
-    words = [f"the kernel killed {kills} process{'es' if kills > 1 else ''} of this container for memory"]
+    words = [f"the kernel killed {counted(kills, 'process')} of this container for memory"]
     if evidence.memory_limit_bytes is not None:
         words.append(f"limit {in_units(evidence.memory_limit_bytes)}")
     if evidence.memory_peak_bytes is not None:

@@ -11,6 +11,7 @@ from trainer_launch import exits
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
 from trainer_launch.signals import SignalAction
+from trainer_launch.sizes import counted
 from trainer_launch.supervisor import clues, failure, machine
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.clues import Evidence
@@ -193,7 +194,7 @@ def _is_due(at_s: float | None, now_s: float) -> bool:
 
 def _count(reached: int, number: int) -> None:
     if reached:
-        log.info("sent %s to %d processes", signal.Signals(number).name, reached)
+        log.info("sent %s to %s", signal.Signals(number).name, counted(reached, "process"))
 
 
 def _tell(event: ev.Event, before: Phase, state: State) -> None:
