@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -98,12 +99,15 @@ def test_without_a_target_it_is_the_last_node_and_without_a_time_its_first_step(
 
 
 def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
-    text = "echo ready; while :; do date +%s%N; sleep 0.05; done"
+    text = "while :; do date +%s%N; sleep 0.05; done"
+    numbers = r"at=line:^[0-9]+"  # so the worker has printed before it is stopped
     with start(
-        "local", "-f", job(tmp_path, text, "replicas: 1"), "--fault", "stop worker at=line:^ready for=1.5s"
+        "local", "-f", job(tmp_path, text, "replicas: 1"), "--fault", f"stop worker {numbers} for=1.5s"
     ) as run:
         run.read_until("fault over: stop worker")
-        run.read_until(r"\d{19}", 20)
+        over_ns = time.time_ns()
+        while int(run.read_until(r"^\[job-worker-0\] (\d{19})$")[0]) < over_ns:
+            pass  # lines from before the stop may be read after it
         run.signal(signal.SIGINT)
         code, output = run.end()
     assert code == 130, output
