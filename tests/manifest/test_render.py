@@ -52,13 +52,14 @@ def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> Non
     alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
     untold = alone + "spec: {runtimeRef: {name: rt}}\n"
     (told,) = job_of(untold, runtime()).odd
-    assert told.startswith("the TrainJob has no spec.trainer, so the controller gives its node no PET_NNODES")
+    assert told.startswith("the container node gets no PET_NNODES, because the TrainJob has no spec.trainer")
     injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
     assert job_of(untold, runtime(injected)).odd == ()
     assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"
     unnamed = "{name: node, template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
     (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
-    assert told.startswith("no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer")
+    assert told.startswith("no container gets PET_NNODES")
+    assert "no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer" in told
 
 
 def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:

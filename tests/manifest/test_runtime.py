@@ -121,6 +121,42 @@ def test_how_many_hosts_mpi_has(nodes: int, works: bool, hosts: int) -> None:
     assert "job-launcher-0-1" not in found
 
 
+@pytest.mark.parametrize(("wish", "nodes"), [("", 1), ("numNodes: 2", 1), ("numNodes: 4", 3)])
+def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_trainjob_says(
+    wish: str, nodes: int
+) -> None:
+    """kubeflow/trainer v2.0 to v2.3: only the replicatedJob called node is counted anew."""
+    policy = runtime("mpi: {runLauncherAsNode: true}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
+    found = job_of(trainjob(f"{{{wish}}}"), policy.replace("numNodes: 1", "numNodes: 2"))
+    names = [f"job-launcher-0-{index}" for index in range(2)] + [f"job-node-0-{index}" for index in range(nodes)]
+    assert [draft.hostname for draft in found.drafts] == names
+    hosts = pods(found)[0].main.files["/etc/mpi/hostfile"].text.splitlines()
+    assert hosts == [f"{name}.job slots=1" for name in names]
+    assert "the controller makes 2 launchers" in found.odd[0]
+
+
+def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() -> None:
+    """kubeflow/trainer v2.3 MergeResourceRequirements; processes are counted by resourcesPerNode itself."""
+    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Gi}}"
+    node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
+    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Gi}}}", jobs=node)["job-node-0-0"].main
+    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Gi"})
+    assert main.env["PET_NPROC_PER_NODE"] == "3"
+
+
+def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
+    gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
+    first, second = rjob("node", gpus), rjob("launcher", step="trainer")
+    for jobs, slots in ((f"{first}, {second}", "4"), (f"{second}, {first}", "1")):
+        launcher = made(policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
+        assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
+
+
+def test_no_gpus_are_no_reason_to_count_gpus() -> None:
+    trainer = "{resourcesPerNode: {limits: {cpu: '3', nvidia.com/gpu: 0}, requests: {cpu: '0'}}}"
+    assert made(trainer)["job-node-0-0"].main.env["PET_NPROC_PER_NODE"] == "3"
+
+
 def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_too() -> None:
     trainer = "{numNodes: 2, command: [mpirun], env: [{name: A, value: a}]}"
     jobs = f"{rjob('launcher', step='trainer')}, {rjob('node', '{name: node, image: i, command: [sshd]}')}"

@@ -45,15 +45,9 @@ def gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
     return _gpus(requests) or _gpus(limits)
 
 
-def has_gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> bool:
-    """Whether GPUs are named at all."""
-    return any("gpu" in name.lower() for name in (*limits, *requests))
-
-
 def cpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
     """CPUs as Trainer v2 counts them: requests, else limits, rounded up, at least 1."""
-    text = requests.get("cpu") or limits.get("cpu")
-    return max(1, whole(text)) if text else 1
+    return max(1, whole(requests.get("cpu", "0")) or whole(limits.get("cpu", "0")))
 
 
 def _gpus(resources: Mapping[str, str]) -> int:

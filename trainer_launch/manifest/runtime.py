@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from trainer_launch.manifest.baking import env_items, upserted
@@ -94,7 +95,9 @@ def read_trainjob(request: Request) -> TrainJob:
     policy = next((name for name in POLICIES if policies.get(name).given), "")
     jobset = runtime.get("spec", "template", "spec")
     jobset.only(_JOBSET)
-    nodes = _nodes(policies, spec.get("trainer"))
+    default = policies.get("numNodes").number(1, least=1, most=MAX_REPLICAS)
+    # The MPI plugin gives the TrainJob's own number to the replicatedJob called node, and to no other.
+    nodes = default if policy == "mpi" else _nodes(spec.get("trainer"), default)
     claims = _claims(jobset, job_name(found))
     jobs = tuple(
         _replicated(_claiming(_patched(job, spec), claims), nodes) for job in jobset.get("replicatedJobs").items()
@@ -135,8 +138,7 @@ def _shipped(policy: str) -> dict[str, Any]:
     return {"spec": {"mlPolicy": {"numNodes": 1, policy: {}}, "template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _nodes(policies: Field, trainer: Field) -> int:
-    default = policies.get("numNodes").number(1, least=1, most=MAX_REPLICAS)
+def _nodes(trainer: Field, default: int) -> int:
     return trainer.get("numNodes").number(default, least=1, most=MAX_REPLICAS)
 
 
@@ -232,8 +234,13 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
 
 
 def _with_resources(container: Container, resources: Field) -> Container:
+    """Since v2.3 resourcesPerNode is merged with the runtime's resources by name; earlier versions replace them."""
     limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
-    return replace(container, limits=limits, requests=requests) if resources.given else container
+    return replace(
+        container,
+        limits=MappingProxyType({**container.limits, **limits}),
+        requests=MappingProxyType({**container.requests, **requests}),
+    )
 
 
 def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
@@ -252,7 +259,15 @@ def on_containers(
     return replace(job, template=template)
 
 
-def resources_of(job: ReplicatedJob | None) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Limits and requests of the trainer's container."""
-    container = job.template.container(NODE) if job else None
-    return (container.limits, container.requests) if container else ({}, {})
+def resources_of(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Limits and requests by which the controller counts processes.
+
+    These are the TrainJob's own resourcesPerNode, not merged with the runtime's; without them, those of the first
+    replicatedJob that is called node or is the trainer.
+    """
+    wish = job.trainer.get("resourcesPerNode")
+    if wish.given:
+        return quantities(wish.get("limits")), quantities(wish.get("requests"))
+    nodes = (one.template.container(NODE) for one in job.jobs if one.name == NODE or one.is_trainer)
+    first = next((container for container in nodes if container is not None), None)
+    return (first.limits, first.requests) if first else ({}, {})

@@ -22,7 +22,7 @@ def tuned(container: Container, job: TrainJob, nodes: int, nproc: str) -> Contai
     for item in job.trainer.get("args").items():
         if item.text().partition("=")[0] in _FIXED:
             raise item.bad("no setting that the runtime fixes")
-    devices = quantity.gpus(*resources_of(job.main))
+    devices = quantity.gpus(*resources_of(job))
     recipe, suffix = _recipe(nodes, nproc, devices, args)
     several = nodes > 1 or (int(nproc) > 1 if nproc.isdigit() else devices > 1)
     endpoint = [f"--rdzv_endpoint={job.node_0}:{_PORT}"] if several else []

@@ -35,9 +35,10 @@ def mpi(job: TrainJob) -> TrainJob:
     job = replace(job, jobs=tuple(_counted(one, job, works=works) for one in job.jobs))
     slots = _slots(job)
     hosts = [
-        f"{job.name}-{one.name}-0-{index}.{job.subdomain}"
+        f"{job.name}-{one.name}-{number}-{index}.{job.subdomain}"
         for one in job.jobs
         if one.name == NODE or (one.name == LAUNCHER and works)
+        for number in range(one.replicas)
         for index in range(one.count)
     ]
     ssh = policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
@@ -68,11 +69,10 @@ def mpi(job: TrainJob) -> TrainJob:
 
 
 def _counted(one: ReplicatedJob, job: TrainJob, *, works: bool) -> ReplicatedJob:
-    """numNodes is the number of nodes, the launcher's own included where it works; there is always one node."""
+    """trainer.numNodes counts the nodes, the launcher too where it is one; the launcher keeps mlPolicy.numNodes."""
     wish = job.trainer.get("numNodes")
     if one.name != NODE or not wish.given:
-        # The trainer's label on the launcher does not make it several.
-        return replace(one, count=1) if one.name == LAUNCHER and wish.given else one
+        return one
     nodes = wish.number(least=1, most=MAX_REPLICAS)
     return replace(one, count=max(nodes - 1, 1) if works else nodes)
 
@@ -82,5 +82,5 @@ def _slots(job: TrainJob) -> int:
     if given.given:
         return given.number(least=1)
     slots = job.policy_field.get("numProcPerNode").number(1, least=1)
-    devices = quantity.gpus(*resources_of(job.main))
+    devices = quantity.gpus(*resources_of(job))
     return devices if slots == 1 and devices > 1 else slots

@@ -63,7 +63,7 @@ def _injected(job: TrainJob, items: tuple[EnvItem, ...]) -> TrainJob:
 
 def _nproc(job: TrainJob) -> str:
     """An integer as given; auto becomes the number of CPUs where no GPU is asked for."""
-    limits, requests = resources_of(job.main)
+    limits, requests = resources_of(job)
     given = job.trainer.get("numProcPerNode")
     if not given.given:
         given = job.policy_field.get("numProcPerNode")
@@ -73,7 +73,7 @@ def _nproc(job: TrainJob) -> str:
         word = str(given.number(least=1)) if given.given else "auto"
     if word == "cpu":
         return str(quantity.cpus(limits, requests))
-    if word == "auto" and not quantity.has_gpus(limits, requests):
+    if word == "auto" and not quantity.gpus(limits, requests):
         return str(quantity.cpus(limits, requests))
     return word
 
@@ -97,7 +97,7 @@ def xgboost(job: TrainJob) -> TrainJob:
     if not job.trainer.given:
         return job
     nodes = job.main.count if job.main else 1
-    workers = nodes * max(1, quantity.gpus(*resources_of(job.main)))
+    workers = nodes * max(1, quantity.gpus(*resources_of(job)))
     items = (
         *env_items({"DMLC_TRACKER_URI": job.node_0, "DMLC_TRACKER_PORT": str(PORT)}),
         _index("DMLC_TASK_ID"),

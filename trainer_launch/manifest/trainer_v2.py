@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 
 from trainer_launch.manifest import jobset, trainer_mpi, trainer_policies
 from trainer_launch.manifest.request import Request
-from trainer_launch.manifest.runtime import ANCESTOR, NODE, TRAINER, ReplicatedJob, TrainJob, read_trainjob
+from trainer_launch.manifest.runtime import (
+    ANCESTOR,
+    LAUNCHER,
+    NODE,
+    TRAINER,
+    ReplicatedJob,
+    TrainJob,
+    read_trainjob,
+)
 from trainer_launch.manifest.values import Draft, Rules, Workload
 
 _POLICIES = {
@@ -45,19 +53,24 @@ def read(request: Request) -> Workload:
 
 
 def _odd(job: TrainJob) -> Iterator[str]:
-    """Why no container that trains is told its place in the job."""
+    """What the author of the job can hardly have meant."""
+    launchers = next((one.count for one in job.jobs if one.name == LAUNCHER), 1)
+    if job.policy == "mpi" and launchers > 1:
+        yield (
+            f"the controller makes {launchers} launchers, each of which runs the command, because "
+            f"mlPolicy.numNodes is {launchers}; set mlPolicy.numNodes to 1, and trainer.numNodes to the nodes you want"
+        )
     mark = _MARKS.get(job.policy)
     if mark is None:
         return
     if job.main is None:
         yield (
-            f"no replicatedJob has the label {ANCESTOR}: {TRAINER}, so none is the trainer, and no container is "
-            f"told its place in the job ({mark} and the like)"
+            f"no container gets {mark} and the other variables of the {job.policy} policy, because no replicatedJob "
+            f"has the label {ANCESTOR}: {TRAINER}; add the label to the template of the replicatedJob that trains"
         )
     elif not any(item.name == mark for one in job.main.template.containers for item in one.items):
         yield (
-            f"the TrainJob has no spec.trainer, so the controller gives its {NODE} no {mark} and the like: write "
-            f"trainer: {{}} at least"
+            f"the container {NODE} gets no {mark}, because the TrainJob has no spec.trainer; add at least trainer: {{}}"
         )
 
 
