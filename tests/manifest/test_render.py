@@ -52,7 +52,9 @@ def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> Non
     alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
     untold = alone + "spec: {runtimeRef: {name: rt}}\n"
     (told,) = job_of(untold, runtime()).odd
-    assert told.startswith("the container node gets no PET_NNODES, because the TrainJob has no spec.trainer")
+    assert told.startswith(
+        "the container node gets no PET_NNODES and the like, because the TrainJob has no spec.trainer"
+    )
     injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
     assert job_of(untold, runtime(injected)).odd == ()
     assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"

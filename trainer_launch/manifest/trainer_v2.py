@@ -58,19 +58,20 @@ def _odd(job: TrainJob) -> Iterator[str]:
     if job.policy == "mpi" and launchers > 1:
         yield (
             f"the controller makes {launchers} launchers, each of which runs the command, because "
-            f"mlPolicy.numNodes is {launchers}; set mlPolicy.numNodes to 1, and trainer.numNodes to the nodes you want"
+            f"mlPolicy.numNodes is {launchers}; set that to 1, and trainer.numNodes to the number of nodes"
         )
     mark = _MARKS.get(job.policy)
     if mark is None:
         return
     if job.main is None:
         yield (
-            f"no container gets {mark} and the other variables of the {job.policy} policy, because no replicatedJob "
-            f"has the label {ANCESTOR}: {TRAINER}; add the label to the template of the replicatedJob that trains"
+            f"no container gets {mark} and the like, because no replicatedJob has the label {ANCESTOR}: {TRAINER}; "
+            f"add the label to the template of the replicatedJob that trains"
         )
     elif not any(item.name == mark for one in job.main.template.containers for item in one.items):
         yield (
-            f"the container {NODE} gets no {mark}, because the TrainJob has no spec.trainer; add at least trainer: {{}}"
+            f"the container {NODE} gets no {mark} and the like, because the TrainJob has no spec.trainer; "
+            f"add at least trainer: {{}}"
         )
 
 
