@@ -23,6 +23,7 @@ BEGIN_S = 120.0  # for the start, on a busy machine
 WATCH_S = 75.0
 RUN_S = 12.0  # a start, a fault and an end on a quiet machine
 BEYOND, FEWER = "beyond the pod's absence", "with fewer"
+SAVES = ", script saves"
 ABOUT = f"""\
 Three pods with a network, host name, process namespace, /tmp and /dev/shm of their own, one gloo worker each, a
 checkpoint at each step; a kubelet starts a failed pod again after 3 s. Each launcher is its pod's process 1. A
@@ -35,7 +36,8 @@ times. accelerate launch and the shell (`exec python train.py` with ranks from t
 jobs only, ft_launcher and dlrover-run elastic ones; dlrover-run's master has a host of its own that no fault
 touches. Who has not ended 30 s after SIGTERM is killed, as Kubernetes does. A stopped worker: trainer-launch has
 `--hang-timeout 5`; the others are as they come, where ft_launcher's timeouts need calls in the script, and
-dlrover-run's is half an hour.
+dlrover-run's is half an hour. In rows with *script saves*, all workers save and exit with 0 after the step in which
+one of them gets SIGTERM; in all others SIGTERM ends them at once.
 
 Each row is a section of its own, as all rows take hours: `make bench` measures the first, `make bench-survival`
 all of them."""
@@ -53,6 +55,7 @@ class Row:
     before: int = 3  # workers that train before the fault, and after it
     after: int = 3
     is_elastic: bool = False
+    saves: bool = False  # whether the script saves on SIGTERM and exits with 0
 
     @property
     def target(self) -> str:
@@ -66,8 +69,14 @@ class Row:
         return in_time and starts == self.starts
 
 
-def _away(node: int, text: str, fault: jobs.Fault) -> Row:
-    return Row(text=text, fault=fault, starts=("2/1/1", "1/2/1")[node], limit_s=2.0, away=node)
+def _stays(node: int, *, saves: bool = False) -> Row:
+    text = f"worker of node {node} killed" + SAVES * saves
+    return Row(text=text, fault=jobs.kill_worker(node), starts="1/1/1", limit_s=1.5, saves=saves)
+
+
+def _away(node: int, text: str, fault: jobs.Fault, *, saves: bool = False) -> Row:
+    starts = ("2/1/1", "1/2/1")[node]
+    return Row(text=text + SAVES * saves, fault=fault, starts=starts, limit_s=2.0, away=node, saves=saves)
 
 
 def _elastic(text: str, fault: jobs.Fault, limit_s: float, before: int = 3, after: int = 2) -> Row:
@@ -75,8 +84,8 @@ def _elastic(text: str, fault: jobs.Fault, limit_s: float, before: int = 3, afte
 
 
 ROWS = {
-    "worker-1": Row(text="worker of node 1 killed", fault=jobs.kill_worker(1), starts="1/1/1", limit_s=1.5),
-    "worker-0": Row(text="worker of node 0 killed", fault=jobs.kill_worker(0), starts="1/1/1", limit_s=1.5),
+    "worker-1": _stays(1),
+    "worker-0": _stays(0),
     "pod-1": _away(1, "pod of node 1 killed", jobs.kill_pod(1)),
     "pod-0": _away(0, "pod of node 0 killed", jobs.kill_pod(0)),
     "term-1": _away(1, "pod of node 1 gets SIGTERM", jobs.stop_pod(1)),
@@ -86,6 +95,11 @@ ROWS = {
     "lost-1": _elastic("node 1 lost for good", jobs.lose_pod(1), 4.0),
     "lost-0": _elastic("node 0 lost for good", jobs.lose_pod(0), 10.0),
     "late": _elastic("one pod joins late", jobs.start_late, 3.0, before=2, after=3),
+    "saving-worker-1": _stays(1, saves=True),
+    "saving-pod-1": _away(1, "pod of node 1 killed", jobs.kill_pod(1), saves=True),
+    "saving-pod-0": _away(0, "pod of node 0 killed", jobs.kill_pod(0), saves=True),
+    "saving-term-1": _away(1, "pod of node 1 gets SIGTERM", jobs.stop_pod(1), saves=True),
+    "saving-term-0": _away(0, "pod of node 0 gets SIGTERM", jobs.stop_pod(0), saves=True),
     "hang": Row(text="a worker is stopped", fault=jobs.hang_worker(1), starts="1/1/1", limit_s=None),
 }
 
@@ -96,7 +110,8 @@ def once(who: Contestant, row: Row) -> Mapping[str, Reading | str]:
         script = jobs.training(Path(folder))
         argv = (*trees.private(), *who.argv(script, is_hang=row.limit_s is None))
         names = (*who.contract.names, *who.helpers)
-        with pods_of(names, argv, who.env, Path(folder), at_first=row.before) as job, who.beside(job):
+        env = jobs.saving(who.env) if row.saves else who.env
+        with pods_of(names, argv, env, Path(folder), at_first=row.before) as job, who.beside(job):
             wait_for(lambda: jobs.is_steady(job.folder, row.before), "all to train at first", BEGIN_S, 0.05)
             return _watched(job, row)
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +94,18 @@ def test_sigterm_to_one_rank_makes_all_save_the_same_step(long_run: subprocess.P
     assert stopped, rest
     after = run(*ALONE, "--checkpoint", str(tmp_path / "model.pt"), "--steps", str(int(stopped[1]) + 1))
     assert f"resumed at step {stopped[1]} " in after, "one rank can go on from what two saved"
+
+
+def test_a_pod_that_is_asked_to_stop_does_not_make_the_others_wait_for_what_saved_and_ended(tmp_path: Path) -> None:
+    """All ranks save and exit with 0 when one pod gets SIGTERM; torch used to wait 30 s for the others."""
+    fault = ("--nodes", "2", "--fault", "term pod node=1 at=step:40")
+    steps = ("--steps", "200", "--checkpoint", str(tmp_path / "model.pt"))
+    command = (sys.executable, "-m", "trainer_launch", "local", *fault, "--", str(SCRIPT), *SMALL, *steps)
+    at_s: dict[str, float] = {}
+    with start(*command) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search("stopped at step|resumed at step", line):
+                at_s[found[0]] = time.monotonic()
+        assert process.wait(timeout=30) == 0
+    assert at_s["resumed at step"] < at_s["stopped at step"] + 20

@@ -70,6 +70,11 @@ FIXED = Contract(("job-node-0-0", "job-node-0-1", "job-node-0-2"), trainer_v2)
 ELASTIC = Contract(("job-worker-0", "job-worker-1", "job-worker-2"), pytorchjob_elastic)
 
 
+def saving(env_of: Callable[[int], dict[str, str]]) -> Callable[[int], dict[str, str]]:
+    """The same variables, for a script that saves on SIGTERM and exits with 0."""
+    return lambda node: env_of(node) | {"SAVES_ON_SIGTERM": "1"}
+
+
 # -- faults ---------------------------------------------------------------------------------------
 
 

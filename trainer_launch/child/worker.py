@@ -47,7 +47,7 @@ class Program:
         """Run the program to its end; return only if that was 0."""
         number, me, parent = int(local_rank), os.getpid(), os.getppid()
         who = self._identity(number, argv)
-        statuses: list[int] = []
+        ends: list[tuple[int, bool]] = []
 
         def begin() -> bool:
             pid = os.fork()
@@ -58,7 +58,7 @@ class Program:
                 program.become(who)
                 return True
             self._note("start", pid)
-            statuses.append(_look_after(pid, parent, self._agent))
+            ends.append(_look_after(pid, parent, self._agent))
             return False
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -68,9 +68,10 @@ class Program:
         script = None if self._is_module else argv[2]
         prepare = program.module_of if self._is_module else program.script_of
         stack.run_above(begin, functools.partial(prepare, who), program.finish, script)
-        code = os.waitstatus_to_exitcode(statuses[0])
+        status, is_closed = ends[0]
+        code = os.waitstatus_to_exitcode(status)
         self._note("end", code)
-        if code != 0:
+        if code != 0 or is_closed:
             self._note("cleared", _clear())
             _die_like(code)
         # torch keeps us until all workers are done, or ends us when another has failed.
@@ -105,18 +106,23 @@ def _let_server_end() -> None:
         os.close(fd)
 
 
-def _look_after(pid: int, parent: int, agent: int) -> int:
-    """Hand signals on until the program has ended; its status. Orphans below us are ours to collect."""
+def _look_after(pid: int, parent: int, agent: int) -> tuple[int, bool]:
+    """Forward signals until the program ends; its status, and whether the agent has asked this process to end.
+
+    The agent signals the program itself. Only torch, when it closes its workers, signals this process, once.
+    """
+    is_closed = False
     while True:
         status = _collect(pid)
         if status is not None:
-            return status
+            return status, is_closed
         if os.getppid() != parent:
             _end_orphan(pid, agent)
             parent = os.getppid()
-        number = signal.sigwait(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-        if number not in (signal.SIGCHLD, _ORPHANED):
-            _send(pid, number)
+        received = signal.sigwaitinfo(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+        if received.si_signo not in (signal.SIGCHLD, _ORPHANED):
+            is_closed |= received.si_pid == agent
+            _send(pid, received.si_signo)
 
 
 def _end_orphan(pid: int, agent: int) -> None:
