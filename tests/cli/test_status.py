@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import launch, script, start
-from tests.process.world import PID1, eventually, require_namespaces
+from tests.process.world import PID1, require_namespaces
 from tests.schemas.validator import violations
 from tests.status.exposition import parse
 from tests.status.statusserver import PATH, StatusServer, make_certificates
+from tests.waiting import eventually
 from trainer_launch.host.net import free_port
 
 pytestmark = pytest.mark.process

@@ -10,8 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.containers import images
+from tests.waiting import eventually
 
 DEADLINE_S = 240.0
 MEMORY = "1g"  # of a container, unless an option says another
@@ -84,8 +84,8 @@ class Container:
         return (self.folder / "termination-log").read_bytes()[-4096:].decode()
 
     def until_it_says(self, text: str, within_s: float = DEADLINE_S) -> None:
-        wait_until(
-            lambda: text in self.logs(), lambda: f"no {text!r} from {self.name}:\n{self.logs()[-3000:]}", within_s
+        eventually(
+            lambda: text in self.logs(), lambda: f"{text!r} from {self.name}:\n{self.logs()[-3000:]}", within_s, 0.2
         )
 
     def execute(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -172,12 +172,3 @@ def cluster(name: str, folder: Path) -> Iterator[Cluster]:
         if found:
             podman("rm", "-f", "-t", "0", *found, check=False)
         podman("network", "rm", "-f", network, check=False)
-
-
-def wait_until(condition: Callable[[], object], why: Callable[[], str], within_s: float = DEADLINE_S) -> None:
-    """Wait for a condition, or fail with the reason."""
-    until_s = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > until_s:
-            pytest.fail(why())
-        time.sleep(0.2)

@@ -6,7 +6,8 @@ import pytest
 
 from tests.containers import jobs
 from tests.containers.images import MAKING_S, image
-from tests.containers.podman import Cluster, Container, podman, wait_until
+from tests.containers.podman import DEADLINE_S, Cluster, Container, podman
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 LONG = 400  # steps: more than a test waits for
@@ -48,7 +49,12 @@ def test_a_killed_pod_comes_back_with_another_address_and_the_others_were_never_
     came = jobs.start_pod(cluster, node, jobs.train(LONG))
     assert came.address(cluster.network) != before
     speaker = came if node == 0 else pods[0]
-    wait_until(lambda: _resumed(speaker), lambda: "\n".join(pod.logs()[-2000:] for pod in (*others, came)))
+    eventually(
+        lambda: _resumed(speaker),
+        lambda: "\n".join(pod.logs()[-2000:] for pod in (*others, came)),
+        DEADLINE_S,
+        pace_s=0.2,
+    )
     assert all(pod.is_running for pod in others)
 
 

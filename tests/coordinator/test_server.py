@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.waiting import eventually
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.coordinator.server import Server
@@ -20,14 +21,6 @@ from trainer_launch.errors import NodeError
 from trainer_launch.model import Endpoint
 
 LONG_S = 10.0
-
-
-def wait_until(condition, what="it"):
-    end_s = time.monotonic() + LONG_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < end_s, f"{what} did not happen"
-        pause.wait(0.005)
 
 
 class Cluster:
@@ -120,12 +113,10 @@ def test_three_nodes_meet_run_and_finish(cluster):
 
 
 def test_a_closed_connection_is_known_at_once(cluster):
-    clients = cluster.running(3)
-    started = time.monotonic()
+    clients = cluster.running(3, lease_s=10 * LONG_S)
     clients[1].close()
     for client in (clients[0], clients[2]):
         assert await_(client, msg.Restart).reason == "node 1 (pod-1) is gone"
-    assert time.monotonic() - started < 1.0
 
 
 def test_a_node_that_leaves_says_why(cluster):
@@ -151,7 +142,7 @@ def test_what_is_said_between_a_flush_and_hanging_up_arrives(cluster, monkeypatc
 
     monkeypatch.setattr(Client, "_flush", flush_then_say_and_close)
     node.send(msg.Renew())
-    wait_until(lambda: any("rank 0 failed" in text for text in cluster.said), "the failure")
+    eventually(lambda: any("rank 0 failed" in text for text in cluster.said), "the failure")
 
 
 def test_a_silent_node_is_lost_with_its_lease(cluster):
@@ -161,19 +152,17 @@ def test_a_silent_node_is_lost_with_its_lease(cluster):
     silent.sendall(msg.render(msg.Hello(msg.VERSION, "job", 1, "pod-1", "x")) + msg.render(msg.Join("x")))
     cluster.join(zero, 0)
     await_(zero, msg.Formed)
-    started = time.monotonic()
     assert "was silent for 0.6 s" in await_(zero, msg.Restart).reason
-    assert time.monotonic() - started < 1.5
     assert is_closed(silent)
 
 
 def test_a_node_that_only_renews_stays(cluster):
-    clients = cluster.running(2, lease_s=0.3)
-    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
+    clients = cluster.running(2, lease_s=1.5)
+    assert [clients[0].receive(3.5), clients[1].receive(0)] == [None, None]
 
 
 def test_garbage_disturbs_nobody(cluster):
-    clients = cluster.running(2, lease_s=1.0)
+    clients = cluster.running(2, lease_s=2.0)
     lines = [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\xff" * 40000 + b"\n",
@@ -191,7 +180,7 @@ def test_garbage_disturbs_nobody(cluster):
                 sock.sendall(line)
                 sock.shutdown(socket.SHUT_WR)
             is_closed(sock)
-    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
+    assert [clients[0].receive(2.5), clients[1].receive(0)] == [None, None]
     clients[1].send(msg.Failed(1, 1, 1, None))
     await_(clients[0], msg.Restart)
     assert len([text for text in cluster.said if "dropped" in text]) <= 10, "each complaint is said once"
@@ -204,7 +193,7 @@ def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
         sock.sendall(b'{"kind":"hel')
     started = time.monotonic()
     assert all(map(is_closed, slow))
-    assert 3.0 < time.monotonic() - started < 8.0
+    assert 3.0 < time.monotonic() - started < 3 * LONG_S
     assert clients[0].receive(0) is None
 
 
@@ -237,7 +226,7 @@ def test_without_descriptors_the_job_goes_on(cluster):
             while True:
                 taken.append(os.dup(late.fileno()))
         late.connect(("127.0.0.1", cluster.port))
-        wait_until(lambda: any("cannot take it" in text for text in cluster.said))
+        eventually(lambda: any("cannot take it" in text for text in cluster.said), "its complaint")
         assert clients[0].receive(1.5) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -255,7 +244,7 @@ def test_who_does_not_read_is_dropped(cluster):
     say += [msg.Failed(1, 0, 1, None, "\U0001f525" * 2000), *[msg.Join("x", 1)] * 2000]  # each answered by 24 KB
     with contextlib.suppress(ConnectionError):
         deaf.sendall(b"".join(map(msg.render, say)))
-    wait_until(lambda: any("does not read" in text for text in cluster.said), "dropping it")
+    eventually(lambda: any("does not read" in text for text in cluster.said), "dropping it")
 
 
 def test_the_secret_is_needed(cluster):
@@ -336,14 +325,16 @@ def test_a_client_says_at_which_stage_it_waits(cluster):
         cluster.port = unused.getsockname()[1]
     says: list[str] = []
     cluster.node(0, say=says.append)
-    wait_until(lambda: says)
+    eventually(lambda: says, "any words")
     assert says[0].startswith("cannot connect to the coordinator at localhost")
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "a")
     nowhere = Client(Endpoint("no-such-name.invalid", 1), hello, say=says.append)
-    wait_until(lambda: any("no address for no-such-name.invalid yet" in text for text in says))
+    eventually(
+        lambda: any("no address for no-such-name.invalid yet" in text for text in says), "its wait for a name"
+    )
     nowhere.close()
     cluster.serve(1, port=cluster.port)
-    wait_until(lambda: "connected" in says)
+    eventually(lambda: "connected" in says, "the connection")
 
 
 def test_a_message_nobody_would_take_is_the_callers_error(cluster):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import pytest
 from tests.frameworks import building
 from tests.hosts.network import Host, hosts
 from tests.ssh.secrets import require_openssh, secret
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.process,
@@ -186,13 +187,6 @@ def script(job: Job, text: str) -> tuple[str, str]:
     return building.python(), str(path)
 
 
-def eventually(true: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.1)
-
-
 def test_a_static_job_reduces_over_the_hosts_of_the_platforms_list(job: Job) -> None:
     job.lists("w-0", "w-1")
     job.starts("w-0", "w-1")
@@ -216,7 +210,7 @@ def test_a_failed_rank_ends_the_static_job_with_its_code_and_its_words(job: Job)
         assert lines.end() == 1, lines.text
     assert "rank 1" in words.read_text().splitlines()[0]
     assert "the reason why" in words.read_text()
-    eventually(lambda: not job.left(), f"{job.left()} still run")
+    eventually(lambda: not job.left(), lambda: f"{job.left()} still run")
 
 
 def test_sigterm_lets_every_rank_save_within_the_grace(job: Job) -> None:
@@ -249,7 +243,7 @@ def test_an_elastic_job_goes_on_without_a_killed_host_and_grows_by_new_ones_unti
         assert lines.end() == 143, lines.text
     # From the last commit on: no step is lost, and at most the one that was under way is done again.
     assert all(after - before in (0, 1) for before, after in itertools.pairwise(steps)), steps
-    eventually(lambda: not job.left(), f"{job.left()} still run")
+    eventually(lambda: not job.left(), lambda: f"{job.left()} still run")
 
 
 def test_a_static_job_waits_for_a_killed_host_and_starts_again(job: Job) -> None:
@@ -261,4 +255,4 @@ def test_a_static_job_waits_for_a_killed_host_and_starts_again(job: Job) -> None
         at = lines.until("w-1.* is lost", after=at)
         job.starts("w-1")
         lines.until("ready", times=2, after=at)
-        eventually(lambda: len(job.left()) >= 2, f"only {job.left()} run")  # a host may be found lost twice
+        eventually(lambda: len(job.left()) >= 2, lambda: f"only {job.left()} run")  # a host may be found lost twice

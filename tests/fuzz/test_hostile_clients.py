@@ -25,6 +25,7 @@ from tests.cli.launching import script, start
 from tests.conftest import require
 from tests.fuzz import hostile
 from tests.status import statusserver
+from tests.waiting import eventually
 from trainer_launch.child import pair_bench
 from trainer_launch.contracts.trainer_status import StatusEndpoint
 from trainer_launch.coordinator import protocol as coordination
@@ -44,13 +45,6 @@ from trainer_launch.status import trainjob
 DEADLINE_S = 60.0
 GROWTH_BYTES = 24 << 20  # of PID 1; a server that kept what strangers send would have ten times that
 every_answer = pytest.mark.parametrize("answer", hostile.ANSWERS.values(), ids=list(hostile.ANSWERS))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
 
 
 def listens(port: int) -> bool:
@@ -73,7 +67,7 @@ def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple
     words += ("--termination-log", str(tmp_path / "words"))
     scraped = ("--metrics-port", str(metrics)) if words[0] == "run" else ()
     with start(*words, *scraped, "--node-rank", "0", "--", train) as first:
-        until(lambda: first.process.poll() is not None or listens(port), "nobody listens")
+        eventually(lambda: first.process.poll() is not None or listens(port), "it listens")
         assert first.process.poll() is None, first.end()
         pid_1 = psutil.Process(first.pid)
         hostile.attack(port, 0.3)  # what a first stranger costs, such as modules for errors, is no growth
@@ -81,7 +75,7 @@ def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple
         made = hostile.attack(port) + (hostile.attack(metrics) if scraped else 0)
         assert made > 50
         assert first.process.poll() is None, first.end()
-        until(lambda: pid_1.num_fds() <= files + 4, "descriptors of strangers stay open")
+        eventually(lambda: pid_1.num_fds() <= files + 4, "descriptors of strangers are closed")
         assert pid_1.memory_info().rss - before < GROWTH_BYTES
         assert listens(port)
         with start(*words, "--node-rank", "1", "--", train) as second:
@@ -140,7 +134,7 @@ def test_who_calls_the_launcher_back_is_heard_for_a_moment_only() -> None:
         hostile.attack(ear.port, 0.5)
         for sock in callers:  # a byte each now and then, for ever
             sock.sendall(b"t")
-        until(lambda: threading.active_count() <= before + 1, "threads of strangers stay")
+        eventually(lambda: threading.active_count() <= before + 1, "threads of strangers end")
         with socket.create_connection(("127.0.0.1", ear.port), timeout=5) as sock:
             sock.sendall(b"token host-1\n")
             assert sock.recv(1) == b"."
@@ -281,7 +275,7 @@ def test_a_node_comes_again_whatever_a_coordinator_says_before_it_hangs_up(words
     hello = coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1")
     with _Odd(words, resets=resets) as odd:
         client = Client(Endpoint("127.0.0.1", odd.port), hello, b"secret")
-        until(lambda: odd.calls >= 8, "the node does not come again")
+        eventually(lambda: odd.calls >= 8, "the node comes again")
         client.close()
 
 
@@ -299,6 +293,6 @@ def test_a_node_without_a_descriptor_for_the_moment_comes_again(monkeypatch: pyt
     with _Odd(CHALLENGE) as odd:
         monkeypatch.setattr("trainer_launch.coordinator.client.socket.socket", short)
         client = Client(Endpoint("127.0.0.1", odd.port), hello, b"secret")
-        until(lambda: odd.calls >= 2, "the node does not come again")
+        eventually(lambda: odd.calls >= 2, "the node comes again")
         client.close()
     assert len(refused) == 3

@@ -7,10 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import eventually
 from trainer_launch.host import activity, stacks
 
 pytestmark = pytest.mark.process
@@ -36,22 +36,17 @@ def look(pid):
     return found
 
 
-def until(condition):
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
-
-
 def test_a_process_that_is_stopped_shows_it(sleeper):
-    until(lambda: look(sleeper).state == "S")
+    eventually(lambda: look(sleeper).state == "S", "it sleeps")
     os.kill(sleeper, signal.SIGSTOP)
-    until(lambda: look(sleeper).state == "T")
+    eventually(lambda: look(sleeper).state == "T", "it is stopped")
     assert "state T" in stacks.describe(sleeper)
 
 
 def test_sleep_costs_no_time_and_is_seen_in_the_kernel(sleeper):
-    until(lambda: re.search("nanosleep|select|poll", stacks.sleeps_in(sleeper)))  # Python 3.10 sleeps in select()
+    eventually(
+        lambda: re.search("nanosleep|select|poll", stacks.sleeps_in(sleeper)), "it sleeps"
+    )  # Python 3.10 sleeps in select()
     one, two = look(sleeper), look(sleeper)
     assert one == two
     assert f"thread {sleeper} (" in stacks.describe(sleeper)
@@ -59,10 +54,9 @@ def test_sleep_costs_no_time_and_is_seen_in_the_kernel(sleeper):
 
 def test_our_own_work_is_counted():
     before = look(os.getpid())
-    until(lambda: look(os.getpid()).cpu_s >= before.cpu_s + 0.05)
+    eventually(lambda: look(os.getpid()).cpu_s >= before.cpu_s + 0.05, "our own work", pace_s=0)
     switches = look(os.getpid()).switches
-    time.sleep(0.001)
-    assert look(os.getpid()).switches > switches
+    eventually(lambda: look(os.getpid()).switches > switches, "a switch")
 
 
 def test_who_has_a_handler_is_known(sleeper):

@@ -16,9 +16,9 @@ import psutil
 from tests.cli.launching import LAUNCHER
 from tests.conftest import require
 from tests.hosts.network import Host, hosts
-from tests.process.world import eventually
 from tests.ssh import pods
 from tests.ssh.secrets import require_openssh, secret
+from tests.waiting import eventually
 
 PORT = 2222
 # All-reduces once a step, and saves each; what is to happen at step 4 says the last argument.
@@ -206,7 +206,7 @@ def job(folder: Path, workers: int, *, as_user: bool = False) -> Iterator[Job]:
 
 def no_strays(it: Job) -> None:
     """Nothing of the job is left on any worker."""
-    assert eventually(lambda: not it.strays()), it.strays()
+    eventually(lambda: not it.strays(), lambda: f"{it.strays()} are gone")
 
 
 def _strays_on(host: Host) -> list[str]:

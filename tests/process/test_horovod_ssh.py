@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import eventually
 from trainer_launch.child import horovod_ssh
 from trainer_launch.mpi.sessions import Sessions
 
@@ -63,10 +63,13 @@ def first_pid(process: subprocess.Popen[str]) -> int:
 
 
 def wait_until_gone(pid: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until_s, f"{pid} still runs"
-        time.sleep(0.02)
+    def gone() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(gone, f"process {pid} is gone")
 
 
 @pytest.mark.parametrize(

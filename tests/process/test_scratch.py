@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch
-from tests.process.world import PID1, eventually, require_namespaces
+from tests.process.world import PID1, require_namespaces
+from tests.waiting import eventually
 from trainer_launch.commands import scratch
 
 pytestmark = pytest.mark.process

@@ -8,13 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import require
+from tests.waiting import eventually as eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("driver.py")
@@ -22,17 +20,6 @@ WORKER = Path(__file__).with_name("worker.py")
 PYTHON = (sys.executable, "-S", "-E")  # starts in 10 ms
 PID1 = ("unshare", "-pf", "--kill-child", "--mount-proc")
 DEADLINE_S = 20.0
-
-
-def eventually(condition, what="the condition"):
-    """Wait until `condition()` is true and return its value."""
-    until = time.monotonic() + DEADLINE_S
-    while time.monotonic() < until:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.005)
-    return pytest.fail(f"not within {DEADLINE_S} s: {what}")
 
 
 def require_namespaces():
@@ -83,10 +70,10 @@ class Launcher:
         return self.notes_path.read_text().split("\n")[:-1]
 
     def await_note(self, note, count=1):
-        eventually(lambda: self.notes().count(note) >= count, f"{note!r} in {self.notes()}; {self.log()}")
+        eventually(lambda: self.notes().count(note) >= count, lambda: f"{note!r} in {self.notes()}; {self.log()}")
 
     def await_log(self, text):
-        eventually(lambda: text in self.log(), f"{text!r} in the log: {self.log()}")
+        eventually(lambda: text in self.log(), lambda: f"{text!r} in the log: {self.log()}")
 
     def send(self, number):
         os.kill(self.pid, number)

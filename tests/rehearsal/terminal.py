@@ -6,11 +6,11 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.conftest import require
+from tests.waiting import eventually
 
 
 class Terminal:
@@ -44,13 +44,12 @@ class Terminal:
 
     def until(self, holds: Callable[[list[str]], bool], within_s: float = 60.0) -> list[str]:
         """The screen, once it is as it should be."""
-        end_s = time.monotonic() + within_s
-        while True:
+
+        def shown() -> list[str] | None:
             lines = self.screen()
-            if holds(lines):
-                return lines
-            assert time.monotonic() < end_s, "\n".join(lines)
-            time.sleep(0.05)
+            return lines if holds(lines) else None
+
+        return eventually(shown, lambda: "\n".join(self.screen()), within_s, pace_s=0.05) or []
 
     def close(self) -> None:
         """End the server and what runs in it."""

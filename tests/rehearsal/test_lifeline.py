@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 POD = """
@@ -36,20 +36,13 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
-def until(holds, what: str, within_s: float = 60.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
-
-
 def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A rehearsal of two pods that are at work, and its folder."""
     (tmp_path / "pod.py").write_text(POD)
     words = ("local", "--nodes", "2", "--engine", "plain", "--", sys.executable, "pod.py", str(tmp_path))
     rehearsal = subprocess.Popen((*LAUNCHER, *words), cwd=tmp_path, env=clean_env(), start_new_session=True)
     notes = [tmp_path / f"local-node-0-{index}" for index in (0, 1)]
-    until(lambda: all(note.exists() and note.read_text() for note in notes), "the pods have not begun")
+    eventually(lambda: all(note.exists() and note.read_text() for note in notes), "the pods begin")
     return rehearsal, Path(os.path.commonpath([note.read_text() for note in notes]))
 
 
@@ -57,13 +50,13 @@ def test_sigkill_to_a_rehearsal_ends_its_pods_and_removes_its_folder(tmp_path: P
     rehearsal, folder = started(tmp_path)
     os.killpg(rehearsal.pid, signal.SIGKILL)
     rehearsal.wait(30)
-    until(lambda: not processes_that_name(str(folder)), f"left: {processes_that_name(str(folder))}")
-    until(lambda: not folder.exists(), f"{folder} is still there")
-    until(lambda: not processes_that_name(str(tmp_path)), "a daemon without the environment is left")
+    eventually(lambda: not processes_that_name(str(folder)), lambda: f"left: {processes_that_name(str(folder))}")
+    eventually(lambda: not folder.exists(), f"{folder} is gone")
+    eventually(lambda: not processes_that_name(str(tmp_path)), "no daemon without the environment is left")
 
 
 def test_a_rehearsal_that_ends_by_itself_leaves_nobody_who_waits(tmp_path: Path) -> None:
     rehearsal, folder = started(tmp_path)
     os.kill(rehearsal.pid, signal.SIGTERM)
     assert rehearsal.wait(60) == 143
-    until(lambda: not processes_that_name(str(folder)), f"left: {processes_that_name(str(folder))}")
+    eventually(lambda: not processes_that_name(str(folder)), lambda: f"left: {processes_that_name(str(folder))}")

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,8 @@ import psutil
 
 from tests.cli.launching import clean_env
 from tests.conftest import require
-from tests.process.world import DEADLINE_S, ROOT, end_all, eventually
+from tests.process.world import DEADLINE_S, ROOT, end_all
+from tests.waiting import eventually
 from trainer_launch.host import net
 from trainer_launch.model import Job
 from trainer_launch.ssh import client, config
@@ -114,7 +114,7 @@ class Worker:
         return self._log.read_text(errors="replace")
 
     def await_log(self, text: str) -> None:
-        eventually(lambda: text in self.log(), f"{text!r} in {self.log()}")
+        eventually(lambda: text in self.log(), lambda: f"{text!r} in {self.log()}")
 
     def await_port(self, address: str = "127.0.0.1") -> None:
         def answers() -> bool:
@@ -123,10 +123,7 @@ class Worker:
                 return opened.recv(4) == b"SSH-"
             return False
 
-        until = time.monotonic() + 3 * DEADLINE_S  # it is one of several that start on a busy machine
-        while not answers():
-            assert time.monotonic() < until, self.log()
-            time.sleep(0.02)
+        eventually(answers, self.log)
 
     def ssh(self, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         return ssh(self.reach, *command, options=options)

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.process.world import eventually, survivors
+from tests.process.world import survivors
 from tests.ssh.secrets import Worker, worker
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 

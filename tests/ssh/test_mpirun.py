@@ -16,8 +16,9 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.conftest import require
-from tests.process.world import eventually, survivors
+from tests.process.world import survivors
 from tests.ssh.secrets import Worker, client_of, require_openssh, secret
+from tests.waiting import eventually
 from trainer_launch.host import net
 from trainer_launch.ssh import client
 

@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from tests.cli.launching import launch
-from tests.process.world import eventually
 from tests.ssh.secrets import (
     Worker,
     client_of,
@@ -20,6 +19,7 @@ from tests.ssh.secrets import (
     ssh,
     worker,
 )
+from tests.waiting import eventually
 from trainer_launch.host import net
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]

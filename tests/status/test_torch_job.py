@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.launching import launch, script, start
 from tests.conftest import require
-from tests.process.world import eventually
+from tests.waiting import eventually
 
 TRAIN = """
 import os, sys, time, trainer_launch

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from trainer_launch.host import stacks, tree
 from trainer_launch.supervisor import frames
 from trainer_launch.supervisor.workers import STACKS_SIGNAL, Sources, Workers
@@ -47,7 +47,7 @@ def world(request, tmp_path):
     argv = (sys.executable, "-S", "-E", "-c", AGENT, str(program), str(tmp_path), str(int(STACKS_SIGNAL)))
     env = {**os.environ, "RANK": "4", "LOCAL_RANK": "0"}
     agent = subprocess.Popen([*argv, request.param], env=env)
-    until((tmp_path / "ready").exists)
+    eventually((tmp_path / "ready").exists, "the worker is ready")
     sources = Sources(
         pids=lambda: {"agent": agent.pid},
         heard=lambda *_: 7,
@@ -59,13 +59,6 @@ def world(request, tmp_path):
     yield made, tmp_path, request.param == "says"
     made.kill(made.look())
     agent.wait(DEADLINE_S)
-
-
-def until(condition):
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 def test_workers_are_found_and_sampled_with_all_below_them(world):
@@ -84,7 +77,7 @@ def test_who_is_stopped_is_seen_as_stopped_and_is_not_asked(world):
     workers, _, _ = world
     (worker,) = workers.look()
     os.kill(worker.pid, signal.SIGSTOP)
-    until(lambda: workers.look()[worker].state == "T")
+    eventually(lambda: workers.look()[worker].state == "T", "it is stopped")
     assert worker.pid not in workers.ask_all([worker])
 
 
@@ -92,7 +85,7 @@ def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(wor
     workers, _, says = world
     (worker,) = workers.look()
     (child,) = workers.children(worker)
-    until(lambda: all("nanosleep" in stacks.sleeps_in(pid) for pid in (worker.pid, child.pid)))
+    eventually(lambda: all("nanosleep" in stacks.sleeps_in(pid) for pid in (worker.pid, child.pid)), "both sleep")
     texts = workers.ask_all([worker])
     if says:
         assert frames.where(frames.main_thread(texts[worker.pid])) == "in train.py:11 (train)"
@@ -115,7 +108,7 @@ def test_a_killed_worker_takes_its_children_with_it(world):
     (worker,) = workers.look()
     pids = [worker.pid, *[entry.pid for entry in workers.children(worker)]]
     workers.kill([worker])
-    until(lambda: not any(Path(f"/proc/{pid}").exists() and is_alive(pid) for pid in pids))
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() and is_alive(pid) for pid in pids), "all are gone")
 
 
 def is_alive(pid):

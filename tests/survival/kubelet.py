@@ -17,6 +17,7 @@ from tests.conftest import require
 from tests.hosts import network
 from tests.hosts.loopback import LoopbackHost
 from tests.hosts.network import Host
+from tests.waiting import eventually
 from trainer_launch.host.net import free_port
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
@@ -200,12 +201,12 @@ def wait_until(
     condition: Callable[[], object], what: str, pods: Sequence[Pod], deadline_s: float, pace_s: float = 0.02
 ) -> None:
     """Wait for a condition; at the deadline fail with all that the pods have said."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            said = "\n".join(f"--- {pod.host.name} {pod.codes}\n{''.join(pod.lines[-60:])}" for pod in pods)
-            raise AssertionError(f"still waiting after {deadline_s} s for: {what}\n{said}")
-        time.sleep(pace_s)  # of asking; the condition decides
+
+    def evidence() -> str:
+        said = (f"--- {pod.host.name} {pod.codes}\n{''.join(pod.lines[-60:])}" for pod in pods)
+        return "\n".join((what, *said))
+
+    eventually(condition, evidence, deadline_s, pace_s)
 
 
 def step_of(folder: Path) -> int:

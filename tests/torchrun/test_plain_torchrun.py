@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.launching import script
 from tests.conftest import require
-from tests.process.world import eventually
 from tests.torchrun.plugin import torchruns
+from tests.waiting import eventually
 from trainer_launch.host.net import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]

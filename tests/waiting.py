@@ -1,0 +1,34 @@
+"""Waiting in tests: for a condition, with a deadline; never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+DEADLINE_S = 60.0  # long enough for a busy machine; a test that passes does not wait for it
+
+
+def eventually(
+    condition: Callable[[], T], what: str | Callable[[], str], within_s: float = DEADLINE_S, pace_s: float = 0.01
+) -> T:
+    """Return the condition's first true value.
+
+    Args:
+        condition: asked every `pace_s` seconds.
+        what: what is awaited, for the failure; a function is called at the deadline, to show how things are then.
+        within_s: seconds until the deadline.
+        pace_s: seconds between two looks.
+
+    Raises:
+        AssertionError: the deadline has passed.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until_s:
+            raise AssertionError(f"not within {within_s:g} s: {what if isinstance(what, str) else what()}")
+        time.sleep(pace_s)
