@@ -201,7 +201,8 @@ def test_exec_becomes_torchrun_with_the_same_plan(tmp_path: Path) -> None:
     words = ("run", "--exec", "--nproc-per-node", "2", "--", "train.py", "x")
     with start(*words, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path) as launcher:
         _, output = launcher.end()
-    torchruns = ["--nnodes=1", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1", "train.py", "x"]
+    torchruns = ["--nnodes=1", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1", "--"]
+    torchruns += ["train.py", "x"]
     assert f"{launcher.pid} {torchruns}" in output
 
 

@@ -170,6 +170,12 @@ def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Pat
     assert flags.stdout == "['y'] True\n"
 
 
+@pytest.mark.parametrize("words", [["--nproc-per-node", "1", "--"], ["--", "torchrun", "--"]])
+def test_an_option_of_the_script_may_begin_like_one_of_torchruns(tmp_path: Path, words: list[str]) -> None:
+    ended = launch("run", *words, script(tmp_path, "import sys\nprint(sys.argv[1:])\n"), "--n=3", "--", "x")
+    assert (ended.returncode, ended.stdout) == (0, "['--n=3', '--', 'x']\n"), ended.stderr
+
+
 LOADER = f"""{RANK}
 import select, subprocess
 # A data loader's worker: in the leader's group, and heard when SIGTERM reaches it.

@@ -83,27 +83,32 @@ def test_one_node_meets_nobody_and_starts_what_was_typed(line: str, words: str) 
     forms = ("--module", "--no-python")
     form = [word for word in shlex.split(words) if word in forms]
     program = [word for word in shlex.split(words) if word not in forms]
-    expected = ["--nnodes=1", "--nproc-per-node=1", "--standalone", *form, "--local-addr=127.0.0.1", *program]
+    expected = ["--nnodes=1", "--nproc-per-node=1", "--standalone", *form, "--local-addr=127.0.0.1", "--", *program]
     assert argv(line, ALONE) == AGENT + shlex.join(expected)
+
+
+@pytest.mark.parametrize("line", ["train.py --n=3 -- x", "torchrun train.py --n=3 -- x", "torchrun -- train.py --n=3 -- x"])
+def test_an_option_of_the_script_that_begins_one_of_torchruns_stays_the_scripts(line: str) -> None:
+    assert argv(line, ALONE).endswith("-- train.py --n=3 -- x")
 
 
 def test_another_interpreter_than_ours_is_kept() -> None:
     assert argv("/opt/python3 train.py", ALONE, python_is_ours=False).endswith(
-        "--no-python --local-addr=127.0.0.1 /opt/python3 train.py"
+        "--no-python --local-addr=127.0.0.1 -- /opt/python3 train.py"
     )
 
 
 def test_a_fixed_job_is_spelled_out_from_the_contract() -> None:
     assert argv("train.py", FIXED) == AGENT + (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=static --node-rank=1 "
-        "--master-addr=job-node-0-0.job --master-port=29500 train.py"
+        "--master-addr=job-node-0-0.job --master-port=29500 -- train.py"
     )
 
 
 def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
     assert argv("train.py", ELASTIC) == AGENT + (
         "--nnodes=1:3 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-worker-0:23456 "
-        "--rdzv-conf=is_host=true --max-restarts=100 train.py"
+        "--rdzv-conf=is_host=true --max-restarts=100 -- train.py"
     )
 
 
@@ -112,7 +117,7 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
         "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
-        "--max-restarts=1000000 --node-rank=0 train.py"
+        "--max-restarts=1000000 --node-rank=0 -- train.py"
     )
     assert plan.hosting is None
     zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
@@ -180,7 +185,7 @@ def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
         "--rdzv-id=127.0.0.1:4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
-        "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 train.py"
+        "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 -- train.py"
     )
     assert plan.hosting is not None
     assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))

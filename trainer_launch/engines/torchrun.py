@@ -35,7 +35,8 @@ def plan(request: Request, reason: str) -> Plan:
     """
     _check_membership(request)
     options, program = _options(request), _program(request)
-    words = (*torchrun_options.render(options), *_unknown(request), *program)
+    # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
+    words = (*torchrun_options.render(options), *_unknown(request), "--", *program)
     fork_server, why = warm.settings(request, options, program[0])
     # Not buffered: workers are, by torch's own doing, and their fork-server may be forked from the agent.
     start = ("-m", "torch.distributed.run") if request.replace_launcher else ("-u", "-c", AGENT)
