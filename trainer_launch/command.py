@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 
+from trainer_launch import launchers
 from trainer_launch.errors import UsageError
 from trainer_launch.torchrun_options import TorchrunCommand, split_command
 
@@ -17,13 +18,6 @@ _PLAIN_FLAGS = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_VALUE = frozenset("WX")
 _PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
 _TORCHRUN = "torch.distributed.run"
-# Modules that start the workers themselves.
-_LAUNCHERS = frozenset(
-    {
-        *("torch.distributed.launch", "deepspeed.launcher.runner"),
-        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
-    }
-)
 
 
 class Kind(str, Enum):
@@ -48,7 +42,15 @@ class Command:
     @property
     def is_worker(self) -> bool:
         """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
-        return self.kind is Kind.SCRIPT or (self.kind is Kind.MODULE and self.program[0] not in _LAUNCHERS)
+        return self.kind is Kind.SCRIPT or (self.kind is Kind.MODULE and self.program[0] not in launchers.MODULES)
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether it is a Python that reads its program from standard input."""
+        if self.kind is not Kind.PROGRAM or not _PYTHON.fullmatch(PurePosixPath(self.argv[0]).name):
+            return False
+        at = _end_of_flags(self.argv)
+        return at is not None and self.argv[at : at + 1] in ((), ("-",))
 
 
 def parse_command(argv: Sequence[str]) -> Command:
@@ -97,18 +99,18 @@ def _python_command(words: tuple[str, ...]) -> Command:
 
 
 def _end_of_flags(words: tuple[str, ...]) -> int | None:
-    """Where Python's own options end: at -m, or at the script; None when they are of a kind that we leave alone."""
+    """Where Python's own options end: at -m, - or the script; None when they are of a kind that we leave alone."""
     at = 1
     while (
         at < len(words)
         and words[at].startswith("-")
-        and words[at] != "-m"
+        and words[at] not in ("-", "-m")
         and not _PLAIN_THEN_M.fullmatch(words[at])
     ):
         letters = words[at][1:]
         values = [place for place, letter in enumerate(letters) if letter in _FLAGS_WITH_VALUE]
         plain = letters[: values[0]] if values else letters
         if not letters or not set(plain) <= _PLAIN_FLAGS:
-            return None  # -c, --version, -mmodule, standard input …
+            return None  # -c, --version, -mmodule …
         at += 2 if values and values[0] == len(letters) - 1 else 1
     return at

@@ -223,6 +223,7 @@ class Plan:
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
     reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what the user should know about this plan
 
 
 # -- how it ended -----------------------------------------------------------------------------

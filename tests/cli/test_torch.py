@@ -176,6 +176,28 @@ def test_an_option_of_the_script_may_begin_like_one_of_torchruns(tmp_path: Path,
     assert (ended.returncode, ended.stdout) == (0, "['--n=3', '--', 'x']\n"), ended.stderr
 
 
+@pytest.mark.parametrize("words", [["run"], ["local", "--nodes", "2"]])
+def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Path, words: list[str]) -> None:
+    program = tmp_path / "w.sh"
+    program.write_text("#!/bin/sh\necho rank $RANK of $WORLD_SIZE\n")
+    program.chmod(0o755)
+    ended = launch(*words, "--nproc-per-node", "2", "--", str(program))
+    assert ended.returncode == 0, ended.stderr
+    size = 4 if "local" in words else 2
+    said = sorted(line.rpartition("] ")[2] for line in ended.stdout.splitlines() if "rank " in line)
+    assert said == [f"rank {rank} of {size}" for rank in range(size)]
+
+
+def test_workers_that_a_launcher_of_their_own_would_start_are_warned_about(tmp_path: Path) -> None:
+    program = tmp_path / "accelerate"
+    program.write_text("#!/bin/sh\necho started\n")
+    program.chmod(0o755)
+    ended = launch("local", "--nodes", "2", "--", str(program), "launch", "--cpu", "x.py")
+    assert ended.stdout.count("started") == 2
+    assert ended.stderr.count("Each of the 2 nodes trains alone unless accelerate launch's own options") == 2
+    assert "trainer-launch run -- x.py" in ended.stderr
+
+
 LOADER = f"""{RANK}
 import select, subprocess
 # A data loader's worker: in the leader's group, and heard when SIGTERM reaches it.

@@ -64,7 +64,7 @@ def main(parsed: Parsed) -> int:
     job = reading.job
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, memory, problem = _plan(reading, settings)
+    plan, memory, odd, problem = _plan(reading, settings)
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
@@ -76,6 +76,7 @@ def main(parsed: Parsed) -> int:
         },
         "warnings": [
             *job.warnings,
+            *odd,
             *([memory.warning] if memory.warning else []),
             *([] if problem is None else [f"no plan: {problem}"]),
             *(
@@ -105,8 +106,10 @@ def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
     return replace(pod, command=parsed.argv or words), load({**typed, **parsed.given}, pod.env)
 
 
-def _plan(reading: Reading, settings: Settings) -> tuple[dict[str, Json] | None, Decision, LaunchError | None]:
-    """This node's place and the plan, or why there is none; without a command only the place."""
+def _plan(
+    reading: Reading, settings: Settings
+) -> tuple[dict[str, Json] | None, Decision, tuple[str, ...], LaunchError | None]:
+    """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
         if settings.hang_timeout is not None:
@@ -116,7 +119,7 @@ def _plan(reading: Reading, settings: Settings) -> tuple[dict[str, Json] | None,
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
-            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, None
+            return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, settings, replace_launcher=settings.exec, scratch=_SCRATCH)
         request = replace(request, shm_is_short=memory.is_short)
@@ -126,9 +129,9 @@ def _plan(reading: Reading, settings: Settings) -> tuple[dict[str, Json] | None,
             **_plan_json(request, made),
             "hang_timeout": settings.hang_timeout,
         }
-        return plan, memory, None
+        return plan, memory, made.warnings, None
     except LaunchError as problem:
-        return None, memory, problem
+        return None, memory, (), problem
 
 
 def _lacking(reading: Reading, plan: Mapping[str, Json]) -> list[str]:

@@ -145,7 +145,7 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
 def _workload(parsed: Parsed, *, is_mpi: bool) -> Workload:
     settings, nodes, nproc = parsed.settings, _nodes(parsed.settings), _nproc(parsed.settings)
     if not is_mpi:
-        return torch_job(nodes, nproc, parsed.argv, settings.grace)
+        return torch_job(nodes, nproc, parsed.argv, settings.grace, asked=settings.nproc_per_node is not None)
     if not nproc.isdigit():
         raise UsageError(f"--nproc-per-node is {nproc!r}; a rehearsal of MPI takes one whole number")
     return mpi_job(nodes, int(nproc), parsed.argv, settings.grace)

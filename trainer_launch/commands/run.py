@@ -128,7 +128,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
 
 def _tell(request: Request, plan: Plan) -> None:
     job, topology = request.job, request.topology
-    for warning in job.warnings:
+    for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
     _log.info(
         "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",

@@ -57,4 +57,6 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
         return named[asked], "--engine names it"
     if job.role == "rank":
         return plain, "this process is already a rank of a running job"
-    return next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
+    engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
+    workers = torchrun.serves_any_program(job, command) if engine is plain else None
+    return (engine, reason) if workers is None else (torchrun, workers)

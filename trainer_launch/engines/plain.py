@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer_launch import run_folder
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import child_env
+from trainer_launch.engines import bypass, child_env
 from trainer_launch.engines.request import Request
 from trainer_launch.model import Job, Plan, Process
 
@@ -14,7 +14,7 @@ NAME = "plain"
 def serves(job: Job, command: Command) -> str | None:
     """Whatever no other engine serves."""
     if command.kind is Kind.PROGRAM:
-        return "the command is no Python program"
+        return "the command is not a Python program"
     if command.kind is Kind.MODULE and not command.is_worker:
         return f"{command.program[0]} starts the workers itself"
     return f"contract {job.contract} starts one program per node"
@@ -42,5 +42,6 @@ def plan(request: Request, reason: str) -> Plan:
         grace_s=request.grace_s,
         stop_order=request.stop_order,
         signals=request.signals,
+        warnings=bypass.warnings(request),
         reasons=(reason,),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer_launch import run_folder, signals, torchrun_options
+from trainer_launch import launchers, run_folder, signals, torchrun_options
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import agents, child_env, meeting, warm
+from trainer_launch.engines import agents, bypass, child_env, meeting, warm
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Job, Plan, Process
@@ -26,6 +26,14 @@ def serves(job: Job, command: Command) -> str | None:
     return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
+def serves_any_program(job: Job, command: Command) -> str | None:
+    """Why it starts workers of a program that no engine knows: the user said how many."""
+    if bypass.workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
+        return None
+    is_free = job.engine in (None, NAME) and launchers.find(command.argv) is None
+    return "the number of workers is given" if is_free else None
+
+
 def plan(request: Request, reason: str) -> Plan:
     """One agent with every option spelled out; it starts the workers.
 
@@ -34,6 +42,7 @@ def plan(request: Request, reason: str) -> Plan:
         UsageError: an option of torchrun is out of its form.
     """
     _check_membership(request)
+    _check_stdin(request)
     options, program = _options(request), _program(request)
     # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
     words = (*torchrun_options.render(options), *_unknown(request), "--", *program)
@@ -89,6 +98,15 @@ def _check_membership(request: Request) -> None:
             f"this pod is the Master of a job of at most {nodes.max} nodes, and there are as many Workers "
             f"(contract {request.job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
             f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
+        )
+
+
+def _check_stdin(request: Request) -> None:
+    workers = request.topology.local_world_size
+    if request.command.reads_stdin and workers != 1:
+        raise UsageError(
+            f"{workers or 'several'} workers cannot read one program from standard input; "
+            f"save it as a file, and run: trainer-launch run -- FILE.py"
         )
 
 

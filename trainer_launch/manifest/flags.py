@@ -40,9 +40,12 @@ ON_A_LAPTOP = {
 }
 
 
-def torch_job(nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float) -> Workload:
+def torch_job(
+    nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False
+) -> Workload:
     """A torch job, or one of any program on every node: all have to succeed, the first failure ends it.
 
+    With `asked` the user has given the number of workers, which then starts workers of any program.
     The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go.
 
     Raises:
@@ -54,7 +57,8 @@ def torch_job(nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: 
         "PET_MASTER_ADDR": _full(_name(NODE, 0)),
         "PET_MASTER_PORT": str(_PORT),
     }
-    words = (_OURS, "run", "--", *map(_as_typed, command))
+    flags = ("--nproc-per-node", nproc_per_node) if asked else ()
+    words = (_OURS, "run", *flags, "--", *map(_as_typed, command))
 
     def draft(node: int) -> Draft:
         container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
