@@ -138,18 +138,18 @@ SECTION = Section(
     name="containers",
     title="Images and containers",
     about="""\
-A container of the image that docker/Dockerfile makes of this tree, beside the same with catatonit (podman's
-`--init`, which does as tini does) and with the program itself as PID 1; read-only, user 1000, no capabilities.
-From where the runtime forked PID 1 until that has its first child, to 10 ms, and all of `podman run` with a
-program that does nothing. Goals: at most 0.5 s to the first child, at most 25 MB for the launcher's own layer
-of an image. `make bench` leaves this out: it needs root, podman and the images of `make test-containers`.""",
+A container of the image that docker/Dockerfile builds from this tree, beside the same image with catatonit
+(podman's `--init`, like tini) and with the program itself as PID 1; read-only, user 1000, no capabilities.
+Measured from PID 1's start to its first child, with a resolution of 10 ms, and for a whole `podman run` of a
+program that does nothing. Goals: at most 0.5 s to the first child, at most 25 MB for the launcher's layer.
+`make bench` leaves this out: it needs root, podman and the images of `make test-containers`.""",
     open=opened,
     versions=versions,
     missing=missing,
     whos=tuple(WAYS),
     causes={
-        FIRST: "Python starts, and reads and checks what the pod was told, before the program.",
-        WHOLE: "Python starts before the program and looks for what it left after it; torch elastic imports torch.",
+        FIRST: "Python starts and validates the contract before the program.",
+        WHOLE: "Python starts before the program and looks for leftovers after it; torch jobs import torch.",
     },
     shown=(FIRST, WHOLE),
     is_by_default=False,

@@ -168,20 +168,20 @@ def versions() -> dict[str, str]:
 
 SECTION = Section(
     name="idle",
-    title="Process 1 while nothing happens",
+    title="PID 1 while idle",
     about=f"""\
-As process 1 of a process namespace of its own, with one program that waits for SIGUSR1: memory, wake-ups and
-CPU over {IDLE_S:g} s of whatever stands beside the program (for s6 its two processes), then the median time of
-{SIGNALS} signals from kill() until the program has heard. `no init` is a shell that waits; its signals go to
-the program itself, so they are what nobody can be faster than.""",
+PID 1 of its own process namespace, with one program that waits for SIGUSR1. Memory, wake-ups and CPU over
+{IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of {SIGNALS} signals,
+from kill() until the program has received it. `no init` is a shell that waits; its signals go to the program
+itself, which is the lower bound.""",
     open=opened,
     versions=versions,
     whos=tuple(init.who for init in INITS),
     shown=("memory (PSS)", "wake-ups", "a signal"),
     causes={
-        "memory": "It is a Python program with psutil; the others are small C programs that do much less.",
-        "wake-ups": "It should have none: see the raw data.",
-        "CPU": "The clock of processes counts in 10 ms: one tick is 3 ms/s here.",
-        "a signal": "It wakes Python, which looks up what the signal is for before it sends it on; C has one call.",
+        "memory": "This is a Python program with psutil; the others are small C programs that do much less.",
+        "wake-ups": "It should have none; see the raw data.",
+        "CPU": "The kernel counts in ticks of 10 ms: one tick is 3 ms/s here.",
+        "a signal": "It wakes Python, which decides what the signal means before it forwards it; C makes one call.",
     },
 )

@@ -210,11 +210,11 @@ SECTION = Section(
     name="mpi",
     title="MPI jobs",
     about=f"""\
-{HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the
-same sshd, key and ssh configuration; the program is `echo`. Bare ones are started when all sshd are up, as
-neither waits for them; and when a host is lost, both end. Both horovodruns are told the network interface, which
-Horovod would look for otherwise, by a Python of its own on each host, and look at each host by ssh first, as in a
-new pod; what they found is kept for an hour otherwise.""",
+{HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the same
+sshd, key and ssh configuration. The program is `echo`. The bare ones start when all sshd are up, because they do
+not wait; when a host is lost, both end. Both horovodruns are given the network interface, which Horovod would
+otherwise look for on each host. Both check each host by ssh first, as in a new pod; otherwise they cache that
+check for an hour.""",
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),
@@ -226,7 +226,7 @@ new pod; what they found is kept for an hour otherwise.""",
     missing=missing,
     shown=(MPIRUN, HOROVODRUN),
     causes={
-        "mpirun": "Before it, two Pythons start: the launcher, and the agent that looks at every host.",
-        "": "Those two Pythons are 0.4 s of it; the rest is not explained yet.",
+        "mpirun": "Two Pythons start first: the launcher, and the agent that checks every host.",
+        "": "These two Pythons take 0.4 s; the rest is not explained yet.",
     },
 )

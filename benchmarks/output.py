@@ -95,11 +95,11 @@ SECTION = Section(
     title="Output",
     about=f"""\
 {MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers at once and carried to one reader.
-The writers' own bytes count, from the first to the last that arrives. `trainer-launch --prefix` and `torchrun
---tee 3` put each worker's label before its lines (torchrun by way of files), `cat` carries them as they are.""",
+Only the writers' own bytes count, from the first to the last that arrives. `trainer-launch --prefix` and `torchrun --tee 3`
+put each worker's label before its lines (torchrun through files); `cat` copies them unchanged.""",
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
     more_is_better=True,
-    causes={"": "cat moves whole blocks and looks at no line; here each line is found and gets its label."},
+    causes={"": "cat copies whole blocks; here each line gets its label."},
 )

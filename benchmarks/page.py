@@ -13,10 +13,9 @@ PAGE = Path(__file__).with_name("RESULTS.md")
 HEAD = """\
 # Results
 
-Written by `make bench`, section by section, from the raw data in [results](results); what each section is for
-and what it needs stands in [README.md](README.md). Contestants run in turn (A B C A B C …) on the same machine.
-A cell is the median, with the least and the most in parentheses; a run that failed is in no median, and said.
-Under each table stands where this project loses, and why."""
+Written by `make bench` from the raw data in [results](results). [README.md](README.md) explains each section and
+what it needs. Contestants run in turn (A B C A B C …) on the same machine. A cell is the median, with minimum and
+maximum in parentheses; failed runs are counted separately. Below each table: where this project loses, and why."""
 
 
 def write(sections: Sequence[Section], folder: Path = FOLDER, page: Path = PAGE) -> None:

@@ -210,14 +210,14 @@ def opened() -> Iterator[Setup]:
 
 SECTION = Section(
     name="preflight",
-    title="Preflight of all nodes together",
+    title="Cluster preflight",
     about="""\
-Simulated nodes on real sockets of this machine, whose pair tests are answered at once, as seen by node 0: from
-the first connection until the last node has its verdict, and what that costs node 0, Python included. Then real
-`trainer-launch preflight` processes that all share this machine, without GPUs: their own checks, roll call, and
-from `standard` on real tests between pairs, by plain sockets unless gloo is named, for which each node imports
-torch. No peer checks all nodes of a job before it starts, but dlrover-run
-with `--network-check`, which runs torch in pairs under its own master, and is not measured here.""",
+Simulated nodes on real sockets of this machine, with pair tests answered at once. Measured on node 0: from the
+first connection until the last node has its verdict, with CPU and memory, Python included. Then real
+`trainer-launch preflight` processes that share this machine, without GPUs: container checks, cluster preflight,
+and from `standard` on real pair tests, over plain sockets unless gloo is named (each node then imports torch).
+Other launchers check nodes before a job, too, but are not measured here: NVSentinel's preflight runs an NCCL
+all-reduce over all nodes, and dlrover-run with `--network-check` runs torch in pairs.""",
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,

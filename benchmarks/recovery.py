@@ -45,9 +45,9 @@ ROWS = {
 }
 
 CAUSES = {
-    "cold": "bash starts the workers at once; here a Python comes first, and then forks of torch.",
-    "memory beside": "torch's agent and the process that workers are forked from both hold torch; bash nothing.",
-    "memory of all": "The same: an agent with torch beside the workers.",
+    "cold": "bash starts the workers at once; here Python starts first and imports torch once.",
+    "memory beside": "torch's agent and the fork server both hold torch; bash does not.",
+    "memory of all": "An agent with torch runs beside the workers.",
 }
 
 
@@ -121,10 +121,10 @@ SECTION = Section(
     name="recovery",
     title="Cold start and recovery",
     about=f"""\
-torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's own
-start, recovery from the SIGKILL, both until the last worker is there. Memory is taken between them. All
-launchers may restart three times; who is not back within {BACK_S:g} s has failed. `shell` is a loop in bash
-that starts all again.""",
+torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's start,
+recovery from the SIGKILL, both until the last worker is ready. Memory is measured in between. All launchers may
+restart three times. A recovery that takes longer than {BACK_S:g} s counts as failed. `shell` is a loop in bash that
+restarts all workers.""",
     open=opened,
     versions=versions_of_launchers,
     whos=(

@@ -58,7 +58,7 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="report",
     title="One call of report()",
-    about="In a training loop: held back, as nearly all calls are; written to the launcher; without any launcher.",
+    about="In a training loop: held back, as nearly all calls are; written to the launcher; without a launcher.",
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
     whos=WHOS,

@@ -85,11 +85,11 @@ SECTION = Section(
     name="startup",
     title="Start-up",
     about=f"""\
-One worker that needs no time itself (it imports nothing), on one node: until its first line, while it does
-nothing for {IDLE_S:g} s, and after its end. Memory and wake-ups are those of the launcher and all its helpers,
-without the program. `trainer-launch` runs it under torch elastic, ready for a fork of torch; `plain` as any
-program. dlrover-run's master, which has a pod of its own on Kubernetes, is up before and not counted. `shell`
-is a loop in bash.""",
+One worker that imports nothing, on one node. Measured until its first line, while it idles for {IDLE_S:g} s, and
+after its end. Memory and wake-ups are those of the launcher and its helpers, without the program.
+`trainer-launch` runs it as a torch worker, ready to fork from a process with torch; `plain` runs it as any
+program. dlrover-run's master, which has its own pod on Kubernetes, is started before and not counted. `shell` is
+a loop in bash.""",
     open=opened,
     versions=versions_of_launchers,
     whos=(
@@ -98,10 +98,10 @@ is a loop in bash.""",
     ),
     shown=tuple(ROWS),
     causes={
-        "to the program": "Python has to start first; under torch elastic, torch is imported as well.",
-        "CPU": "The same: Python and its imports, before the program.",
-        "memory": "Python stays beside the program; under torch elastic, so do an agent and a server with torch.",
-        "wake-ups": "torch elastic's agent looks after its workers ten times a second; a shell waits.",
-        "from the program": "It looks for what the program left behind, and writes the last words, before it ends.",
+        "to the program": "Python starts first; for a torch worker, torch is imported as well.",
+        "CPU": "Python and its imports run before the program.",
+        "memory": "Python stays beside the program; for torch workers, so do torch's agent and a fork server.",
+        "wake-ups": "torch's agent polls its workers ten times a second; a shell waits.",
+        "from the program": "It looks for leftover processes and writes the termination message before it ends.",
     },
 )

@@ -25,21 +25,25 @@ RUN_S = 12.0  # a start, a fault and an end on a quiet machine
 BEYOND, FEWER = "beyond the pod's absence", "with fewer"
 SAVES = ", script saves"
 ABOUT = f"""\
-Three pods with a network, host name, process namespace, /tmp and /dev/shm of their own, one gloo worker each, a
-checkpoint at each step; a kubelet starts a failed pod again after 3 s. Each launcher is its pod's process 1. A
-cell is the time from the fault to the first step in which all train again that should (for a node lost for
-good: the others), `+` the same without those 3 s, `fewer` when an elastic job went on without it before that;
-then how often each pod was started (1/1/1: none anew). `never`: not within {WATCH_S:g} s, tried twice. *fixed*
-has the variables of a Trainer v2 TrainJob, *elastic* those of an elastic PyTorchJob (1 to 3 nodes); *expert*
-sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, last_call_timeout=1, keep_alive_interval=1. All may restart three
-times. accelerate launch and the shell (`exec python train.py` with ranks from the pod's variables) know fixed
-jobs only, ft_launcher and dlrover-run elastic ones; dlrover-run's master has a host of its own that no fault
-touches. Who has not ended 30 s after SIGTERM is killed, as Kubernetes does. A stopped worker: trainer-launch has
-`--hang-timeout 5`; the others are as they come, where ft_launcher's timeouts need calls in the script, and
-dlrover-run's is half an hour. In rows with *script saves*, all workers save and exit with 0 after the step in which
-one of them gets SIGTERM; in all others SIGTERM ends them at once.
+Three pods with their own network, host name, process namespace, /tmp and /dev/shm. Each runs one gloo worker
+that saves a checkpoint at each step; a kubelet restarts a failed pod after 3 s. Each launcher is PID 1 of its pod.
 
-Each row is a section of its own, as all rows take hours: `make bench` measures the first, `make bench-survival`
+A cell is the time from the fault to the first step in which all workers train again (for a node lost for good:
+the others). `+` is the same without those 3 s; `fewer` is when an elastic job continued without the pod before
+that. Then comes how often each pod was started (1/1/1: none restarted). `never`: not within {WATCH_S:g} s, tried
+twice.
+
+- *fixed* has the variables of a Trainer v2 TrainJob, *elastic* those of an elastic PyTorchJob (1 to 3 nodes).
+- *expert* sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, last_call_timeout=1, keep_alive_interval=1.
+- All may restart three times. A process that has not ended 30 s after SIGTERM is killed, as on Kubernetes.
+- accelerate launch and the shell (`exec python train.py` with ranks from the pod's variables) support fixed jobs
+  only, ft_launcher and dlrover-run elastic ones. dlrover-run's master has its own host that no fault touches.
+- A stopped worker: trainer-launch has `--hang-timeout 5`; the others use their defaults. ft_launcher's timeouts
+  need calls in the script, and dlrover-run's is half an hour.
+- *script saves*: all workers save and exit with 0 after the step in which one of them gets SIGTERM. In all other
+  rows SIGTERM ends them at once.
+
+Each row is its own section, because all rows take hours: `make bench` measures the first, `make bench-survival`
 all of them."""
 
 

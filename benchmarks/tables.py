@@ -127,7 +127,7 @@ def quiet_limit(machine: str) -> float:
     return int(machine.split()[0]) / 2
 
 
-BUSY = "**Other work ran on this machine: read these as sizes, not as a record.**"
+BUSY = "**The machine was not idle: read these figures as approximate.**"
 
 
 def circumstances(results: Results) -> str:
@@ -135,7 +135,7 @@ def circumstances(results: Results) -> str:
     text = f"{results.date}; {_where(results)} Load {_loads(results)}."
     lines = [
         f"{text} {BUSY}" if _was_busy(results) else text,
-        f"Medians of {results.repeats}, the least and the most in parentheses. Repeat: `{results.command}`.",
+        f"Medians of {results.repeats}, minimum and maximum in parentheses. Repeat: `{results.command}`.",
         *_absent(results),
     ]
     return "  \n".join(lines)  # a break after each

@@ -104,5 +104,5 @@ def test_a_machine_with_other_work_is_told_so() -> None:
     assert "Other work" not in tables.circumstances(quiet)
     told = tables.circumstances(busy)
     assert "Load 6.0 at the start" in told
-    assert "read these as sizes" in told
+    assert "The machine was not idle" in told
     assert "Not measured: dlrover-run: pip has none." in told
