@@ -171,8 +171,8 @@ SECTION = Section(
     title="PID 1 while idle",
     about=f"""\
 PID 1 of its own process namespace, with one program that waits for SIGUSR1. Memory, wake-ups and CPU over
-{IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of {SIGNALS} signals,
-from kill() until the program has received it. `no init` is a shell that waits; its signals go to the program
+{IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of
+{SIGNALS} signals, from kill() until the program has received it. `no init` is a shell that waits; its signals go to the program
 itself, which is the lower bound.""",
     open=opened,
     versions=versions,
