@@ -172,8 +172,8 @@ SECTION = Section(
     about=f"""\
 PID 1 of its own process namespace, with one program that waits for SIGUSR1. Memory, wake-ups and CPU over
 {IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of
-{SIGNALS} signals, from kill() until the program has received it. `no init` is a shell that waits; its signals go to the program
-itself, which is the lower bound.""",
+{SIGNALS} signals, from kill() until the program has received it. `no init` is a shell that
+waits; its signals go to the program itself, which is the lower bound.""",
     open=opened,
     versions=versions,
     whos=tuple(init.who for init in INITS),
