@@ -270,14 +270,24 @@ def test_a_torch_that_takes_the_signals_for_itself_does_not_keep_them(tmp_path: 
     assert "loader heard nothing" in output, output
 
 
-def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "env"),
+    [
+        (("--grace", "2"), {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}),
+        ((), {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}),
+    ],
+)
+def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path, options, env) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', os.getpid(), flush=True)\n"
     train = script(tmp_path, RANK + deaf + WAIT)
-    with start("run", "--nproc-per-node", "1", "--grace", "2", "--", train) as launcher:
+    with start("run", "--nproc-per-node", "1", *options, "--", train, env=env) as launcher:
         (pid,) = launcher.read_until(r"^ready (\d+)")
         launcher.signal(signal.SIGTERM)
         code, output = launcher.end()
     assert code == 143, output
+    assert "grace 2 s" in output
+    warning = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is 60 s, but workers get SIGKILL after 2 s"
+    assert (warning in output) == bool(options)
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch import grammar, programs, signals
+from trainer_launch import grace, grammar, programs, signals
 from trainer_launch.command import Command, parse_command
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
@@ -68,7 +68,13 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
     job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
-    return with_minimum(job, settings.min_nodes)
+    job = with_minimum(job, settings.min_nodes)
+    _, warning = _grace(settings, command, pod)
+    return replace(job, warnings=(*job.warnings, warning)) if warning and not settings.exec else job
+
+
+def _grace(settings: Settings, command: Command | None, pod: Pod) -> tuple[float, str | None]:
+    return grace.decide(settings.grace, command, pod.env, is_given="grace" in settings.model_fields_set)
 
 
 def request_of(
@@ -96,7 +102,7 @@ def request_of(
         python=sys.executable,
         python_is_ours=bool(command.python) and programs.is_our_python(command.python[0], path),
         engine=settings.engine,
-        grace_s=settings.grace,
+        grace_s=_grace(settings, command, pod)[0],
         stop_order=StopOrder(settings.stop_order),
         signals=signals.parse(settings.signals or ""),
         wait_s=settings.wait_timeout,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainer_launch import programs
+from trainer_launch import grace, programs
 from trainer_launch.command import parse_command
 from trainer_launch.commands import audience, troubles
 from trainer_launch.commands.audience import Audience
@@ -20,7 +20,7 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_nproc, parse_number, shown
 from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.manifest import workload_of
-from trainer_launch.manifest.flags import mpi_job, torch_job
+from trainer_launch.manifest.flags import mpi_job, own_environment, torch_job
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
 from trainer_launch.mpi.typed import is_mpirun
@@ -95,6 +95,11 @@ def main(parsed: Parsed) -> int:
     command = parse_command(parsed.argv)
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
+    is_given = "grace" in settings.model_fields_set
+    launchers_s, _ = grace.decide(
+        settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given
+    )
+    settings = settings.model_copy(update={"grace": launchers_s / _POD_GRACE})
     torchs = command.is_worker or command.torchrun is not None
     if settings.engine == "torchrun" or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod
