@@ -125,7 +125,7 @@ def _ceiling_bytes(host: Host, *, is_asked: bool) -> int:
 
 def _estimate(need: Need) -> str:
     if not need.size_bytes:
-        return "one worker needs no more"
+        return "one worker needs no more" if need.workers else "no worker runs in this pod"
     parts = [] if need.is_guess else ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
     parts += ["how many there will be is not known"] * need.is_guess

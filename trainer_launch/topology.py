@@ -31,6 +31,12 @@ def place(job: Job, host: Host) -> Topology:
     )
 
 
+def hosts_no_rank(job: Job) -> bool:
+    """Whether this pod only runs mpirun: the platform's hostfile names other pods, and nobody typed other hosts."""
+    asked = any(fact.field == "hosts" and fact.origin is Origin.FLAG for fact in job.facts)
+    return bool(job.members) and job.details.get("launcher_in_hostfile") is False and not asked
+
+
 def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, Fact]:
     """OMP_NUM_THREADS for the workers as torchrun sets it, and why; None leaves it unset."""
     if given is not None:

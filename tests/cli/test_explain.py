@@ -68,6 +68,18 @@ def test_people_see_value_origin_and_reason() -> None:
     assert "Plan" in told
 
 
+def test_an_mpi_launcher_that_hosts_no_rank_hears_nothing_of_shared_memory(tmp_path: Path) -> None:
+    env = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+    told = {}
+    for first in ("job-worker-0", "job-launcher"):
+        files = {"/etc/mpi/hostfile": f"{first}.job slots=4\njob-worker-1.job slots=4\n"}
+        (tmp_path / "pod").write_text(json.dumps({"env": env, "files": files, "hostname": "job-launcher"}))
+        done = launch("explain", "--json", "--shm-size", "auto", "--pod", str(tmp_path / "pod"))
+        told[first] = json.loads(done.stdout)["facts"]["shared_memory"]["text"]
+    assert "no worker runs in this pod" in told["job-worker-0"]
+    assert "4 workers may need" in told["job-launcher"]
+
+
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:
     told = launch("explain", "--rendezvous", "torch", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
     assert told.returncode == 2

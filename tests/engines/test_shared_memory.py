@@ -1,4 +1,4 @@
-"""What the engines are told where /dev/shm is too small for them."""
+"""What the engines are told where /dev/shm is too small for them, or ranks may not read each other's memory."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ def test_the_users_own_words_stand(own: dict[str, str]) -> None:
     plan = engines.plan(request("mpirun train", MPI, own, host=GPU_MACHINE, shm_is_short=True))
     env = plan.processes[0].env
     assert {name: env[name] for name in own} == own
+
+
+TWO_COPIES = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
+
+
+def test_open_mpi_copies_through_shared_memory_where_its_ranks_may_not_read_each_others() -> None:
+    allowed = engines.plan(request("mpirun train", MPI)).processes[0].env
+    refused = engines.plan(request("mpirun train", MPI, copies_are_refused=True)).processes[0].env
+    assert dict(refused) == dict(allowed) | TWO_COPIES
+
+
+@pytest.mark.parametrize("name", TWO_COPIES)
+def test_a_way_of_copying_that_the_user_has_chosen_stays(name: str) -> None:
+    plan = engines.plan(request("mpirun train", MPI, {name: "xpmem"}, copies_are_refused=True))
+    assert {key: value for key, value in plan.processes[0].env.items() if key in TWO_COPIES} == {name: "xpmem"}

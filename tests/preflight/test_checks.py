@@ -21,7 +21,7 @@ from trainer_launch.host.limits import Limits
 from trainer_launch.host.shm import Segment
 from trainer_launch.host.tryout import Tried
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
-from trainer_launch.preflight import dns
+from trainer_launch.preflight import dns, shm
 from trainer_launch.preflight.subject import Subject
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
@@ -454,3 +454,12 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
 def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:
     finding = the_one_finding(subject(lookup=Names(ADDRESSES | {"job-node-0-1": None})))
     assert (finding.check, finding.status) == ("own-name", Status.WARN)
+
+
+def test_an_mpi_launcher_that_hosts_no_rank_needs_no_shared_memory() -> None:
+    launcher = replace(HEALTHY.job, role="launcher", engine="mpirun", details={"launcher_in_hostfile": False})
+    small = {"shm_bytes": MIB, "shm_free_bytes": MIB}
+    (finding,) = shm.check(subject(host=small, job=launcher))
+    assert (finding.status, finding.text) == (Status.PASS, "1 MiB; left as it is; no worker runs in this pod")
+    (finding,) = shm.check(subject(host=small, job=replace(launcher, details={"launcher_in_hostfile": True})))
+    assert finding.status is Status.WARN

@@ -122,7 +122,8 @@ def _plan(
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, settings, replace_launcher=settings.exec, scratch=_SCRATCH)
-        request = replace(request, shm_is_short=memory.is_short)
+        refused = ground.copies_are_refused(reading.job, reading.command, say=False)
+        request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
             **placed,

@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trainer_launch import run_folder
+from trainer_launch.command import Command
 from trainer_launch.commands.gather import Reading
 from trainer_launch.errors import NodeError
 from trainer_launch.host import shm
 from trainer_launch.host.leftovers import Ground
-from trainer_launch.model import Topology
+from trainer_launch.host.tryout import try_out
+from trainer_launch.model import Job, Topology
+from trainer_launch.mpi import typed
 from trainer_launch.settings import Settings
 from trainer_launch.shared_memory import Decision, Need, decide
 from trainer_launch.sizes import MIB
+from trainer_launch.topology import hosts_no_rank
 
+_MPI = ("mpirun", "sshd")
+_TRY_S = 5.0  # it takes 50 ms
 _log = logging.getLogger(__name__)
 
 
@@ -71,11 +77,28 @@ def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decisi
     return decision
 
 
+def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -> bool:
+    """Whether Open MPI's ranks may not read each other's memory here; tried in a child, and only for MPI."""
+    if job.engine not in _MPI and not (command and typed.is_mpirun(command.argv[0])):
+        return False
+    tried = try_out("copy", "-", _TRY_S)
+    is_refused = tried.errno is not None and tried.stage == "process_vm_readv"
+    if is_refused and say:
+        _log.info(
+            "process_vm_readv is refused in this container (%s), as by the default seccomp profile: "
+            "Open MPI is told to copy through shared memory",
+            os.strerror(tried.errno or 0),
+        )
+    return is_refused
+
+
 def _need(reading: Reading, topology: Topology) -> Need:
     job = reading.job
     if job.role == "rank":
         return Need()  # one of several processes in a pod that somebody else owns
-    gpus, is_mpi = reading.host.gpus.count, job.engine in ("mpirun", "sshd")
+    if hosts_no_rank(job):
+        return Need(workers=0)
+    gpus, is_mpi = reading.host.gpus.count, job.engine in _MPI
     if job.nproc_per_node is None and is_mpi:
         # Only the job's launcher knows; two are the least that share anything.
         return Need(workers=max(gpus, 2), on_gpus=gpus > 0, is_mpi=True, is_guess=True)

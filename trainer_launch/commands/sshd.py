@@ -93,7 +93,8 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         path=reading.pod.env.get("PATH"),
     )
     asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
-    asked = replace(asked, shm_is_short=memory.is_short)
+    refused = ground.copies_are_refused(job, None)
+    asked = replace(asked, shm_is_short=memory.is_short, copies_are_refused=refused)
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
     addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])

@@ -11,6 +11,10 @@ from trainer_launch.torchrun_options import OPTIONS, check_value
 
 _MPI = ("mpirun", "sshd")
 _OPEN_MPI = "OMPI_MCA_btl_"
+# Large messages go through shared memory, without process_vm_readv. Open MPI 3 and 4 would log "Read -1, expected
+# N, errno = 1" for each message (open-mpi/ompi#4948). From 5.0, CMA is a component of its own.
+# On mpirun's command line the same parameters take precedence.
+_TWO_COPIES = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
 
 
 def agent(request: Request) -> dict[str, str]:
@@ -30,20 +34,21 @@ def plain(request: Request) -> dict[str, str]:
 
 
 def sparing(request: Request, env: dict[str, str]) -> dict[str, str]:
-    """Where /dev/shm is too small, what makes NCCL, Open MPI and UCX leave it alone; the user's own words stand.
+    """What makes engines do without what this container lacks; the user's own words stand.
 
-    NCCL goes through sockets or InfiniBand instead where GPUs cannot reach each other directly (its user guide,
-    NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere (vader's in 3.1 to 4.x,
-    open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
+    Where /dev/shm is too small, NCCL goes through sockets or InfiniBand instead where GPUs cannot reach each other
+    directly (its user guide, NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere
+    (vader's in 3.1 to 4.x, open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
     """
-    if not request.shm_is_short:
-        return env
-    if request.host.gpus.count:
-        env.setdefault("NCCL_SHM_DISABLE", "1")
-    if request.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
-        env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}
-    if request.job.engine in _MPI:
-        env.setdefault("UCX_POSIX_DIR", "/tmp")
+    if request.shm_is_short:
+        if request.host.gpus.count:
+            env.setdefault("NCCL_SHM_DISABLE", "1")
+        if request.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
+            env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}
+        if request.job.engine in _MPI:
+            env.setdefault("UCX_POSIX_DIR", "/tmp")
+    if request.copies_are_refused and env.keys().isdisjoint(_TWO_COPIES):
+        env |= _TWO_COPIES
     return env
 
 

@@ -43,4 +43,5 @@ class Request:
     preload: tuple[str, ...]  # what they find imported besides torch
     scratch: str  # a private folder for this run's files
     shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
+    copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod

@@ -11,6 +11,7 @@ from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.preflight.subject import Subject
 from trainer_launch.shared_memory import Need
 from trainer_launch.sizes import MIB, in_mib
+from trainer_launch.topology import hosts_no_rank
 
 NAME = "shm"
 OF_A_CONTAINER = True
@@ -26,7 +27,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield _said("/dev/shm is not there", None, Status.FAIL, "mount an emptyDir with medium: Memory at /dev/shm")
         return
     need = Need(
-        workers=subject.workers,
+        workers=0 if hosts_no_rank(subject.job) else subject.workers,
         on_gpus=host.gpus.count > 0,
         is_mpi=subject.job.engine in ("mpirun", "sshd"),
     )
