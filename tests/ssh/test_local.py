@@ -138,4 +138,4 @@ def test_it_needs_no_root() -> None:
 def test_slots_are_numbers(tmp_path) -> None:
     ended = launch("local", "--engine", "mpi", "--nproc-per-node", "auto", "--", "true")
     assert ended.returncode == 2
-    assert "a rehearsal of MPI takes one whole number" in ended.stderr
+    assert "for --nproc-per-node: expected a number for an MPI job" in ended.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainer_launch import grace, programs
 from trainer_launch.command import parse_command
@@ -17,16 +17,18 @@ from trainer_launch.commands.rehearse import Job, rehearse
 from trainer_launch.commands.running import use_color
 from trainer_launch.commands.staging import Setting
 from trainer_launch.errors import UsageError
-from trainer_launch.grammar import MAX_COUNT, parse_nproc, parse_number, shown
+from trainer_launch.grammar import parse_node_range, parse_nproc, shown
 from trainer_launch.horovodrun_options import is_horovodrun
 from trainer_launch.manifest import workload_of
-from trainer_launch.manifest.flags import mpi_job, own_environment, torch_job
+from trainer_launch.manifest.flags import elastic_job, mpi_job, own_environment, torch_job
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
+from trainer_launch.model import NodeRange
 from trainer_launch.mpi.typed import is_mpirun
 from trainer_launch.rehearsal.ability import wants_memory_groups
 from trainer_launch.rehearsal.asked import Asked
 from trainer_launch.settings import Settings
+from trainer_launch.sizes import counted
 
 HELP = "rehearse a job on this machine: each pod is a launcher of its own"
 USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
@@ -110,8 +112,10 @@ def main(parsed: Parsed) -> int:
         own_network=own_network,
         own_memory=wants_memory_groups(asked.samples),
     )
-    job = troubles.fitted(Job(workload=_workload(parsed, is_mpi=is_mpi), asked=asked, audience=followers))
-    return rehearse(job, settings, setting)
+    make = _maker(parsed, asked, is_mpi=is_mpi)
+    grown = make if _nodes(settings).fixed is None else None
+    job = Job(workload=make(0), grown=grown, asked=asked, audience=followers)
+    return rehearse(troubles.fitted(job), settings, setting)
 
 
 def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_network: bool) -> int:
@@ -147,13 +151,32 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
     return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
-def _workload(parsed: Parsed, *, is_mpi: bool) -> Workload:
-    settings, nodes, nproc = parsed.settings, _nodes(parsed.settings), _nproc(parsed.settings)
-    if not is_mpi:
-        return torch_job(nodes, nproc, parsed.argv, settings.grace, asked=settings.nproc_per_node is not None)
-    if not nproc.isdigit():
-        raise UsageError(f"--nproc-per-node is {nproc!r}; a rehearsal of MPI takes one whole number")
-    return mpi_job(nodes, int(nproc), parsed.argv, settings.grace)
+def _maker(parsed: Parsed, asked: Asked, *, is_mpi: bool) -> Callable[[int], Workload]:
+    """The job of the flags, with that many nodes more than it begins with."""
+    settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
+    nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
+    if is_mpi:
+        if nodes.fixed is None:
+            raise UsageError(f"invalid value {shown(str(nodes))} for --nodes: expected N for an MPI job")
+        if not nproc.isdigit():
+            raise UsageError(f"invalid value {shown(nproc)} for --nproc-per-node: expected a number for an MPI job")
+        return lambda _: mpi_job(nodes.max, int(nproc), argv, grace_s)
+    if nodes.fixed is not None:
+        return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says)
+    first = _first(nodes, asked)
+    return lambda more: elastic_job(nodes, first + more, nproc, argv, grace_s, asked=says)
+
+
+def _first(nodes: NodeRange, asked: Asked) -> int:
+    """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
+    added = sum(fault.kind == "add node" for fault in asked.faults)
+    if nodes.max - added < nodes.min:
+        room = counted(nodes.max - nodes.min, "added node")
+        raise UsageError(
+            f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
+            f"use --nodes {nodes.min}:{nodes.min + added}"
+        )
+    return nodes.max - added
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
@@ -189,16 +212,16 @@ def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:
     return {name.upper(): str(value) for name, value in values.items() if value is not None}
 
 
-def _nodes(settings: Settings) -> int:
+def _nodes(settings: Settings) -> NodeRange:
     text = settings.nodes or "1"
-    number = parse_number(text, 0, MAX_COUNT)
-    if number is None:
-        raise UsageError(f"--nodes is {shown(text)}; a rehearsal takes one whole number")
-    return number
+    nodes = parse_node_range(text)
+    if nodes is None:
+        raise UsageError(f"invalid value {shown(text)} for --nodes: expected N, or MIN:MAX with MIN at most MAX")
+    return nodes
 
 
 def _nproc(settings: Settings) -> str:
     text = settings.nproc_per_node or "1"
     if parse_nproc(text) is None:
-        raise UsageError(f"--nproc-per-node is {shown(text)}; expected a number, or auto, gpu, cpu")
+        raise UsageError(f"invalid value {shown(text)} for --nproc-per-node: expected a number, auto, gpu or cpu")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from trainer_launch.rehearsal import asked as asking
 from trainer_launch.rehearsal import chaos as chances
 from trainer_launch.rehearsal.asked import Asked
 from trainer_launch.rehearsal.fault import Fault
+
+_log = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +63,12 @@ def isolate(wanted: Asked) -> bool:
     machine = isolating.check(wanted.samples)
     if ability.wants_own_network(wanted.samples):
         isolating.enter(machine)  # does not return
+    if ability.wants_names(wanted.faults):
+        machine = isolating.look(network=True, memory=False)
+        why = ability.why_no_network(machine)
+        if not why:
+            isolating.enter(machine)
+        _log.warning("the loss of node 0 cannot be survived here, because pods have no names of their own: %s", why)
     return False
 
 
@@ -73,8 +82,8 @@ def fitted(job: Job) -> Job:
     grown = [fault for fault in wanted.faults if fault.kind == "add node"]
     if grown and job.grown is None:
         raise UsageError(
-            f"--fault {shown(grown[0].text)}: a job from flags has a fixed number of nodes; a node can be "
-            "added to a job with Worker replicas, by -f"
+            f"--fault {shown(grown[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
         )
     if grown and job.grown is not None:
         job.grown(len(grown))

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.errors import UsageError
+from trainer_launch.manifest import v1, v1_pytorch
 from trainer_launch.manifest.baking import env_items
+from trainer_launch.manifest.fields import Field
+from trainer_launch.manifest.request import Request
 from trainer_launch.manifest.values import Container, Draft, File, Rules, Success, Template, Workload
+from trainer_launch.model import NodeRange
 
 KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
@@ -57,8 +61,7 @@ def torch_job(
         "PET_MASTER_ADDR": _full(_name(NODE, 0)),
         "PET_MASTER_PORT": str(_PORT),
     }
-    flags = ("--nproc-per-node", nproc_per_node) if asked else ()
-    words = (_OURS, "run", *flags, "--", *map(_as_typed, command))
+    words = _run(command, nproc_per_node if asked else None)
 
     def draft(node: int) -> Draft:
         container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
@@ -66,6 +69,44 @@ def torch_job(
 
     drafts = tuple(map(draft, range(nodes)))
     return _job(drafts, tuple(one.hostname for one in drafts), {"PET_MASTER_PORT": drafts[0].hostname})
+
+
+def elastic_job(
+    nodes: NodeRange,
+    started: int,
+    nproc_per_node: str,
+    command: Sequence[str],
+    grace_s: float,
+    *,
+    asked: bool = False,
+) -> Workload:
+    """A torch job with a range of nodes: an elastic PyTorchJob that begins with `started` pods.
+
+    Raises:
+        UsageError: more nodes than a laptop has room for.
+    """
+    container = {"name": "pytorch", "command": list(_run(command, nproc_per_node if asked else None))}
+    workers = {"replicas": started, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    spec = {
+        "nprocPerNode": nproc_per_node,
+        "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": _checked(nodes.max), "rdzvBackend": "c10d"},
+        "pytorchReplicaSpecs": {"Worker": workers},
+    }
+    document = Field({"metadata": {"name": JOB}, "spec": spec}, "", "the options")
+    made = v1_pytorch.read(Request(job=document))
+    drafts = tuple(_labelled(replace(one, template=replace(one.template, grace_s=grace_s))) for one in made.drafts)
+    return replace(made, drafts=drafts)
+
+
+def _run(command: Sequence[str], nproc_per_node: str | None = None) -> tuple[str, ...]:
+    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
+    return (_OURS, "run", *flags, "--", *map(_as_typed, command))
+
+
+def _labelled(draft: Draft) -> Draft:
+    """Its workers' lines begin with its index."""
+    label = env_items({"TRAINER_LAUNCH_NODE_LABEL": str(draft.index)})
+    return replace(draft, template=v1.with_env(draft.template, label))
 
 
 def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
@@ -89,7 +130,7 @@ def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: fl
     }
     runs = Container(
         name=NODE,
-        command=(_OURS, "run", "--", *map(_as_typed, command)),
+        command=_run(command),
         items=env_items(told),
         files={**keys, _HOSTFILE: File(hosts, 0o444)},
     )

@@ -42,6 +42,13 @@ def wants_own_network(faults: Iterable[Fault]) -> bool:
     return any(fault.kind in OWN_NETWORK for fault in faults)
 
 
+def wants_names(faults: Iterable[Fault]) -> bool:
+    """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
+    return any(
+        fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
+    )
+
+
 def wants_memory_groups(faults: Iterable[Fault]) -> bool:
     """Whether one of these needs pods with a memory limit of their own."""
     return any(fault.kind == "oom" for fault in faults)
@@ -59,10 +66,11 @@ def _why_not(kind: str, machine: Machine) -> str:
         return "" if machine.memory else machine.why_no_memory
     if kind not in OWN_NETWORK:
         return ""
-    return _why_no_network(machine) or (_why_no_limit(machine) if kind == "slow link" else "")
+    return why_no_network(machine) or (_why_no_limit(machine) if kind == "slow link" else "")
 
 
-def _why_no_network(machine: Machine) -> str:
+def why_no_network(machine: Machine) -> str:
+    """Why pods cannot have a network of their own here, and what to do; "" when they can."""
     missing = [program for program in PROGRAMS if program in machine.missing]
     if missing:
         return f"{' and '.join(missing)} not found in PATH; install {_packages(missing)}"

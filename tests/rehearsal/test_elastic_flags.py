@@ -1,0 +1,114 @@
+"""`local --nodes MIN:MAX`: an elastic job without a manifest shrinks, grows, and survives node 0."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script
+from tests.conftest import require
+from trainer_launch.commands import isolating
+from trainer_launch.contracts import read_job
+from trainer_launch.contracts.snapshot import SnapshotFiles
+from trainer_launch.contracts.source import Pod
+from trainer_launch.manifest.baking import pods
+from trainer_launch.manifest.flags import elastic_job
+from trainer_launch.model import NodeRange
+from trainer_launch.rehearsal import ability
+from trainer_launch.rehearsal.fault import Fault
+from trainer_launch.rehearsal.grammar import parse
+
+TRAIN = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+saved, enough = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+step = int(saved.read_text()) if saved.exists() else 0
+print("begun at", step, "with", dist.get_world_size(), flush=True)
+while step < 20 or dist.get_world_size() != enough:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+    step += 1
+    if dist.get_rank() == 0:
+        beside = saved.with_name("new")
+        beside.write_text(str(step))
+        os.replace(beside, saved)
+    print("step", step, flush=True)
+dist.barrier()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+
+
+def faults(*texts: str) -> tuple[Fault, ...]:
+    return tuple(map(parse, texts))
+
+
+def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> list[str]:
+    """With how many workers the worker of a node has begun, each time."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    words = ("--nodes", nodes, "--max-lost-steps", "1000", "--fault", fault)
+    train = script(tmp_path, TRAIN)
+    ended = launch("local", *words, "--", train, str(tmp_path / "saved"), str(enough))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return re.findall(rf"^\[{watched}:\d+\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("fault", "enough", "want"),
+    [("kill pod back=never at=step:5", 1, ["2", "1"]), ("add node at=step:5", 2, ["1", "2"])],
+)
+def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_size(
+    tmp_path: Path, fault: str, enough: int, want: list[str]
+) -> None:
+    assert sizes(tmp_path, "1:2", enough, fault, watched=0)[-2:] == want
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+@pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
+def test_the_survivors_go_on_without_node_0(tmp_path: Path) -> None:
+    why = ability.why_no_network(isolating.look(network=True, memory=False))
+    require(not why, why)
+    assert sizes(tmp_path, "1:3", 2, "kill pod node=0 back=never at=step:5", watched=1)[-2:] == ["3", "2"]
+
+
+def test_only_the_loss_of_node_0_for_good_needs_the_pods_names() -> None:
+    assert ability.wants_names(faults("kill pod node=0 back=never"))
+    assert ability.wants_names(faults("kill pod", "term pod node=0 back=never at=3s"))
+    assert not ability.wants_names(faults("kill pod node=0", "kill pod back=never", "kill worker node=0"))
+
+
+def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
+    made = pods(elastic_job(NodeRange(1, 3), 2, "4", ("train.py", "$HOME"), 25.0))
+    assert [pod.name for pod in made] == ["local-worker-0", "local-worker-1"]
+    assert [pod.main.env["TRAINER_LAUNCH_NODE_LABEL"] for pod in made] == ["0", "1"]
+    assert made[0].main.command == ("trainer-launch", "run", "--", "train.py", "$HOME")
+    assert made[0].draft.template.grace_s == 25.0
+    found = Pod(env=made[1].main.env, files=SnapshotFiles({}), hostname=made[1].name)
+    job = read_job(found)
+    assert (job.contract, job.nodes, job.nproc_per_node) == ("pytorchjob-v1-elastic", NodeRange(1, 3), 4)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--nodes", "2:1"), "invalid value '2:1' for --nodes: expected N, or MIN:MAX with MIN at most MAX"),
+        (("--nodes", "0"), "invalid value '0' for --nodes"),
+        (("--nodes", "1:2", "--engine", "mpi"), "invalid value '1:2' for --nodes: expected N for an MPI job"),
+        (("--nodes", "2:3", "--fault", "add node", "--fault", "add node at=9s"), "leaves room for 1 added node,"),
+        (("--nodes", "1:201"), "--nodes is 201"),
+    ],
+)
+def test_a_range_that_does_not_fit_is_one_error(words: tuple[str, ...], part: str) -> None:
+    ended = launch("local", *words, "--", "true")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert part in ended.stderr
+    assert "Traceback" not in ended.stderr
