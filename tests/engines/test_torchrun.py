@@ -116,13 +116,13 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
-        "--rdzv-id=job-node-0-0.job:29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
+        "--rdzv-id=job-node-0-0.job-29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 -- train.py"
     )
     assert plan.hosting is None
     zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
     assert zero.hosting == Hosting(
-        job="job-node-0-0.job:29500",
+        job="job-node-0-0.job-29500",
         host="",
         port=29500,
         nodes=NodeRange(2, 2),
@@ -184,7 +184,7 @@ def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
     plan = engines.plan(request("train.py", ALONE, our_rendezvous=True))
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
-        "--rdzv-id=127.0.0.1:4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
+        "--rdzv-id=127.0.0.1-4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 -- train.py"
     )
     assert plan.hosting is not None
@@ -356,11 +356,11 @@ def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> N
 
 def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
     one = engines.plan(request("train.py", FIXED, our_rendezvous=True))
-    assert one.meeting == ("job-node-0-0.job:29500", Endpoint("job-node-0-0.job", 29500))
+    assert one.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
     zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
-    assert zero.meeting == ("job-node-0-0.job:29500", Endpoint("localhost", 29500)), "its own name may not resolve"
+    assert zero.meeting == ("job-node-0-0.job-29500", Endpoint("localhost", 29500)), "its own name may not resolve"
     alone = engines.plan(request("train.py", ALONE, our_rendezvous=True))
-    assert alone.meeting == ("127.0.0.1:4242", Endpoint("localhost", 4242))
+    assert alone.meeting == ("127.0.0.1-4242", Endpoint("localhost", 4242))
     assert engines.plan(request("train.py", ETCD, our_rendezvous=True)).meeting is None
 
 
@@ -369,7 +369,7 @@ def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
     named = replace(MACHINE, hostname="job-node-0-1")
     made = engines.plan(request("train.py", elastic, our_rendezvous=True, host=named))
     assert made.hosting is not None, "each hosts one"
-    assert made.meeting == ("job-node-0-0.job:29500", Endpoint("job-node-0-0.job", 29500))
+    assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -377,4 +377,13 @@ def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) 
     job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
     made = engines.plan(request("train.py", job, our_rendezvous=True))
     assert made.meeting is not None
-    assert made.meeting[0] == "here:29500", "an old operator tells the others node 0's name"
+    assert made.meeting[0] == "here-29500", "an old operator tells the others node 0's name"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"), [("fd00::1", "fd00-1-29500"), ("job-node-0-0.job", "job-node-0-0.job-29500")]
+)
+def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_after_it(address, name) -> None:
+    job = replace(FIXED, coordinator=Endpoint(address, 29500))
+    made = engines.plan(request("train.py", job, our_rendezvous=True))
+    assert f"--rdzv-id={name}" in made.processes[0].argv

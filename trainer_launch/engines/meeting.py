@@ -142,15 +142,20 @@ def _job_id(request: Request, coordinator: Endpoint) -> str:
 
 
 def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
-    """What tells this job from another at the same address."""
+    """What tells this job from another at the same address: the user's run id, else host and port of node 0."""
     rendezvous = topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
     if coordinator.is_loopback and topology.nodes is not None and topology.nodes.max > 1:
         # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
         # is on the same machine.
-        return str(Endpoint(hostname, coordinator.port))
-    return str(coordinator)
+        return _as_name(Endpoint(hostname, coordinator.port))
+    return _as_name(coordinator)
+
+
+def _as_name(endpoint: Endpoint) -> str:
+    """Without colons and brackets: workers see it as TORCHELASTIC_RUN_ID, and torch names folders after it."""
+    return re.sub(r"[^\w.-]+", "-", str(endpoint)).strip("-")
 
 
 def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
