@@ -180,8 +180,8 @@ class Process:
     argv: tuple[str, ...]
     env: Mapping[str, str]  # complete, not a delta
     cwd: str | None = None
-    label: str | None = None  # prefix for its lines; None: it inherits our output untouched
-    rank_labels: tuple[str, ...] = ()  # prefixes for the workers it starts itself, by local rank
+    label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
+    rank_labels: tuple[str | None, ...] = ()  # likewise for the workers it starts itself, by local rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,7 +152,7 @@ class Settings(BaseSettings):
         None, description="folder for the stacks of workers that hang; default: the system's temporary one"
     )
     progress_file: str | None = Field(
-        None, description="file whose change is a sign of progress, beside output (--prefix) and report()"
+        None, description="file whose change is a sign of progress, beside output and report()"
     )
     preflight: Literal["enforce", "warn", "off"] = Field(
         "enforce",

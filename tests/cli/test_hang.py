@@ -136,6 +136,36 @@ def test_when_the_budget_is_spent_the_last_words_name_the_hang(tmp_path: Path) -
     assert any(line.startswith("rank 1: state T") for line in rest)
 
 
+BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0.3)\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--prefix",)], ids=["plain", "prefix"])
+@pytest.mark.parametrize("workers", [(), ("--nproc-per-node", "1")], ids=["program", "worker"])
+def test_who_prints_and_sleeps_does_not_hang(
+    tmp_path: Path, options: tuple[str, ...], workers: tuple[str, ...]
+) -> None:
+    if workers:
+        require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    watched = ("--hang-timeout", "1", "--hang-dir", str(tmp_path / "stacks"), *options, *workers)
+    ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
+    assert ended.returncode == 0, ended.stderr
+    assert "attempt=1" in ended.stderr
+    assert ended.stdout.count("beat 15") == 1
+    assert saved(tmp_path / "stacks") == []
+
+
+@pytest.mark.torch
+def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    torchrun = ("torchrun", "--nproc-per-node", "1", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    train = script(tmp_path, BEAT)
+    ended = launch("run", "--hang-timeout", "1", "--hang-dir", str(tmp_path), "--", *torchrun, train)
+    assert ended.returncode == 0, ended.stderr
+    assert "attempt=1" in ended.stderr
+    (log,) = (tmp_path / "logs").rglob("stdout.log")
+    assert "beat 15" in log.read_text()
+
+
 def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tmp_path: Path) -> None:
     words = tmp_path / "words"
     options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))

@@ -81,6 +81,26 @@ def test_the_last_words_name_reason_node_and_exit_code(tmp_path: Path) -> None:
     assert "out of luck" in rest
 
 
+REFUSES = "import argparse\nargparse.ArgumentParser(prog='train.py').parse_args()\n"
+WITHOUT_RANK = (
+    "raise ValueError('Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
+    "expected, but not set')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "why"),
+    [(REFUSES, "ProgramError", "it refuses its arguments"), (WITHOUT_RANK, "Misconfigured", "told it its place")],
+    ids=["arguments", "RANK"],
+)
+def test_refused_arguments_and_a_missing_rank_are_recognised_by_default(
+    tmp_path: Path, program: str, reason: str, why: str
+) -> None:
+    ended = launch("run", "--", "python", script(tmp_path, program), "--lr=1")
+    assert f"reason={reason} " in ended.stderr
+    assert why in ended.stderr
+
+
 def test_asked_to_stop_the_pod_ends_with_143_even_if_the_program_saved_and_left_with_0() -> None:
     program = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     with start("run", "--", "sh", "-c", program) as launcher:

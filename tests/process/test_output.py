@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.process.world import PID1, PYTHON, Launcher, require_namespaces, survivors, worker
+from tests.process.world import (
+    DEADLINE_S,
+    DRIVER,
+    PID1,
+    PYTHON,
+    ROOT,
+    Launcher,
+    eventually,
+    require_namespaces,
+    survivors,
+    worker,
+)
 from trainer_launch.supervisor.lines import CUT
 
 pytestmark = pytest.mark.process
@@ -76,6 +91,58 @@ def test_without_a_label_output_is_untouched(tmp_path):
     with Launcher(tmp_path, ["sh", "-c", "printf 'a\\rb'; readlink /proc/self/fd/1"]) as launcher:
         assert launcher.wait() == 0
         assert launcher.output().startswith(b"a\rb" + str(tmp_path).encode())
+
+
+def test_stderr_without_a_label_is_passed_on_byte_for_byte_as_it_comes(tmp_path):
+    text = "bytes(range(256)) + b'10%\\r20%\\r\\n' + b'x' * 300_000 + b'\\n\\n?'"
+    program = f"import sys;e=open(2,'wb',0);e.write({text});sys.stdin.read();e.write(b' end')"
+    told, err = eval(text), tmp_path / "err"
+    with err.open("wb") as file:
+        launcher = subprocess.Popen(
+            [sys.executable, str(DRIVER), json.dumps({"processes": [{"argv": [*PYTHON, "-c", program]}]})],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "LEVEL": "CRITICAL"},
+            stdin=subprocess.PIPE,
+            stderr=file,
+        )
+    with launcher:
+        eventually(lambda: err.read_bytes() == told, "an unfinished line is shown at once")
+        launcher.stdin.close()
+        assert launcher.wait(DEADLINE_S) == 0
+    assert err.read_bytes() == told + b" end"
+
+
+def test_what_goes_to_one_file_keeps_its_order(tmp_path):
+    program = "import os\nfor n in range(2000): os.write(1 + n % 2, b'%d\\n' % n)"
+    merged = ("sh", "-c", 'exec "$@" 2>&1', "sh")
+    with Launcher(tmp_path, {"argv": [*PYTHON, "-c", program]}, wrap=merged) as launcher:
+        assert launcher.wait() == 0
+        numbers = [int(line) for line in launcher.output().split(b"\n") if line.isdigit()]
+    assert numbers == list(range(2000))
+
+
+def test_a_program_sees_the_terminal_that_we_have(tmp_path):
+    ours, theirs = pty.openpty()
+    program = "import os;print([os.isatty(fd) for fd in (0, 1, 2)], file=open(os.environ['SEEN'], 'w'))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SEEN": str(tmp_path / "seen")}
+    spec = json.dumps({"processes": [{"argv": [*PYTHON, "-c", program]}]})
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen([sys.executable, str(DRIVER), spec], env=env, **streams) as launcher:
+        assert launcher.wait(DEADLINE_S) == 0
+    os.close(ours)
+    os.close(theirs)
+    assert (tmp_path / "seen").read_text() == "[True, True, True]\n"
+
+
+@pytest.mark.parametrize("lines", [1, 5000])
+def test_the_last_words_hold_the_last_lines_of_a_program_without_a_label(tmp_path, lines):
+    words = tmp_path / "words"
+    words.touch()
+    program = f"import sys;[print('line', n, file=sys.stderr) for n in range({lines})];sys.exit('ValueError: bad')"
+    with Launcher(tmp_path, [*PYTHON, "-c", program], last_words=str(words)) as launcher:
+        assert launcher.wait() == 1
+    first, *rest = words.read_text().splitlines()
+    assert first.endswith("| main ended with exit code 1: ValueError: bad")
+    assert rest[-3:-1] == [f"line {lines - 1}", "ValueError: bad"]
 
 
 def test_the_reader_of_our_output_goes_away(tmp_path):

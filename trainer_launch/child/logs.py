@@ -16,12 +16,12 @@ _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 class PipedLogs(LogsSpecs):
-    """Send each worker's stdout and stderr to given paths, by local rank; leave all else to `inner`.
+    """Send each worker's stdout and stderr to given paths (None: inherited), by local rank; the rest is `inner`'s.
 
     Streams that the user redirects or tees with torchrun's own options keep going there.
     """
 
-    def __init__(self, paths: list[list[str]], inner: LogsSpecs) -> None:
+    def __init__(self, paths: list[list[str | None]], inner: LogsSpecs) -> None:
         super().__init__()
         self._paths = paths
         self._inner = inner
@@ -42,8 +42,8 @@ class PipedLogs(LogsSpecs):
                     None if to.stderrs.get(rank) else err_path,
                 ]
             return to
-        out = {rank: to.stdouts[rank] or self._paths[rank][0] for rank in range(len(envs))}
-        err = {rank: to.stderrs[rank] or self._paths[rank][1] for rank in range(len(envs))}
+        out = {rank: to.stdouts[rank] or self._paths[rank][0] or "" for rank in range(len(envs))}
+        err = {rank: to.stderrs[rank] or self._paths[rank][1] or "" for rank in range(len(envs))}
         return replace(to, stdouts=out, stderrs=err)
 
 

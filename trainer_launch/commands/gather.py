@@ -121,6 +121,7 @@ def request_of(
         start_method=settings.start_method,
         preload=_names(settings.preload),
         prefix=settings.prefix,
+        watches_output=settings.hang_timeout is not None,
         scratch=scratch,
         replace_launcher=replace_launcher,
     )

@@ -72,7 +72,8 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             _become(plan)
         with ground.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
-            system = System(color=use_color(settings), clean=sweep)
+            watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
+            system = System(color=use_color(settings), watched=watched, clean=sweep)
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 with _hosted(plan, secret, observer):

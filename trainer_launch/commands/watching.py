@@ -29,8 +29,6 @@ def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system
     if not tree.readable():
         _log.warning("--hang-timeout is without effect: /proc does not show this container's processes")
         return None
-    if rules.timeout_s is None and not settings.prefix and settings.progress_file is None:
-        _log.info("--hang-timeout auto learns from trainer_launch.report() only; --prefix shows it output, too")
     below_agent = plan.engine == "torchrun"
     sources = Sources(
         pids=system.pids,

@@ -30,7 +30,8 @@ def agent(request: Request) -> dict[str, str]:
 
 def plain(request: Request) -> dict[str, str]:
     """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
-    return sparing(request, _plain(request.env, request.job, request.topology))
+    env = sparing(request, _plain(request.env, request.job, request.topology))
+    return {"PYTHONUNBUFFERED": "1", **env} if request.watches_output else env
 
 
 def sparing(request: Request, env: dict[str, str]) -> dict[str, str]:

@@ -39,6 +39,7 @@ class Request:
     port_range: PortRange | None = None
     secret_file: str | None = None
     prefix: bool
+    watches_output: bool = False  # output shows that the program lives: none may stay in a buffer
     start_method: str  # of torch's workers: auto, exec, forkserver
     preload: tuple[str, ...]  # what they find imported besides torch
     scratch: str  # a private folder for this run's files

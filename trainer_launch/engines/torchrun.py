@@ -170,12 +170,14 @@ def _unknown(request: Request) -> tuple[str, ...]:
     return request.command.torchrun.unknown if request.command.torchrun else ()
 
 
-def _rank_labels(request: Request) -> tuple[str, ...]:
+def _rank_labels(request: Request) -> tuple[str | None, ...]:
     """`node:rank` for each worker; the rank is the job's where it is known before the nodes have met."""
     topology = request.topology
     size = topology.local_world_size
-    if not request.prefix or size is None:
+    if size is None or request.replace_launcher:
         return ()
+    if not request.prefix:
+        return (None,) * size
     is_fixed = topology.nodes is not None and topology.nodes.fixed is not None
     first = topology.node_rank * size if topology.node_rank is not None and is_fixed else 0
     return tuple(f"{_node(request)}:{first + local}" for local in range(size))

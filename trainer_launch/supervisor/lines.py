@@ -46,7 +46,7 @@ class Source:
 
     def feed(self, data: bytes) -> bytes:
         """Take in new bytes; return the whole lines to write now."""
-        self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+        self._remember(data)
         start = b""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
@@ -74,6 +74,9 @@ class Source:
         shown = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
         return tuple([line for line in shown if line][-count:])
 
+    def _remember(self, data: bytes) -> None:
+        self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+
     def _whole_lines(self, data: bytes) -> bytes:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
@@ -100,6 +103,17 @@ class Source:
         if self._prefix:
             inner = inner.replace(b"\n", b"\n" + self._prefix)
         return inner + last if goes_on else self._prefix + inner + last
+
+
+class Untouched(Source):
+    """One pipe's text, passed on byte for byte as it comes."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Remember the last of it; whoever is not a source of this kind does not go on in its line."""
+        self._remember(data)
+        if data:
+            self._stream.open_by = None if data.endswith(b"\n") else self
+        return data
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:

@@ -1,7 +1,9 @@
-"""Carry labelled processes' output to ours, prefixed. Those without a label inherit our streams untouched.
+"""Carry the output of processes to our own stdout and stderr, and remember its last lines.
 
-One thread reads all pipes and writes: it blocks when our reader is slow, and with it the writers, as without us;
-the supervisor's loop does not.
+The lines of a process with a label get a prefix. The others' stderr is passed on byte for byte, and their stdout is
+inherited; a terminal is always inherited, so that a program still sees one. Whoever watches for hangs gets both
+streams carried. One thread reads all pipes and writes: it blocks when our reader is slow, and with it the writers,
+as without us; the supervisor's loop does not.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer_launch.log import PATIENCE_S
-from trainer_launch.supervisor.lines import Source, Stream
+from trainer_launch.supervisor.lines import Source, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
+_AT_ONCE = 32  # reads of one pipe before the next has its turn
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
@@ -35,8 +38,9 @@ Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what
 class Output:
     """Pumps pipes into our stdout and stderr, line by line; a listener hears all of it, in the pump's thread."""
 
-    def __init__(self, *, color: bool = False, listener: Listener | None = None) -> None:
+    def __init__(self, *, color: bool = False, watched: bool = False, listener: Listener | None = None) -> None:
         self._color = color
+        self._watched = watched  # nothing is inherited
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
@@ -48,17 +52,34 @@ class Output:
         self._stop_at_s: float | None = None
         self._thread: threading.Thread | None = None
 
-    def open(self, process: str, label: str, stream: int, rank: int | None = None) -> int:
-        """Make a pipe whose text goes to our `stream` (1, 2) under `label`; return its write end, the caller's."""
+    def open(self, process: str, label: str | None, rank: int | None = None) -> dict[int, int]:
+        """Make the pipes of a process, or of one of its ranks; return their write ends, the caller's, by stream.
+
+        A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
+        """
+        if label is not None:
+            return {stream: self._open(process, label, (stream,), rank) for stream in (_STDOUT, _STDERR)}
+        if _same_file():
+            both = self._watched or not os.isatty(_STDERR)
+            return dict.fromkeys((1, 2), self._open(process, None, (_STDOUT, _STDERR), rank)) if both else {}
+        streams = [stream for stream in (_STDOUT, _STDERR) if self._watched or stream == _STDERR]
+        carried = [stream for stream in streams if self._watched or not os.isatty(stream)]
+        return {stream: self._open(process, None, (stream,), rank) for stream in carried}
+
+    def _open(self, process: str, label: str | None, streams: tuple[int, ...], rank: int | None) -> int:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
-        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
-            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        sink = self._sinks[stream]
-        pipe = _Pipe(read_end, Source(self._prefix(label), sink.stream), sink)
+        sink = self._sinks[streams[-1]]
+        if label is None:
+            source: Source = Untouched(b"", sink.stream)
+        else:
+            source = Source(self._prefix(label), sink.stream)
+            with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
+                fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        pipe = _Pipe(read_end, source, sink)
         if self._listener is not None:
-            pipe.listener = partial(self._listener, process, stream)
-        self._pipes[process, rank, stream] = pipe
+            pipe.listener = partial(self._listener, process, streams[-1])
+        self._pipes |= {(process, rank, stream): pipe for stream in streams}
         self._arrivals.append(pipe)
         if self._thread is None:
             self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
@@ -69,12 +90,18 @@ class Output:
     def last_lines(self, process: str, rank: int | None = None) -> tuple[str, ...]:
         """Return what a process, or one of its ranks, wrote last: its errors, and before them its output."""
         errors = self._last_lines_of(process, rank, _STDERR)
+        if self._pipes.get((process, rank, _STDOUT)) is self._pipes.get((process, rank, _STDERR)):
+            return errors
         output = self._last_lines_of(process, rank, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
     def heard(self, process: str, rank: int | None = None) -> int:
-        """How many bytes a process, or one of its ranks, has written so far."""
-        return sum(pipe.bytes for key, pipe in self._pipes.items() if key[:2] == (process, rank))
+        """How many bytes a process, and this one of its ranks, has written so far: changes are what counts.
+
+        What torch tees for a rank comes as its agent's output.
+        """
+        owners = ((process, None), (process, rank))
+        return sum(pipe.bytes for key, pipe in self._pipes.items() if key[:2] in owners)
 
     def say(self, line: bytes, stream: int = _STDERR) -> None:
         """Write a whole line of the launcher's own, between the lines of others."""
@@ -164,17 +191,23 @@ class _Pipe:
         self.bytes = 0
 
     def pump(self, now_s: float) -> bool:
-        """Move what is there; False at the end of the pipe."""
-        try:
-            data = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
+        """Move what is there, to the end of a line if it is there, too; False at the end of the pipe."""
+        for _ in range(_AT_ONCE):
+            try:
+                data = os.read(self.fd, _READ_BYTES)
+            except BlockingIOError:
+                return True
+            self._take(data, now_s)
+            if len(data) < _READ_BYTES or data.endswith(b"\n"):
+                return bool(data)
+        return True
+
+    def _take(self, data: bytes, now_s: float) -> None:
         self.heard_at_s = now_s
         self.bytes += len(data)
         self.sink.put(lambda: self.source.feed(data))
         if self.listener is not None:
             self.listener(data)
-        return bool(data)
 
     def finish(self) -> None:
         self.sink.put(lambda: self.source.flush(end=True))
@@ -227,9 +260,13 @@ def _write_some(fd: int, view: memoryview) -> int:
         return 0
 
 
+def _same_file() -> bool:
+    return os.path.sameopenfile(_STDOUT, _STDERR)
+
+
 def _sinks() -> dict[int, _Sink]:
     """Give both streams one memory of open lines when they are one file, as after 2>&1."""
-    shared = os.path.sameopenfile(_STDOUT, _STDERR)
+    shared = _same_file()
     out = _Sink(_STDOUT, stream := Stream(), lock := threading.Lock())
     err = _Sink(_STDERR, stream, lock) if shared else _Sink(_STDERR, Stream(), threading.Lock())
     return {_STDOUT: out, _STDERR: err}

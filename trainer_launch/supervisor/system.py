@@ -29,7 +29,7 @@ from trainer_launch.supervisor.output import Listener, Output
 
 log = logging.getLogger(__name__)
 
-RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON: [path for stdout, path for stderr] by local rank
+RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON by local rank: paths for stdout and stderr, null: inherited
 _SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
 
 
@@ -40,6 +40,7 @@ class System:
         self,
         *,
         color: bool = False,
+        watched: bool = False,
         resolver: Resolve = resolve,
         clean: Callable[[], None] = lambda: None,
         listener: Listener | None = None,
@@ -52,7 +53,7 @@ class System:
         self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inheritance.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color, listener=listener)
+        self._output = Output(color=color, watched=watched, listener=listener)
         self._resolver = resolver
         self.clean = clean  # removes what the dead have left in shared memory
         self._gate: Gate | None = None
@@ -71,40 +72,43 @@ class System:
     def spawn(self, process: Process) -> int:
         """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid."""
         try:
-            ours, env = self._pipes(process), dict(process.env)
-            if process.rank_labels:
-                env[RANK_OUTPUT] = json.dumps(self._rank_paths(process))
+            ours = self._output.open(process.name, process.label)
+            env = {**process.env, **self._rank_output(process)}
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
-        stdout, stderr = ours or (None, None)
         self._witness.begin()
         try:
             popen = subprocess.Popen(
-                process.argv, env=env, cwd=process.cwd, stdout=stdout, stderr=stderr, start_new_session=True
+                process.argv,
+                env=env,
+                cwd=process.cwd,
+                stdout=ours.get(1),
+                stderr=ours.get(2),
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise unstarted.why(process, error) from error
         finally:
-            for fd in ours:
+            for fd in {*ours.values()}:
                 os.close(fd)
         self._popens[popen.pid] = process.name, popen
         self._pids[process.name] = popen.pid
         return popen.pid
 
-    def _pipes(self, process: Process) -> tuple[int, ...]:
-        if process.label is None:
-            return ()
-        return tuple(self._output.open(process.name, process.label, stream) for stream in (1, 2))
+    def _rank_output(self, process: Process) -> dict[str, str]:
+        """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts.
 
-    def _rank_paths(self, process: Process) -> list[list[str]]:
-        """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts."""
-        me, paths = os.getpid(), []
+        Where /proc does not lead to them, output that needs no prefix is inherited from `process`.
+        """
         self._close_rank_fds(process.name)  # of the one before, which was killed
+        if not tree.readable() and all(label is None for label in process.rank_labels):
+            return {}
+        me, paths = os.getpid(), []
         for rank, label in enumerate(process.rank_labels):
-            fds = [self._output.open(process.name, label, stream, rank) for stream in (1, 2)]
-            self._rank_fds.setdefault(process.name, []).extend(fds)
-            paths.append([f"/proc/{me}/fd/{fd}" for fd in fds])
-        return paths
+            ours = self._output.open(process.name, label, rank)
+            self._rank_fds.setdefault(process.name, []).extend({*ours.values()})
+            paths.append([f"/proc/{me}/fd/{ours[stream]}" if stream in ours else None for stream in (1, 2)])
+        return {RANK_OUTPUT: json.dumps(paths)} if any(map(any, paths)) else {}
 
     def _close_rank_fds(self, process: str) -> None:
         for fd in self._rank_fds.pop(process, ()):

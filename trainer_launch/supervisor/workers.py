@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -135,11 +136,12 @@ class Workers:
             return None
         others = [activity.read(entry.pid) for entry in _subtree(worker.pid, below)]
         seen = [own, *[one for one in others if one is not None]]
+        pids = (worker.pid, *[entry.pid for entry in _subtree(worker.pid, below)])
         return Sample(
             state=own.state,
             cpu_s=sum(one.cpu_s for one in seen),
             switches=max(one.switches for one in seen),
-            signs=self._signs(name, worker),
+            signs=(*self._signs(name, worker), *_written(pids)),
         )
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
@@ -186,6 +188,18 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int] | None:
     """Rank and local rank that torch gave it."""
     rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
     return None if rank is None or local_rank is None else (rank, local_rank)
+
+
+def _written(pids: Iterable[int]) -> tuple[int, ...]:
+    """When output that goes to files was last written: torch's --redirects, a shell's `> log`."""
+    times = set()
+    for pid in pids:
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{stream}")
+                if stat.S_ISREG(found.st_mode):
+                    times.add(found.st_mtime_ns)
+    return (max(times, default=0),)
 
 
 def _changed(path: str) -> int:
