@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch, start
+from tests.cli.launching import LAUNCHER, clean_env, launch, script, start
 
 pytestmark = pytest.mark.process
 

@@ -106,6 +106,7 @@ def test_stderr_without_a_label_is_passed_on_byte_for_byte_as_it_comes(tmp_path)
         )
     with launcher:
         eventually(lambda: err.read_bytes() == told, "an unfinished line is shown at once")
+        assert launcher.stdin
         launcher.stdin.close()
         assert launcher.wait(DEADLINE_S) == 0
     assert err.read_bytes() == told + b" end"
@@ -125,8 +126,8 @@ def test_a_program_sees_the_terminal_that_we_have(tmp_path):
     program = "import os;print([os.isatty(fd) for fd in (0, 1, 2)], file=open(os.environ['SEEN'], 'w'))"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SEEN": str(tmp_path / "seen")}
     spec = json.dumps({"processes": [{"argv": [*PYTHON, "-c", program]}]})
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen([sys.executable, str(DRIVER), spec], env=env, **streams) as launcher:
+    argv = [sys.executable, str(DRIVER), spec]
+    with subprocess.Popen(argv, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as launcher:
         assert launcher.wait(DEADLINE_S) == 0
     os.close(ours)
     os.close(theirs)
