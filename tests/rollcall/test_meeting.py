@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import eventually
+from trainer_launch.coordinator import asking
 from trainer_launch.coordinator import protocol as coordinating
 from trainer_launch.coordinator.client import Client
 from trainer_launch.coordinator.client import Disconnected as RunDisconnected
@@ -335,12 +336,25 @@ def test_a_skewed_clock_is_measured_and_named(job: Callable[..., Job]) -> None:
 def test_a_pod_that_is_made_again_finds_its_job_at_work_and_passes(job: Callable[..., Job]) -> None:
     one = job(2)
     settings = Coordinating(job=JOB, min_nodes=2, max_nodes=2, max_restarts=0)
-    coordinator = Coordinator(settings, Endpoint("", one.port), log=lambda text: None)
+    said: list[str] = []
+    coordinator = Coordinator(settings, Endpoint("", one.port), log=said.append)
     coordinator.start()
     one.undo.callback(coordinator.stop)
     (findings,) = verdicts(one.call(1))
     assert [finding.status for finding in findings] == [Status.PASS]
     assert "runs already" in findings[0].text
+    assert said == []
+
+
+def test_a_question_for_the_status_during_the_preflight_is_answered_and_not_complained_about(
+    job: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one = job(2)
+    one.hold()
+    with pytest.raises(NodeError, match="node 0 is still in preflight"):
+        asking.ask(one.home, JOB)
+    assert "dropped a connection" not in caplog.text
 
 
 def test_node_0_made_again_passes_when_the_others_are_at_work_and_they_go_on_trying(

@@ -89,6 +89,13 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
+def real(value: Any) -> float:
+    """A number of either sign."""
+    if type(value) not in (int, float) or not -1e12 <= value <= 1e12:  # an int may be beyond every float
+        raise UnfitError("a number")
+    return float(value)
+
+
 def amount(value: Any) -> float:
     """A number of at least 0."""
     if type(value) not in (int, float) or not 0 <= value < 1e12:

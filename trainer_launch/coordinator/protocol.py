@@ -21,6 +21,7 @@ from trainer_launch.coordinator.checks import (
     names,
     number,
     optional,
+    real,
     rows,
     seconds,
     text,
@@ -30,6 +31,7 @@ from trainer_launch.coordinator.questions import ASKING as ASKING  # messages as
 from trainer_launch.coordinator.questions import Row as Row
 from trainer_launch.coordinator.questions import Status as Status
 from trainer_launch.coordinator.questions import StatusQuery as StatusQuery
+from trainer_launch.coordinator.questions import Time as Time
 from trainer_launch.coordinator.wire import MAX_LINE_BYTES as MAX_LINE_BYTES
 from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
 from trainer_launch.coordinator.wire import Vocabulary
@@ -201,7 +203,7 @@ class Finished:
     """All nodes are done."""
 
 
-FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | StatusQuery
+FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | StatusQuery | Time
 FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished | Status
 Message: TypeAlias = FromNode | FromServer
 
@@ -250,6 +252,7 @@ _VOCABULARY = Vocabulary(
         | {"message": optional(text)},
         Finished: {},
         StatusQuery: {"version": _COUNT, "job": name, "proof": optional(text)},
+        Time: {"sent": real},
         Status: {"phase": name, "generation": _GENERATION, "restarts": _GENERATION, "max_restarts": _GENERATION}
         | {"min_nodes": _COUNT, "max_nodes": _COUNT, "n_nodes": _GENERATION, "nodes": rows}
         | {"progress": optional(amount), "progress_age_s": optional(amount), "end": optional(text)},

@@ -1,4 +1,4 @@
-"""What somebody who is no node may ask a coordinator, and its answer: messages as those in protocol.py."""
+"""What others than this job's running nodes ask a coordinator: messages as those in protocol.py."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ class StatusQuery:
     version: int
     job: str
     proof: str | None = None  # see prove(), with ASKING as the incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What time is it at node 0? The first words of a node in preflight; a coordinator answers with Refused."""
+
+    sent: float
 
 
 @dataclass(frozen=True, slots=True)

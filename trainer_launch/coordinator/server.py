@@ -135,6 +135,9 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             self._events.append(Said(connection.peer, message))
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
+        if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands
+            self._send(connection.peer, msg.Refused("the job is already running", retry=True))
+            return self._close_after_flush(connection.peer)
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise msg.ProtocolError("said something before Hello")
         who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING

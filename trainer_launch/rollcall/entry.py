@@ -10,6 +10,9 @@ from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.state import Key, Node, Settings
 
+# For who looks for a coordinator.
+NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
+
 
 def refusal(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | None:
     """Why a node is turned away for good, if it is."""
@@ -27,7 +30,7 @@ def not_now(said: Hello, settings: Settings) -> msg.Refused:
     """What a node is told that looks for a coordinator: its job runs already, or it is of another one."""
     if said.job != settings.job:
         return _another_job(said.job, settings)
-    return msg.Refused("node 0 is in its preflight; its coordinator comes afterwards", retry=True)
+    return NOT_YET
 
 
 def _another_job(name: str, settings: Settings) -> msg.Refused:

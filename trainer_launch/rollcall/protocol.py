@@ -17,10 +17,12 @@ from trainer_launch.coordinator.checks import (
     name,
     number,
     optional,
+    real,
     text,
     texts,
 )
-from trainer_launch.coordinator.protocol import Challenge, Hello
+from trainer_launch.coordinator.protocol import Challenge, Hello, StatusQuery
+from trainer_launch.coordinator.protocol import Time as Time
 from trainer_launch.coordinator.wire import ProtocolError, Vocabulary
 from trainer_launch.measures import Checksum, Measure, UnfitMeasuresError, checksums_of, measures_of
 
@@ -59,13 +61,6 @@ class Present:
 @dataclass(frozen=True, slots=True)
 class Alive:
     """Still here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Time:
-    """What time is it at node 0? It comes back with an answer."""
-
-    sent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +177,7 @@ class Here:
     stage: str
 
 
-FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Sought | Hello
+FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Sought | Hello | StatusQuery
 FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Seek | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
@@ -197,6 +192,8 @@ def parse(line: bytes) -> Message:
     made, values = _VOCABULARY.read(line)
     if made is Hello:  # of another conversation: only who it is from matters
         return _hello(values)
+    if made is StatusQuery:  # likewise: there is no status yet
+        return StatusQuery(version=0, job="")
     return _VOCABULARY.make(made, values)  # type: ignore[no-any-return]
 
 
@@ -212,12 +209,6 @@ def _hello(values: Mapping[str, Any]) -> Hello:
         )
     except UnfitError as problem:
         raise ProtocolError(f"a hello has a field that is not {problem}") from None
-
-
-def _real(value: Any) -> float:
-    if type(value) not in (int, float) or not -1e12 <= value <= 1e12:  # an int may be beyond every float
-        raise UnfitError("a number")
-    return float(value)
 
 
 def _facts(value: Any) -> Mapping[str, str]:
@@ -265,20 +256,21 @@ _VOCABULARY = Vocabulary(
         Present: {"version": _COUNT, "job": name, "node_rank": optional(_RANK), "host": name, "incarnation": name}
         | {"port": _PORT, "proof": optional(text)},
         Alive: {},
-        Time: {"sent": _real},
-        Record: {"facts": _facts, "offset_s": _real, "error_s": _real, "findings": _long}
+        Time: {"sent": real},
+        Record: {"facts": _facts, "offset_s": real, "error_s": real, "findings": _long}
         | {"measures": _measured(measures_of), "checksums": _measured(checksums_of)},
         Result: {"round": _COUNT, "seen": _seen},
         Found: {"findings": _long},
         Sought: {"found": _facts},
         Hello: {},
+        StatusQuery: {},
         Challenge: {"nonce": text},
-        Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": _real},
-        TimeIs: {"sent": _real, "heard": _real, "answered": _real},
+        Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts, "left_s": real},
+        TimeIs: {"sent": real, "heard": real, "answered": real},
         Complete: {"salt": name, "nodes": _COUNT},
         Seek: {"ranks": texts},
         Test: {"round": _COUNT, "rank": _RANK, "size": _COUNT, "host": name, "port": _PORT, "token": name}
-        | {"limit_s": _real, "way": _way, "rails": number(MAX_RAILS + 1, 1), "is_whole": flag},
+        | {"limit_s": real, "way": _way, "rails": number(MAX_RAILS + 1, 1), "is_whole": flag},
         Decided: {"findings": _long},
         Refused: {"reason": text, "retry": flag},
         Here: {"host": name, "incarnation": name, "stage": text},

@@ -11,12 +11,13 @@ from queue import Empty, SimpleQueue
 
 from trainer_launch.coordinator.complaints import Complaints
 from trainer_launch.coordinator.connection import Connection, hang_up
-from trainer_launch.coordinator.protocol import Hello, ProtocolError
+from trainer_launch.coordinator.protocol import Hello, ProtocolError, StatusQuery
 from trainer_launch.coordinator.switchboard import Switchboard
 from trainer_launch.errors import MALFORMED
 from trainer_launch.findings import Finding
 from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
+from trainer_launch.rollcall import entry
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.hall import Hall
 from trainer_launch.rollcall.picture import Seen
@@ -143,6 +144,9 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         if isinstance(message, msg.Time):
             now = time.time()
             self._send(connection.peer, msg.TimeIs(message.sent, now, time.time()))
+        elif isinstance(message, StatusQuery):
+            self._send(connection.peer, entry.NOT_YET)
+            self._close_after_flush(connection.peer)
         elif connection.is_greeted or self._is_let_in(connection, message):
             self._tell(Said(connection.peer, connection.address, message))
 
