@@ -325,6 +325,21 @@ def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders
     assert loading.record_s(node) > max(limits_s) + 30
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
+def test_nodes_that_meet_on_loopback_need_no_other_address(address: str) -> None:
+    """An own name on loopback, loopback as the only interface, and variables that choose it are right there."""
+    on_loopback = subject(
+        host=CPU_ONLY,
+        topology={"coordinator": Endpoint(address, 29500)},
+        interfaces=(LO,),
+        env={"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"},
+        lookup=Names({HEALTHY.host.hostname: frozenset({"127.0.0.1"})}),
+    )
+    of_network = {"own-name", "mtu", "gloo-socket-ifname", "nccl-socket-ifname"}
+    loud = [one for one in preflight.run(on_loopback).findings if one.status not in (Status.PASS, Status.SKIPPED)]
+    assert [one.text for one in loud if one.check in of_network] == []
+
+
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
     blind = subject(interfaces=(), topology=COORDINATOR)
     found = {finding.check for finding in preflight.run(blind).findings if finding.status is Status.UNKNOWN}

@@ -21,6 +21,7 @@ from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
 from trainer_launch import preflight as checks
 from trainer_launch.commands import leaving
+from trainer_launch.host.net import free_port
 
 pytestmark = pytest.mark.process
 
@@ -265,6 +266,21 @@ def test_a_service_that_publishes_no_names_is_told_by_the_field_that_would(tmp_p
     assert found["text"].startswith("2 of 2 names do not resolve after 0 s: ")
     assert "job-node-0-0.job: NXDOMAIN" in found["text"]
     assert "publishNotReadyAddresses: true" in found["action"]
+
+
+def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:
+    """What `run` takes, `preflight` takes."""
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    env |= {"PET_MASTER_PORT": str(free_port()), "HOSTNAME": "localhost"}
+    argv = [*LAUNCHER, "preflight", "--level", "quick", "--skip", "cpu", "--deadline", "60"]
+    nodes = [
+        subprocess.Popen(
+            argv, env=clean_env({**env, "PET_NODE_RANK": str(rank)}), stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [node.communicate(timeout=90)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
 
 
 def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:

@@ -27,7 +27,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         if any(mark in spec for mark in "^=*:"):
             text += "; gloo knows no patterns"
         yield _bad(subject, text)
-    elif subject.has_peers and any(one.is_loopback for one in found):
+    elif subject.has_remote_peers and any(one.is_loopback for one in found):
         yield _bad(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, where no other node can come")
     else:
         yield Finding(check=NAME, status=Status.PASS, text=f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)

@@ -13,8 +13,8 @@ LEAST = 1280  # what IPv6 asks of every link; overlays have 1370 and more
 
 def check(subject: Subject) -> Iterator[Finding]:
     """Ask the kernel how it would reach the coordinator; where that is not known, look at the interfaces."""
-    if not subject.has_peers:
-        yield Finding(check=NAME, status=Status.SKIPPED, text="one node sends nothing to others")
+    if not subject.has_remote_peers:
+        yield Finding(check=NAME, status=Status.SKIPPED, text="this machine has no traffic to other nodes")
         return
     target = _coordinator(subject)
     if target is None and not subject.interfaces:

@@ -26,9 +26,9 @@ def check(subject: Subject) -> Iterator[Finding]:
     said = "NCCL_SOCKET_IFNAME is not set" if spec is None else f"NCCL_SOCKET_IFNAME={spec}"
     if not chosen:
         yield _bad(subject, f"{said} leaves no interface here")
-    elif subject.has_peers and all(found.is_loopback for found in chosen):
+    elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
         yield _bad(subject, f"{said} leaves only {names}, where no other node can come")
-    elif subject.has_peers and any(found.is_local_only for found in chosen):
+    elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
         yield _bad(subject, f"{said} takes {names}, not all of which lead to other nodes", is_certain=False)
     else:
         yield Finding(check=NAME, status=Status.PASS, text=f"{said}: {names}", measured=names)

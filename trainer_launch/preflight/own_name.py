@@ -28,7 +28,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     own = {address for interface in subject.interfaces for address in interface.addresses}
     shown = ", ".join(sorted(found))
     beyond = [address for address in found if not ipaddress.ip_address(address).is_loopback]
-    if subject.has_peers and not beyond:
+    if subject.has_remote_peers and not beyond:
         yield _bad(subject, f"this host's own name {name} resolves to {shown}, where no other node can come", shown)
     elif not found & own:
         has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
@@ -40,7 +40,7 @@ def check(subject: Subject) -> Iterator[Finding]:
 def _bad(subject: Subject, text: str, measured: str) -> Finding:
     """A failure where gloo will be used and was not told better."""
     told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
-    certain = subject.has_peers and subject.is_torch and not told and not subject.may_use_gpus
+    certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
     usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
     return Finding(
         check=NAME,

@@ -74,6 +74,12 @@ class Subject:
         """Whether there are other nodes, or may be."""
         return self.topology.nodes is None or self.topology.nodes.max > 1
 
+    @property
+    def has_remote_peers(self) -> bool:
+        """Whether other nodes may be on other machines; no where they meet at a loopback address."""
+        coordinator = self.topology.coordinator
+        return self.has_peers and not (coordinator is not None and coordinator.is_loopback)
+
 
 def with_container(subject: Subject, root: Path = Path("/")) -> Subject:
     """Add what each container has of its own."""
