@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 
 from trainer_launch.errors import ContractError
 from trainer_launch.model import Endpoint, Json, NodeRange, PortRange
@@ -83,6 +83,15 @@ def parse_host(value: str) -> str | None:
     if ":" in text:
         return text if _is_ipv6(text) else None
     return text if _HOST.fullmatch(text) else None
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an address, which needs no DNS."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_ipv6(text: str) -> bool:

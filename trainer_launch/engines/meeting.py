@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trainer_launch import grammar
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Seats, Topology
@@ -77,6 +78,8 @@ def wait_for(request: Request) -> tuple[str, ...]:
     topology = request.topology
     nodes = nodes_of(request)
     if nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
+        return ()
+    if grammar.is_address(topology.coordinator.host):
         return ()
     if _is_ours(request) and _seats(request, nodes) is not None:
         return ()  # node 0 may be gone for good; the agent knows where else to ask

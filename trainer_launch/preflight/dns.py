@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from trainer_launch import grammar
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.host import names
 from trainer_launch.host.dns import Answer
@@ -66,11 +67,7 @@ def _peers(subject: Subject) -> list[str]:
 
 
 def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name == "localhost"
-    return True
+    return name == "localhost" or grammar.is_address(name)
 
 
 def _is_stable(answers: Sequence[names.Addresses]) -> bool:
