@@ -62,7 +62,7 @@ def parse_command(argv: Sequence[str]) -> Command:
     words = tuple(argv)
     if not words or not words[0]:
         raise UsageError(
-            "no command was given; write it at the end after --, as in: -- python train.py --lr 1e-3 "
+            "missing command; write it after --, as in: -- python train.py --lr 1e-3 "
             "(in a manifest: the container's args)"
         )
     name = PurePosixPath(words[0]).name

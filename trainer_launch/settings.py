@@ -1,4 +1,4 @@
-"""Our own knobs: every option is a flag and a TRAINER_LAUNCH_* variable, declared here once.
+"""Every option of the launcher is a flag and a TRAINER_LAUNCH_* variable, declared here once.
 
 Flags win over variables, variables over defaults.
 """
@@ -44,176 +44,170 @@ class Settings(BaseSettings):
     )
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags over variables; pydantic's own hook."""
-        return init_settings, _Variables(settings_cls)
+        return sources["init_settings"], _Variables(cls)
 
-    contract: str | None = Field(None, description="read the pod as this contract instead of detecting it")
+    contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
     engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
-        "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
+        "auto",
+        description="what runs the command: torch's elastic agent, mpirun, horovodrun, or the program as it is",
     )
-    exec: bool = Field(False, description="become torchrun or the program itself; no supervision, no last words")
-    hosts: str | None = Field(
-        None, description="hosts that mpirun starts ranks on, and how many on each; default: the platform's list"
+    exec: bool = Field(
+        False,
+        description="replace the launcher with torchrun or the program: no supervision, no termination message",
     )
+    hosts: str | None = Field(None, description="hosts and slots for mpirun; default: the platform's hostfile")
     host_discovery_script: str | None = Field(
         None,
-        description="program that prints mpirun's hosts of now, a line each, asked where --min-nodes is given; "
-        "default: the platform's discover_hosts.sh",
+        description="script that prints mpirun's current hosts, one per line, used with --min-nodes; default: the "
+        "platform's discover_hosts.sh",
     )
-    ssh_dir: str | None = Field(None, description="folder that an MPI job's ssh key is mounted at")
+    ssh_dir: str | None = Field(None, description="directory with the MPI job's SSH key")
     ssh_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        description="port of the MPI pods' sshd; default: the one of the image's ssh configuration, else 22 for "
-        "root and 2222 for others",
+        description="port of sshd in the MPI pods; default: from the image's ssh configuration, else 22 for root, "
+        "2222 for others",
     )
-    listen_address: str | None = Field(None, description="listen at these addresses; default: everywhere")
+    listen_address: str | None = Field(None, description="addresses to listen on; default: all")
     insecure_host_keys: bool = Field(
-        False, description="do not check that an MPI pod shows the job's key, for images whose sshd cannot show it"
+        False, description="skip the check of host keys, for images whose sshd cannot present the job's key"
     )
     forward_env: str | None = Field(
-        None, description="variables that MPI ranks get besides those that libraries read; secrets only if named"
+        None, description="more environment variables for MPI ranks; a secret is passed only if it is named here"
     )
     nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
     nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
-    node_rank: str | None = Field(None, description="index of this node, from 0")
+    node_rank: str | None = Field(None, description="rank of this node, starting at 0")
     master_addr: str | None = Field(None, description="host name or address of node 0")
-    master_port: str | None = Field(None, description="port of node 0 that the nodes meet at")
+    master_port: str | None = Field(None, description="port on node 0 where the nodes meet")
     max_restarts: str | None = Field(
-        None, description="failures that the whole job's workers may have; 3 unless the job says"
+        None, description="maximum worker failures per job; default: 3, or the job's own setting"
     )
     restart_window: float | None = Field(
-        None, gt=0, le=31_536_000, description="count only the failures of so many seconds against --max-restarts"
+        None,
+        gt=0,
+        le=31_536_000,
+        description="count only the failures of the last SECONDS against --max-restarts; default: all failures",
     )
-    rejoin_timeout: float = Field(
-        600.0, ge=0, le=604_800, description="seconds that the other nodes wait for one that was lost"
-    )
+    rejoin_timeout: float = Field(600.0, ge=0, le=604_800, description="seconds to wait for a lost node")
     min_nodes: int | None = Field(
         None,
         ge=1,
         le=65_536,
-        description="how many nodes the job may go on with, also where the platform fixes them",
+        description="continue with N or more nodes, even where the platform fixes their number",
     )
     shrink_after: float | None = Field(
         None,
         ge=0,
         le=604_800,
-        description="seconds to wait for a lost node before going on with fewer, where the minimum allows; "
-        "0 where the platform gives the minimum, 30 where --min-nodes does",
+        description="seconds to wait for a lost node before continuing with fewer; default: 0 where the platform "
+        "sets the minimum, 30 with --min-nodes",
     )
     rendezvous: Literal["trainer-launch", "torch"] = Field(
-        "trainer-launch", description="how torch's nodes meet: at our coordinator, or by torch's own backend"
+        "trainer-launch",
+        description="how torch nodes meet: at the launcher's coordinator, or through torch's own backend",
     )
     wait_timeout: float = Field(
-        600.0,
-        ge=0,
-        le=86_400,
-        description="seconds to wait for the coordinator's name to resolve, or for all of mpirun's hosts",
+        600.0, ge=0, le=86_400, description="seconds to wait for node 0's name to resolve, or for mpirun's hosts"
     )
-    port_range: str | None = Field(
-        None, description="open no other ports than these beside the one the nodes meet at"
-    )
+    port_range: str | None = Field(None, description="open only these ports, besides the one where the nodes meet")
     secret_file: str | None = Field(
-        None, description="file with the job's secret, the same in all pods; without it a node is not let in"
+        None, description="file with the job's secret, the same in all pods; a node without it is rejected"
     )
     start_method: Literal["auto", "exec", "forkserver"] = Field(
-        "auto", description="how torch's workers start: forked from a process that has imported torch, or each anew"
+        "auto",
+        description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
+        "starts each on its own, auto forks where it is safe",
     )
     preload: str | None = Field(
-        None, description="modules to import, besides torch, before workers are forked, such as numpy,transformers"
+        None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
     )
     grace: float = Field(
-        25.0, ge=0, le=86_400, description="seconds from a request to stop until SIGKILL; keep below the pod's"
+        25.0,
+        ge=0,
+        le=86_400,
+        description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
     )
     stop_order: Literal["leader", "group"] = Field(
-        "leader", description="whom SIGTERM reaches first: each worker alone, or its whole process group"
+        "leader", description="who gets SIGTERM first: only each worker, or its whole process group"
     )
     signals: str | None = Field(
-        None, description="what a signal is for: forward, checkpoint, drain or terminate; as in USR1=checkpoint"
+        None, description="action for a signal: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
     )
     shm_size: str = Field(
         "auto",
-        description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers if allowed; keep: never",
+        description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers where permitted; keep: never "
+        "change it",
     )
     hang_timeout: str | None = Field(
         None,
-        description="seconds without any sign of life after which workers hang, or auto: learned; default: off",
+        description="seconds without progress before workers count as hung; auto: learn the limit; default: off",
     )
-    hang_dir: str | None = Field(
-        None, description="folder for the stacks of workers that hang; default: the system's temporary one"
-    )
+    hang_dir: str | None = Field(None, description="directory for the stacks of hung workers; default: $TMPDIR")
     progress_file: str | None = Field(
-        None, description="file whose change is a sign of progress, beside output and report()"
+        None, description="file whose changes count as progress, besides output and report()"
     )
     preflight: Literal["enforce", "warn", "off"] = Field(
         "enforce",
-        description="what a failed check means: the pod ends with 20 or 30; it is only told; nothing is checked",
+        description="effect of a failed check: enforce ends the pod with 20 or 30, warn only reports, off runs no "
+        "checks",
     )
     level: Literal["container", "quick", "standard", "deep"] = Field(
         "standard",
-        description="how far to look: this container; also whether all nodes are there; also compare them and test "
-        "GPUs and pairs; also all of each GPU's memory, each way that a reduction takes, all nodes at once",
+        description="depth of the checks. container: this container only; quick: also that all nodes are present; "
+        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each "
+        "GPU, each path of a collective, and all nodes at once",
     )
     pair_test: Literal["auto", "socket", "gloo", "nccl"] = Field(
-        "auto",
-        description="what pairs of nodes are tested with; auto: NCCL where all nodes have GPUs, else plain sockets",
+        "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"
     )
     threshold: str | None = Field(
         None,
-        description="what is enough: gemm, hbm, pcie, nccl as shares of the reference, peers of the peers' median; "
-        "pair=0.3 of all pairs' median, pair-mbps=10 in MB/s",
+        description="limits for passing: gemm, hbm, pcie and nccl as shares of the reference, peers as a share of "
+        "the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
-    reference: str | None = Field(
-        None, description="file with what healthy GPUs deliver, instead of the table that comes with this program"
-    )
+    reference: str | None = Field(None, description="file of healthy GPUs' performance; default: a built-in table")
     write_reference: str | None = Field(
-        None, description="node 0 writes there what this job has measured, in the form that --reference reads"
+        None, description="file for this job's own measurements, as --reference reads them; node 0 writes it"
     )
     only: str | None = Field(None, description="run only these checks")
-    skip: str | None = Field(None, description="do not run these checks")
-    fatal: str | None = Field(None, description="what these checks find ends the pod with 30, warnings too")
+    skip: str | None = Field(None, description="skip these checks")
+    fatal: str | None = Field(None, description="end with 30 if one of these checks fails or warns")
     deadline: float = Field(
-        120.0,
-        ge=0,
-        le=86_400,
-        description="seconds within which all nodes have to come, and their names to resolve",
+        120.0, ge=0, le=86_400, description="seconds to wait for all nodes and for their names to resolve"
     )
     storage: str | None = Field(
-        None, description="folders that a checkpoint is tried in; shared:PATH has to be one folder for all nodes"
+        None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )
-    image: str | None = Field(None, description="the image's name or digest, to be compared with the other nodes'")
-    exit_warning: bool = Field(False, description="end with 10 where there are only warnings")
-    report: str | None = Field(None, description="write the report there, as JSON")
+    image: str | None = Field(None, description="name or digest of the image, compared with the other nodes'")
+    exit_warning: bool = Field(False, description="end with 10 if there are only warnings")
+    report: str | None = Field(None, description="file for the report, as JSON")
     plot: str | None = Field(
-        None, description="draw how fast pairs of nodes are, on node 0: a PNG, SVG or PDF file; needs matplotlib"
+        None,
+        description="plot of the bandwidth of node pairs, as PNG, SVG or PDF, written by node 0; needs matplotlib",
     )
-    prometheus_file: str | None = Field(
-        None, description="write the report there, for the textfile collector of Prometheus"
-    )
+    prometheus_file: str | None = Field(None, description="report for Prometheus' textfile collector")
     state_dir: str | None = Field(
         None,
-        description="folder that the pod's containers share: preflight leaves there what it found, run compares",
+        description="directory shared by the pod's containers: preflight saves its results there for run",
     )
     prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
-    color: Literal["auto", "always", "never"] = Field("auto", description="colour the prefixes")
-    termination_log: str = Field(
-        "/dev/termination-log", description="file for the last words; the default only where it exists"
+    color: Literal["auto", "always", "never"] = Field(
+        "auto", description="color the prefixes; auto: if stdout is a terminal and NO_COLOR is not set"
     )
-    events: str | None = Field(None, description="write the job's life as JSON lines to this file, or - for stdout")
+    termination_log: str = Field(
+        "/dev/termination-log",
+        description="file for the termination message; the default is used only if it exists",
+    )
+    events: str | None = Field(None, description="file for the event log, as JSON lines; -: stdout")
     metrics_port: int = Field(
-        0, ge=0, le=65535, description="serve Prometheus metrics on this port of every address; 0: off"
+        0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="how much the launcher itself says"
+        "info", description="lowest level of the launcher's own messages"
     )
 
 
@@ -221,16 +215,9 @@ class _OfAnother(Settings):
     """Of another pod, whose variables are told: those of this process do not count."""
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
         """Nothing but what is given."""
-        return (init_settings,)
+        return (sources["init_settings"],)
 
 
 JOB_FLAGS: Mapping[str, str] = {
@@ -278,8 +265,8 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL or is_link(rest, value):
             continue
         near = difflib.get_close_matches(name[:_LONGEST], known, n=1)
-        advice = f"did you mean {near[0]}?" if near else "see trainer-launch run --help for all"
-        sentences.append(f"{named(name)} is no setting; {advice}")
+        advice = f"did you mean {near[0]}?" if near else "trainer-launch help run lists all"
+        sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
 
 
@@ -290,5 +277,5 @@ def flag_of(name: str) -> str:
 
 def _expected(message: str) -> str:
     """Pydantic's message as the second half of our sentence."""
-    told = re.sub(r"^Input should be |, unable to parse .*$", "", message)
+    told = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
     return f"expected {told}" if told != message else message[0].lower() + message[1:]

@@ -41,6 +41,8 @@ TYPED = [
         "trainer-launch run -- ./only-train.py --engine only-job.yaml",
     ),
     ("trainer-launch completion zs", "trainer-launch completion zsh"),
+    ("trainer-launch vers", "trainer-launch version"),
+    ("trainer-launch help pref", "trainer-launch help preflight"),
 ]
 
 
@@ -100,11 +102,25 @@ def test_every_command_and_option_is_offered(shell: str) -> None:
         assert name.replace("_", "-") in script
 
 
-@pytest.mark.parametrize("words", [["completion"], ["completion", "ksh"]])
-def test_another_shell_is_one_sentence(words: list[str]) -> None:
-    ended = launch(*words)
+@pytest.mark.parametrize(
+    ("words", "own", "said"),
+    [
+        (
+            [],
+            "/bin/zsh",
+            "missing shell; expected bash, zsh, fish; for zsh: source <(trainer-launch completion zsh)",
+        ),
+        ([], "/bin/ksh", "missing shell; expected bash, zsh, fish; see trainer-launch completion --help"),
+        (["ksh"], "/bin/bash", "unknown shell 'ksh'; expected one of bash, zsh, fish"),
+    ],
+)
+def test_a_missing_or_unknown_shell_is_one_sentence_with_what_to_type(
+    words: list[str], own: str, said: str
+) -> None:
+    ended = launch("completion", *words, env={"SHELL": own})
     assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
+    (line,) = ended.stderr.splitlines()
+    assert said in line
 
 
 def test_every_setting_has_a_heading_in_help() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import launch, script
+from trainer_launch import __version__
 from trainer_launch.commands import fields
 from trainer_launch.engines.torchrun import AGENT
 
@@ -164,7 +165,7 @@ def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in fields.COMMANDS if name != "completion")])
+@pytest.mark.parametrize("command", [[], *([name] for name, own in fields.COMMANDS.items() if own)])
 def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) -> None:
     told = launch(*command, "--help", env={"COLUMNS": "80"})
     assert told.returncode == 0
@@ -172,3 +173,8 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     assert "TRAINER_LAUNCH_" in told.stdout
     examples = told.stdout.partition("\nexamples:\n")[2]
     assert f"trainer-launch {command[0] if command else 'local'} " in examples
+    assert launch("help", *command, env={"COLUMNS": "80"}).stdout == told.stdout
+
+
+def test_the_version_is_told_in_every_usual_way() -> None:
+    assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}

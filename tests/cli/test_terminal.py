@@ -16,11 +16,15 @@ pytestmark = pytest.mark.process
 WORDS = ("local", "--nodes", "2", "--engine", "plain", "--", "echo", "hello")
 
 
-def on_a_terminal(words: tuple[str, ...]) -> str:
+def on_a_terminal(words: tuple[str, ...], **env: str) -> str:
     """Run a command line with a terminal as its output; what it shows."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        (*LAUNCHER, *words), env=clean_env(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL
+        (*LAUNCHER, *words),
+        env=clean_env({"TERM": "xterm"} | env),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
     ) as process:
         os.close(theirs)
         shown = b"".join(_read(ours))
@@ -50,6 +54,19 @@ def test_a_terminal_shows_each_pod_in_its_own_colour() -> None:
 
 def test_a_pipe_gets_plain_text() -> None:
     assert sorted(launch(*WORDS).stdout.splitlines()) == ["[0] hello", "[1] hello"]
+
+
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
+    words = ("run", "--engine", "plain", "--prefix", "--", "echo", "hello")
+    assert "\x1b[" in on_a_terminal(words)
+    assert "\x1b[" not in on_a_terminal(words, **env)
+    assert "\x1b[" not in on_a_terminal(WORDS, **env)
+    assert "\x1b[" in on_a_terminal(("run", "--color", "always", *words[1:]), **env), "an option wins"
+
+
+def test_an_empty_no_color_says_nothing() -> None:
+    assert "\x1b[" in on_a_terminal(("run", "--engine", "plain", "--prefix", "--", "echo", "x"), NO_COLOR="")
 
 
 def test_colours_can_be_forced_and_forbidden() -> None:

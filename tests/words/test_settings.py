@@ -40,8 +40,8 @@ def test_a_bad_flag_is_named_with_its_value() -> None:
 def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
     names = ("TRAINER_LAUNCH_GRASE", "HOME", "TRAINER_LAUNCH_METRIC_PORT", "TRAINER_LAUNCH_PREFIX")
     assert settings.unknown_variables(dict.fromkeys(names, "1")) == [
-        "TRAINER_LAUNCH_GRASE is no setting; did you mean TRAINER_LAUNCH_GRACE?",
-        "TRAINER_LAUNCH_METRIC_PORT is no setting; did you mean TRAINER_LAUNCH_METRICS_PORT?",
+        "unknown variable TRAINER_LAUNCH_GRASE; did you mean TRAINER_LAUNCH_GRACE?",
+        "unknown variable TRAINER_LAUNCH_METRIC_PORT; did you mean TRAINER_LAUNCH_METRICS_PORT?",
     ]
 
 

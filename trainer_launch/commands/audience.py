@@ -23,12 +23,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest="story",
         action="append",
         metavar="FILE.html|.png",
-        help="write what happened there: a page for browsers, or a picture (needs matplotlib); may be repeated",
+        help="write a report: an HTML page, or a picture (needs matplotlib); may be repeated",
     )
     parser.add_argument(
         "--max-lost-steps",
         metavar="N",
-        help=f"how many steps a fault may cost the job (default {MAX_LOST_STEPS}); more of them are exit code 1",
+        help=f"end with 1 if a fault costs more steps than N (default: {MAX_LOST_STEPS})",
     )
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 
 from trainer_launch.commands import fields, shells
-from trainer_launch.commands.options import Parsed, build
+from trainer_launch.commands.options import Parsed, build, is_wrapping
 from trainer_launch.commands.shells import Flag, Takes
 from trainer_launch.contracts import CONTRACTS
+from trainer_launch.errors import UsageError
 
-HELP = "print completions for bash, zsh or fish"
+HELP = "print a completion script for bash, zsh or fish"
 USAGE = "bash|zsh|fish"
-EXAMPLES = """examples:
-  source <(trainer-launch completion bash)     # in ~/.bashrc
-  source <(trainer-launch completion zsh)      # in ~/.zshrc, after compinit
-  trainer-launch completion fish | source      # in ~/.config/fish/config.fish
+_LOADS = {  # what a shell's start-up file holds
+    "bash": "source <(trainer-launch completion bash)",
+    "zsh": "source <(trainer-launch completion zsh)",
+    "fish": "trainer-launch completion fish | source",
+}
+EXAMPLES = f"""examples:
+  {_LOADS["bash"]}     # in ~/.bashrc
+  {_LOADS["zsh"]}      # in ~/.zshrc, after compinit
+  {_LOADS["fish"]}      # in ~/.config/fish/config.fish
   trainer-launch completion bash >/etc/bash_completion.d/trainer-launch
 """
 _PROGRAM = "trainer-launch"
@@ -24,13 +31,28 @@ _PROGRAM = "trainer-launch"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `completion` knows."""
-    parser.add_argument("shell", choices=tuple(shells.SHELLS), help="whose")
+    parser.add_argument("shell", nargs="?", choices=tuple(shells.SHELLS), metavar="SHELL", help=argparse.SUPPRESS)
 
 
 def main(parsed: Parsed) -> int:
-    """The command."""
-    sys.stdout.write(shells.SHELLS[parsed.flags["shell"]](list(_commands())))
+    """The command.
+
+    Raises:
+        UsageError: no shell was named.
+    """
+    shell = parsed.flags["shell"]
+    if shell is None:
+        raise UsageError(_missing(os.environ.get("SHELL", "")))
+    sys.stdout.write(shells.SHELLS[shell](list(_commands())))
     return 0
+
+
+def _missing(shell: str) -> str:
+    """What to type, in the shell that a person has."""
+    own = os.path.basename(shell)
+    line = _LOADS.get(own)
+    hint = f"for {own}: {line}" if line else "see trainer-launch completion --help"
+    return f"missing shell; expected {', '.join(shells.SHELLS)}; {hint}"
 
 
 def _commands() -> Iterator[shells.Command]:
@@ -41,13 +63,12 @@ def _commands() -> Iterator[shells.Command]:
         actions = subparsers.choices[told.dest]._actions
         flags = tuple(_flag(action) for action in actions if action.option_strings)
         named = next((tuple(one.choices) for one in actions if one.choices and not one.option_strings), ())
-        wraps = getattr(sys.modules[f"trainer_launch.commands.{told.dest}"], "USAGE", "COMMAND")
         yield shells.Command(
             name=told.dest,
             told=told.help or "",
             flags=flags,
             words=named,
-            is_wrapping="COMMAND" in wraps,
+            is_wrapping=is_wrapping(told.dest),
         )
 
 

@@ -26,12 +26,13 @@ from trainer_launch.settings import Settings, load
 from trainer_launch.shared_memory import Decision
 from trainer_launch.topology import place, usable_threads
 
-HELP = "show what was read, what it became, and the plan that would run"
+HELP = "show what was read from the pod and what would run"
+ABOUT = "It changes nothing and starts nothing."
 EXAMPLES = """examples:
-  trainer-launch explain                              # this container
-  trainer-launch explain --json -- torchrun train.py  # a plan, for programs
-  trainer-launch explain --save-pod pod.json          # for a report, no secrets
-  trainer-launch explain --pod pod.json -- train.py   # another pod
+  trainer-launch explain -- train.py                 # in this container
+  trainer-launch explain --json -- torchrun train.py # the whole plan, as JSON
+  trainer-launch explain --save-pod pod.json         # for a bug report
+  trainer-launch explain --pod pod.json -- train.py  # explain that snapshot
 """
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
 _OURS = "trainer-launch"  # as a snapshot's command begins with it
@@ -42,9 +43,9 @@ _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run mak
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `explain` knows."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot in place of the container")
-    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod, secrets redacted")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every detail")
+    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot instead of the container")
+    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod; secrets are redacted")
 
 
 def main(parsed: Parsed) -> int:

@@ -74,6 +74,8 @@ COMMANDS = {
     "local": _LOCAL,
     "status": ("log_level",),
     "completion": (),
+    "help": (),
+    "version": (),
 }
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 METAVARS = {
@@ -125,15 +127,15 @@ METAVARS = {
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": _CHECKING,
-    "what runs": ("contract", "engine", "exec", "rendezvous", "start_method", "preload"),
-    "the job (from the platform, unless said here)": (
+    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload"),
+    "job (default: what the platform injected)": (
         *_JOB[:-1],
         *("hosts", "host_discovery_script", "port_range", "secret_file"),
     ),
-    "faults": ("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "wait_timeout"),
-    "hangs": ("hang_timeout", "hang_dir", "progress_file"),
-    "the end": ("grace", "stop_order", "signals", "termination_log"),
+    "restarts": ("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "wait_timeout"),
+    "hang detection": ("hang_timeout", "hang_dir", "progress_file"),
+    "stopping": ("grace", "stop_order", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
-    "this container": ("shm_size", "state_dir"),
-    "output": ("prefix", "color", "events", "metrics_port", "log_level"),
+    "container": ("shm_size", "state_dir"),
+    "output and monitoring": ("prefix", "color", "events", "metrics_port", "log_level"),
 }

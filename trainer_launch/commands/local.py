@@ -30,7 +30,8 @@ from trainer_launch.rehearsal.asked import Asked
 from trainer_launch.settings import Settings
 from trainer_launch.sizes import counted
 
-HELP = "rehearse a job on this machine: each pod is a launcher of its own"
+HELP = "rehearse a job on this machine"
+ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
 USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
 EXAMPLES = """examples:
   trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
@@ -40,15 +41,18 @@ EXAMPLES = """examples:
   trainer-launch local --nodes 3 --fault 'kill pod at=step:40' -- train.py
   trainer-launch local -f job.yaml --chaos 'seed=7 rate=1/30s for=5m'
 
-faults (the last node's unless node= or pod= says whose; at step 1 unless at=
-says when: 12s, 1m, step:40, or line:REGEX of what a pod prints):
+faults:
   kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
   kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
   partition [for=10s]                slow link rate=1MB/s [for=10s]
   delay dns 20s                      fill shm [for=10s]
   oom                                add node
-A file has them under faults:, as such texts or with the same words as keys.
-chaos: seed=N rate=N/TIME [kinds=kill-pod,...] [for=TIME] [nodes=0,2|1-3]
+A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
+step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
+A FILE.yaml lists faults under "faults:", as such texts or with the same keys.
+
+chaos:
+  seed=N rate=N/TIME [kinds=kill-pod,...] [for=TIME] [nodes=0,2|1-3]
 """
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
@@ -62,16 +66,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--file",
         action="append",
         metavar="FILE",
-        help="take the job from this manifest; repeat for its runtime",
+        help="manifest of the job; repeat it for the job's runtime",
     )
     parser.add_argument(
         "--command",
         dest="command_line",
         metavar="TEXT",
-        help="run this in place of what the containers of -f that count would run",
+        help="run this instead of the command in the manifest",
     )
     parser.add_argument(
-        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod, and run nothing"
+        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
     troubles.add_flags(parser)
     audience.add_flags(parser)

@@ -1,6 +1,6 @@
 """Flags of all commands, made from the settings, so that each is declared once and has its variable.
 
-Everything after the first `--` is the command to run; without `--` it begins at the first word that is no option.
+Everything after the first `--` is the command to run; without `--` the first word that is not an option begins it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +21,30 @@ from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
 from trainer_launch.errors import UsageError
 from trainer_launch.settings import PREFIX, Settings
 
+_USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
-_EXAMPLES = f"""examples:
-  trainer-launch local --nodes 2 -- train.py     # on a laptop: rehearse the job
-  trainer-launch local -f job.yaml               # or its manifest
-  trainer-launch explain -- train.py             # in a pod: what would run
-  trainer-launch run -- train.py --lr 1e-3       # and run it
-  trainer-launch COMMAND --help                  # options and examples of each
-
-Every setting is also a variable, which its help names:
-{PREFIX}GRACE=60 is --grace 60. Flags win.
-"""
+_FEW = 3  # words that are all named
+_ABOUT = """Run training jobs in Kubernetes pods: read what the platform injected, check the
+nodes, run the workers as PID 1, restart them after failures, report the end."""
+_EXAMPLES = """examples:
+  trainer-launch local --nodes 2 -- train.py     # rehearse the job on a laptop
+  trainer-launch local -f job.yaml               # or from its manifest
+  trainer-launch explain -- train.py             # in a pod: show what would run
+  trainer-launch run -- train.py --lr 1e-3       # run it"""
+_MORE = f"""'trainer-launch help COMMAND' shows the options of a command.
+Every option has an environment variable: {PREFIX}GRACE=60 is --grace 60.
+A flag wins over its variable."""
+_COMMANDS = {  # as the help lists them
+    "in the pod": ("run", "preflight", "sshd", "explain", "status"),
+    "on your machine": ("local",),
+    "other": ("completion", "help", "version"),
+}
+# argparse's own messages, and how we say them.
+_REWORDED = (
+    (r"argument (\S+?)(?:/\S+)?: expected one argument", r"missing value for \1"),
+    (r"argument (\S+?)(?:/\S+)?: ignored explicit argument (.*)", r"\1 takes no value, found \2"),
+    (r"argument (\S+?)(?:/\S+)?: invalid int value: (.*)", r"invalid value \2 for \1: expected a whole number"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +58,38 @@ class Parsed:
     given: Mapping[str, Any]  # the settings that were typed
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Each option on a line of its own, and its text below; nothing is broken at a hyphen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with its errors as ours."""
 
     def error(self, message: str) -> typing.NoReturn:
+        for pattern, told in _REWORDED:
+            message = re.sub(f"^{pattern}$", told, message)
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what, known = str(action.metavar).lower(), list(action.choices)
+            near = _nearest(value, known) if len(known) > _FEW else ""
+            advice = near or f"expected one of {', '.join(known)};"
+            raise UsageError(f"unknown {what} {value!r}; {advice} see {self.prog} --help")
 
     def refuse_unknown(self, word: str) -> typing.NoReturn:
         """Say so of an option that this command does not have."""
         flag = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         longer = [name for name in known if name.startswith(flag)]
-        near = longer if len(longer) == 1 else difflib.get_close_matches(flag, known, n=1)
-        raise UsageError(f"{self.prog} has no option {flag}; {_meant(near)}see {self.prog} --help")
+        near = f"did you mean {longer[0]}?" if len(longer) == 1 else _nearest(flag, known)
+        raise UsageError(f"unknown option {flag}; {near}{' ' if near else ''}see {self.prog} --help")
 
 
 def parse(program: str, argv: Sequence[str]) -> Parsed:
@@ -110,8 +143,10 @@ def _typed(
     del flags["parser"]
     command: Callable[[Parsed], int] = flags.pop("command")
     words: list[str] = flags.pop("words")
+    if words and rest is None and not is_wrapping(called[0]):
+        raise UsageError(f"unexpected {words[0]!r}; see {program} {called[0]} --help")
     if rest is not None and words:
-        raise UsageError(f"{words[0]!r} stands before --; put options of {program} there, and the command after it")
+        raise UsageError(f"unexpected {words[0]!r} before --; put the whole command after --")
     given = {name: flags.pop(name) for name in list(flags) if name in Settings.model_fields}
     given = {name: value for name, value in given.items() if value is not None}
     return command, given, tuple(words if rest is None else rest), flags
@@ -121,46 +156,84 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these commands."""
     parser = _Parser(
         prog=program,
-        description="Own a training pod: read what the platform injected, run it as PID 1,\nsay how it ended.",
-        epilog=_EXAMPLES,
+        usage=f"{program} COMMAND [options]",
+        description="\n\n".join((_ABOUT, *_sections(), _EXAMPLES)),
+        epilog=_MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    parser.add_argument(
+        "-V", "--version", action="version", version=f"{program} {__version__}", help="show the version"
+    )
+    commands = parser.add_subparsers(
+        metavar="COMMAND", required=True, parser_class=_Parser, prog=program, help=argparse.SUPPRESS
+    )
     for name in names:
-        module = importlib.import_module(f"trainer_launch.commands.{name}")
-        sub = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=textwrap.fill(module.HELP[0].upper() + module.HELP[1:] + ".", _WIDTH),
-            epilog=module.EXAMPLES,
-            usage=f"{program} {name} {getattr(module, 'USAGE', '[options] -- COMMAND [ARG ...]')}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_flags(sub)
-        for title, fields in GROUPS.items():
-            own = [field for field in fields if field in COMMANDS[name]]
-            group = sub.add_argument_group(title) if own else sub
-            for field in own:
-                _add(group, field, Settings.model_fields[field])
-        sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        sub.set_defaults(command=module.main, parser=sub)
+        _add_command(commands, program, name)
     return parser
+
+
+def _add_command(commands: Any, program: str, name: str) -> None:
+    module = importlib.import_module(f"trainer_launch.commands.{name}")
+    told = textwrap.fill(f"{module.HELP[0].upper()}{module.HELP[1:]}. {getattr(module, 'ABOUT', '')}", _WIDTH)
+    sub = commands.add_parser(
+        name,
+        help=module.HELP,
+        description=f"{told}\n\n{module.EXAMPLES}",
+        usage=f"{program} {name} {getattr(module, 'USAGE', _USAGE)}".rstrip(),
+        formatter_class=_Help if COMMANDS[name] else argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    sub.add_argument("-h", "--help", action="help", help="show this help")
+    module.add_flags(sub)
+    for title, fields in GROUPS.items():
+        own = [field for field in fields if field in COMMANDS[name]]
+        group = sub.add_argument_group(title) if own else sub
+        for field in own:
+            _add(group, field, Settings.model_fields[field])
+    sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    sub.set_defaults(command=module.main, parser=sub)
+
+
+def help_of(program: str, name: str | None) -> str:
+    """The help of a command, or that of the program."""
+    parser = build(program, (name,) if name else ())
+    if name is None:
+        return parser.format_help()
+    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    told: str = commands.choices[name].format_help()
+    return told
+
+
+def _sections() -> Iterator[str]:
+    """The commands, one a line."""
+    for title, names in _COMMANDS.items():
+        told = (
+            f"  {name:<10}  {importlib.import_module(f'trainer_launch.commands.{name}').HELP}" for name in names
+        )
+        yield "\n".join((f"{title}:", *told))
+
+
+def is_wrapping(name: str) -> bool:
+    """Whether a command to run may follow."""
+    usage = getattr(importlib.import_module(f"trainer_launch.commands.{name}"), "USAGE", _USAGE)
+    return "-- COMMAND" in usage
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:
     """What is wrong with a command line that begins with none of ours."""
     if not words:
-        return f"which command? one of {', '.join(COMMANDS)}; see {program} --help"
-    near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-    advice = _meant(near) or f"to run a program: {program} run -- {words[0]} …; "
-    return f"{words[0]!r} is no command of {program}; {advice}see {program} --help"
+        return f"missing command; expected one of {', '.join(COMMANDS)}; see {program} --help"
+    near = _nearest(words[0], list(COMMANDS)) or f"to run a program: {program} run -- {words[0]} …;"
+    return f"unknown command {words[0]!r}; {near} see {program} --help"
 
 
-def _meant(near: Sequence[str]) -> str:
-    return f"is {near[0]} meant? Or " if near else ""
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
@@ -173,7 +246,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
 
 def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
     """One setting as a flag; its value stays text, and the settings check it."""
-    default = "" if field.default is None else f" (default {_shown(field.default)})"
+    default = "" if field.default in (None, False) else f" (default: {_shown(field.default)})"
     words: dict[str, Any] = {
         "default": None,
         "help": f"{field.description}{default} [{PREFIX}{name.upper()}]".replace("%", "%%"),

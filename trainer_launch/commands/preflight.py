@@ -30,21 +30,22 @@ from trainer_launch.topology import place
 if TYPE_CHECKING:
     from trainer_launch.rollcall.picture import Seen
 
-HELP = "check this container, and all nodes together, before the job starts (the init container)"
+HELP = "check this container and all nodes before training (an init container)"
+ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight checks that it can start."
 EXAMPLES = """exit codes:
   0   passed, or only warnings (10 with --exit-warning)
-  20  failed, retryable: this node or what surrounds it is at fault
-  30  failed, fatal: the job itself is at fault, and would fail again
-  2   bad contract, flags or settings
+  20  failed, retryable: a node or its environment is faulty
+  30  failed, fatal: the job's configuration is wrong, a retry will not help
+  2   invalid options or variables
 
 examples:
-  trainer-launch preflight -- train.py                 # is all there for this?
-  trainer-launch preflight --storage shared:/ckpt      # one folder for all?
-  trainer-launch preflight --level deep                # each way, all at once
-  trainer-launch preflight --level container           # this container alone
-  trainer-launch preflight --skip dns --fatal cpu,mtu  # by name
-  trainer-launch preflight --plot pairs.png            # how fast are the ways?
-  trainer-launch preflight --json                      # for programs
+  trainer-launch preflight -- train.py                 # check the command, too
+  trainer-launch preflight --storage shared:/ckpt   # test the volume
+  trainer-launch preflight --level container           # this container only
+  trainer-launch preflight --level deep                # test everything
+  trainer-launch preflight --skip dns --fatal cpu,mtu
+  trainer-launch preflight --plot pairs.png            # plot the bandwidth
+  trainer-launch preflight --json                      # the report as JSON
 """
 STATE_FILE = "preflight.json"
 _SHARED = "shared:"  # before a folder of --storage

@@ -30,12 +30,23 @@ from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
 
-HELP = "run a command as this pod's training process (the ENTRYPOINT)"
+HELP = "run a training command (the container's ENTRYPOINT)"
+ABOUT = (
+    "COMMAND is a Python script, '-m MODULE', torchrun, mpirun, horovodrun, or any program. The launcher starts "
+    "the workers and restarts them after failures."
+)
 EXAMPLES = """examples:
   trainer-launch run -- python train.py --lr 1e-3
   trainer-launch run -- torchrun --max-restarts=3 train.py
   trainer-launch run --nproc-per-node 4 -- -m my_package.train
-  trainer-launch run --exec -- train.py          # become torchrun itself
+  trainer-launch run --hang-timeout 600 -- train.py
+  trainer-launch run --exec -- train.py     # replace the launcher with torchrun
+
+exit codes:
+  143    the pod was asked to stop (SIGTERM)
+  138    the infrastructure failed: a node, a device, the network
+  2      invalid options or variables (126, 127: the program cannot be started)
+  other  the program's own
 """
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def use_color(settings: Settings) -> bool:
-    """Whether prefixes are coloured: on a terminal, unless told otherwise."""
-    return settings.color == "always" or (settings.color == "auto" and sys.stdout.isatty())
+    """Whether prefixes are colored: as --color says, else on a terminal, unless NO_COLOR says no (no-color.org)."""
+    if settings.color != "auto":
+        return settings.color == "always"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:

@@ -28,10 +28,11 @@ from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
 
-HELP = "be an MPI worker: run sshd for the job's launcher, with the job's key alone"
+HELP = "run sshd in an MPI worker pod"
+ABOUT = "sshd accepts the job's key only, and it is restarted if it crashes."
 USAGE = "[options]"
 EXAMPLES = """examples:
-  trainer-launch sshd                                  # command of a worker pod
+  trainer-launch sshd                           # the command of a worker pod
   trainer-launch sshd --ssh-dir /keys --ssh-port 2222
 """
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.

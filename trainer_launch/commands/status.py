@@ -17,12 +17,13 @@ from trainer_launch.model import Endpoint, Json
 from trainer_launch.status import news, node, progress
 from trainer_launch.status.story import strict
 
-HELP = "show how the run in this container stands, and its job (kubectl exec)"
+HELP = "show the state of this pod's run and of its job"
+ABOUT = "Use it with kubectl exec while the run is active."
 USAGE = "[options]"
 EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch status
   kubectl exec POD -- trainer-launch status --json
-  trainer-launch status --pid 4242      # one of several, as in a rehearsal
+  trainer-launch status --pid 4242      # one of several runs
 """
 _NOWHERE = "these nodes do not meet at a coordinator of ours, so only they themselves are known"
 _ANSWER_S = 3.0  # of each place
@@ -31,7 +32,7 @@ _ANSWER_S = 3.0  # of each place
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `status` knows."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pid", type=int, metavar="PID", help="the launcher with this pid, when several run here")
+    parser.add_argument("--pid", type=int, metavar="PID", help="show only the launcher with this process ID")
 
 
 def main(parsed: Parsed) -> int:

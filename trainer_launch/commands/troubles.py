@@ -28,12 +28,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--fault",
         action="append",
         metavar="TEXT|FILE.yaml",
-        help="let this go wrong, such as 'kill worker node=1 at=step:40'; may be repeated; see below",
+        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
     )
     parser.add_argument(
         "--chaos",
         metavar="TEXT",
-        help="let things go wrong by chance, such as 'seed=7 rate=1/30s'; the same seed, the same faults",
+        help="inject random faults, such as 'seed=7 rate=1/30s'; a seed repeats them",
     )
 
 
