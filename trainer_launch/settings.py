@@ -50,8 +50,7 @@ class Settings(BaseSettings):
 
     contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
     engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
-        "auto",
-        description="what runs the command: torch's elastic agent, mpirun, horovodrun, or the program as it is",
+        "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
     )
     exec: bool = Field(
         False,

@@ -157,7 +157,7 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=program,
         usage=f"{program} COMMAND [options]",
-        description="\n\n".join((_ABOUT, *_sections(), _EXAMPLES)),
+        description="" if len(names) == 1 else "\n\n".join((_ABOUT, *_sections(), _EXAMPLES)),
         epilog=_MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

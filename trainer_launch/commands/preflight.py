@@ -30,7 +30,7 @@ from trainer_launch.topology import place
 if TYPE_CHECKING:
     from trainer_launch.rollcall.picture import Seen
 
-HELP = "check this container and all nodes before training (an init container)"
+HELP = "check this container and all nodes (an init container)"
 ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight checks that it can start."
 EXAMPLES = """exit codes:
   0   passed, or only warnings (10 with --exit-warning)
