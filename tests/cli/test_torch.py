@@ -98,6 +98,18 @@ def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_
     assert list(temporary.iterdir()) == []
 
 
+@both_ways
+def test_a_failure_is_logged_once_and_by_torch_where_our_line_is_not_shown(tmp_path: Path, method: str) -> None:
+    train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(3)\n{WAIT}")
+    words = ("run", "--nproc-per-node", "2", "--max-restarts", "0", "--start-method", method)
+    loud, still = (launch(*words, *more, "--", train).stderr for more in ((), ("--log-level", "warning")))
+    assert "rank 1 failed on node 0" in loud
+    assert re.findall(r"^[EW]\d{4} .*", loud, re.MULTILINE) == []
+    (torchs,) = re.findall(r"^[EW]\d{4} .*", still, re.MULTILINE)
+    assert "failed (exitcode: 3) local_rank: 1" in torchs
+    assert "[trainer-launch agent]" not in still
+
+
 def test_a_disk_that_takes_nothing_more_is_no_reason_to_end_the_job(tmp_path: Path) -> None:
     """Files can be made, but no byte can be written to one."""
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")

@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer_launch import exits, log, run_folder, signals
-from trainer_launch.child import hangs, logs, membership, news, warm
+from trainer_launch.child import hangs, logs, membership, news, repeats, warm
 from trainer_launch.child.handlers import BACKEND
 from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.roster import Roster
@@ -198,6 +198,7 @@ def _write(failure: dict[str, Any]) -> None:
 def run(argv: list[str], server: Server | None, no_server: str | None) -> None:
     """The process: `main`, and an end that nothing delays; `no_server` tells why there is none."""
     log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "agent")
+    repeats.silence()
     # Not sys.exit: threads of torch's store must not delay a code that is already known.
     code = main(argv, server, no_server)
     stop_listening()

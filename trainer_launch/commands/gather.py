@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.probe import probe
 from trainer_launch.model import Host, Job, Origin, PortRange, Topology
 from trainer_launch.overlay import overlay, with_hosts, with_minimum
-from trainer_launch.settings import Settings, job_options
+from trainer_launch.settings import PREFIX, Settings, job_options
 from trainer_launch.signals import StopOrder
 from trainer_launch.ssh.environment import named
 
@@ -98,7 +98,7 @@ def request_of(
         host=reading.host,
         topology=topology,
         command=command,
-        env=pod.env,
+        env=_with_log_level(pod.env, settings),
         python=sys.executable,
         python_is_ours=bool(command.python) and programs.is_our_python(command.python[0], path),
         engine=settings.engine,
@@ -125,6 +125,12 @@ def request_of(
         scratch=scratch,
         replace_launcher=replace_launcher,
     )
+
+
+def _with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
+    """The agents of torch and MPI read their level there."""
+    given = "log_level" in settings.model_fields_set
+    return {**env, f"{PREFIX}LOG_LEVEL": settings.log_level} if given else env
 
 
 def ports_of(settings: Settings) -> PortRange | None:
