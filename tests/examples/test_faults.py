@@ -33,7 +33,7 @@ def lose(rehearsal: Started, pod: str) -> str:
     pod_of(rehearsal, pod).send_signal(signal.SIGKILL)
     code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
-    assert re.search(rf"^{pod} +(Succeeded|Gone) +1 +1 ", output, re.MULTILINE), output
+    assert re.search(rf"^{pod} +(Succeeded|Completed) +1 +1 ", output, re.MULTILINE), output
     return output
 
 

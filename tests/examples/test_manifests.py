@@ -69,7 +69,7 @@ def test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds(started: Started, p
     code, output = started.end(timeout_s=280)
     assert code == 0, output
     assert "resumed at step" in output
-    assert re.search(rf"^{pod} +(Succeeded|Gone) +1 +1 ", output, re.MULTILINE), "started again in its place"
+    assert re.search(rf"^{pod} +(Succeeded|Completed) +1 +1 ", output, re.MULTILINE), "started again in its place"
     assert f"{kind}: Succeeded" in output
     losses = [float(loss) for loss in re.findall(r"step \d+/\d+  loss ([\d.]+)", output)]
     assert losses[0] > losses[-1], "it has learnt"

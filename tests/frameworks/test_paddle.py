@@ -24,7 +24,7 @@ def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
     output = got_over("paddle", "paddlejob-charlm.yaml", PODS[1], after=r"step 100/")
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
-    assert re.search(rf"{PODS[0]}/paddle ended with (138|250)", output), (
+    assert re.search(rf"{PODS[0]} ended with exit code (138|250)", output), (
         "Paddle restarts nothing itself, without etcd"
     )
     assert [lives(output, pod) for pod in PODS] == [(1, 1)] * 2
@@ -43,6 +43,6 @@ def test_under_exit_code_the_survivor_of_a_lost_master_is_retryable_too(tmp_path
 def test_sigterm_to_one_pod_stops_all_after_the_same_step_and_they_go_on_there() -> None:
     output = got_over("paddle", "paddlejob-charlm.yaml", PODS[1], after=r"step 100/", number=signal.SIGTERM)
     assert_all_left_after_one_step(output)
-    assert f"{PODS[0]}/paddle ended with 143" in output
+    assert f"{PODS[0]} ended with exit code 143" in output
     assert [lives(output, pod) for pod in PODS] == [(1, 1)] * 2
     assert_trained(output)

@@ -168,7 +168,7 @@ def _fault() -> Iterator[str]:
 
 
 def _fault_file() -> Iterator[str]:
-    yield "faults:\n- kill worker node=1 at=step:40\n- {fault: slow link, node: 1, rate: 1MB/s, for: 10s, at: 30}\n- fault: oom\n  pod: a\n"
+    yield "faults:\n- kill worker node=1 at=step:40\n- {fault: slow link, node: 1, rate: 1MB/s, for: 10s, at: 30s}\n- fault: oom\n  pod: a\n"
 
 
 def _command() -> Iterator[str]:

@@ -140,7 +140,7 @@ def test_an_elastic_job_goes_on_without_a_pod_that_never_comes_back() -> None:
     job.delete("job-worker-1", back_s=None)
     job.end("job-worker-1", 137)
     assert job.wait(1000) == []
-    assert job.phase("job-worker-1") == "Gone"
+    assert job.phase("job-worker-1") == "Terminated"
     job.end("job-worker-0", 0)
     assert job.verdict == (True, "PyTorchJobSucceeded")
     assert job.state.is_done
@@ -164,7 +164,7 @@ def test_a_jobset_that_restarts_does_not_get_it_back_either() -> None:
     job.end("job-node-0-1", 137)
     job.end("job-node-0-0", 1)
     assert job.state.attempt == 1
-    assert (job.phase("job-node-0-0"), job.phase("job-node-0-1")) == ("Running", "Gone")
+    assert (job.phase("job-node-0-0"), job.phase("job-node-0-1")) == ("Running", "Terminated")
 
 
 # -- deleted, then the end --------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_the_end_of_the_job_gives_a_deleted_pod_no_further_life_and_no_more_time
     assert "kill job-worker-1/pytorch" in job.wait(30)
     job.end("job-worker-1", 137)
     job.finish()
-    assert job.phase("job-worker-1") == "Gone"
+    assert job.phase("job-worker-1") == "Terminated"
     assert job.state.is_done
 
 

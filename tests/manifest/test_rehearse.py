@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -13,6 +14,8 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.manifest.manifests import runtime, trainjob
+from trainer_launch.model import Process
+from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
 
@@ -111,6 +114,44 @@ def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -
     assert ended.stdout.splitlines() == ["[job-worker-0] told"]
 
 
+def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path: Path) -> None:
+    says = "echo 'reason=NoDisk exit=30 | the disk is full' >$TRAINER_LAUNCH_TERMINATION_LOG; exit 30"
+    init, main = shell(says, name="check"), shell("echo never")
+    path = job(tmp_path, pod(main, f"initContainers: [{init}]"), "", "restartPolicy: Never")
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 30, ended.stderr
+    assert rows(ended.stderr) == {"job-worker-0": ["Failed", "1", "0", "30"]}
+    table = next(line for line in ended.stderr.splitlines() if line.startswith("job-worker-0"))
+    assert table.endswith("init container check: reason=NoDisk exit=30 | the disk is full")
+    assert ended.stderr.splitlines()[-1] == (
+        "Cause: job-worker-0 ended with exit code 30: init container check: the disk is full"
+    )
+
+
+def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Path) -> None:
+    command = "command: [trainer-launch, preflight, --only, storage, --storage, /nowhere/at/all, --, sh]"
+    init = f"{{name: check, image: i, {command}}}"
+    path = job(tmp_path, pod(shell("echo never"), f"initContainers: [{init}]"), "runPolicy: {backoffLimit: 2}")
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 30, ended.stdout + ended.stderr
+    assert ended.stdout.count("FATAL storage") == 1
+    assert ended.stdout.count("the same findings as before, storage: /nowhere/at/all: No such file") >= 1
+    assert "job-worker-0/check ended with exit code 30 (1 failed in " in ended.stderr
+    assert "restart 1 now" in ended.stderr
+    assert "What to do (job-worker-0): mount the volume there" in ended.stderr
+
+
+def test_of_two_streams_the_line_that_came_last_is_the_last_line() -> None:
+    system = System()
+    with contextlib.closing(system):
+        script = "echo old >&2; sleep 0.1; echo step 7; sleep 0.1"
+        system.spawn(Process(name="one", argv=("sh", "-c", script), env={}, label="one"))
+        while system.pids():
+            system.wait(None)
+        system.drain(5.0)
+        assert system.last_line("one") == "step 7"
+
+
 LIVES = (
     "n=$(cat /claim/n 2>/dev/null || echo 0); echo $((n+1)) > /claim/n; touch /own/$n; "
     "echo life $n has $(ls /own); [ $n -ge 2 ] && exit 0; exit 137"
@@ -166,7 +207,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
     )
     ended = launch("local", "-f", str(path))
     assert ended.returncode == 0, ended.stderr
-    assert rows(ended.stderr)["job-worker-0"][0] == "Gone"
+    assert rows(ended.stderr)["job-worker-0"][0] == "Completed"
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]]
 
 

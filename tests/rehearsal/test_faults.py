@@ -144,7 +144,7 @@ def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path
 
 def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS), "kill pod node=1 at=step:3 back=never", code=138)
-    assert row(ended.stderr, "job-worker-1")[0] == "Gone"
+    assert row(ended.stderr, "job-worker-1")[0] == "Terminated"
     assert "PodLost" in ended.stderr.splitlines()[-1]
 
 
@@ -173,7 +173,7 @@ def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_p
     )
     ended = rehearse(str(path), "add node at=line:ready")
     assert "[job-launcher] three" in ended.stdout
-    assert row(ended.stderr, "job-worker-2")[0] == "Gone", "stopped with the others at the end"
+    assert row(ended.stderr, "job-worker-2")[0] == "Completed", "stopped with the others at the end"
 
 
 # -- when it cannot be ------------------------------------------------------------------------

@@ -34,7 +34,7 @@ MEANINGS = [
     ("delay dns for=20s", fault("delay dns", When(at_s=0.0), for_s=20.0)),
     ("fill shm", fault("fill shm")),
     ("oom", fault("oom")),
-    ("oom node=0 at=0", fault("oom", When(at_s=0.0), node=0)),
+    ("oom node=0 at=0s", fault("oom", When(at_s=0.0), node=0)),
     ("add node", fault("add node")),
     ("slow link node=1 rate=1MB/s for=10s", fault("slow link", node=1, bytes_per_s=1e6, for_s=10.0)),
     ("slow link rate=10Mbit/s", fault("slow link", bytes_per_s=1.25e6)),
@@ -42,7 +42,7 @@ MEANINGS = [
     (r"kill pod at=line:loss\s+nan", fault("kill pod", When(line=r"loss\s+nan"))),
     (r"""kill pod 'at=line:say "it"'""", fault("kill pod", When(line='say "it"'))),
     ("  kill\tpod   at=1.5h ", fault("kill pod", When(at_s=5400.0))),
-    ("kill pod at=500", fault("kill pod", When(at_s=500.0))),
+    ("kill pod at=500s", fault("kill pod", When(at_s=500.0))),
 ]
 
 
@@ -92,6 +92,8 @@ def test_there_is_one_text_for_one_fault(text: str, canonical: str) -> None:
         ("partition for=0s", ["for is '0s'", "10s, 1.5m or 1h"]),
         ("partition for=10d", ["for is '10d'"]),
         ("partition for=9999h", ["for is '9999h'"]),
+        ("kill pod at=40", ["at is '40', without a unit", "at=40s or at=step:40"]),
+        ("kill pod at=1.5", ["at is '1.5'", "a time with its unit"]),
         ("kill pod at=step:x", ["at is 'step:x'", "step:NUMBER"]),
         ("kill pod at=line:(", ["at is 'line:('", "line:REGEX"]),
         ("kill pod at=line:", ["at is 'line:'"]),

@@ -36,11 +36,11 @@ def board_of(tale: Tale, *faults: str) -> Board:
 # -- what it shows --------------------------------------------------------------------------------
 
 
-def test_a_row_tells_state_life_attempt_step_and_last_line() -> None:
+def test_a_row_tells_status_creations_attempt_step_and_last_line() -> None:
     tale = Tale("a", "b").start(0.0).meet(1.0).steps(2.0, [1, 2]).meet(3.0, 2, "a").stop(4.0, "b")
     board = board_of(tale)
-    assert board.cells("a", "loss 1.0\x1b[2J") == ("a", "running", "1", "2", "2", "loss 1.0")
-    assert board.cells("b", "")[:2] == ("b", "stopping")
+    assert board.cells("a", "loss 1.0\x1b[2J") == ("a", "Running", "1", "2", "2", "loss 1.0")
+    assert board.cells("b", "")[:2] == ("b", "Terminating")
 
 
 def test_the_head_tells_the_step_and_what_goes_wrong() -> None:
@@ -56,7 +56,7 @@ def test_of_many_pods_those_in_trouble_are_shown() -> None:
     tale = Tale(*pods).start(0.0).end(3.0, "p44", 137, "Pending").stop(3.0, "p17")
     rows, others = board_of(tale).rows(height(50, 30))
     assert [pod for pod, _ in rows][:3] == ["p44", "p17", "p0"]
-    assert (len(rows), others) == (7, "and 43 more: 43 running")
+    assert (len(rows), others) == (7, "and 43 more: 43 Running")
     assert board_of(tale).rows(50)[0] == [(pod, board_of(tale).pods[pod].walk.doing) for pod in pods]
 
 
@@ -102,11 +102,11 @@ def shows(pods: int = 2, lines: int = 50, stay_s: float = 60.0) -> tuple[str, ..
 @pytest.mark.process
 def test_the_table_stands_below_the_output_that_scrolls(terminal: Terminal) -> None:
     terminal.start(shows(), ENV)
-    lines = terminal.until(lambda lines: "running" in "\n".join(lines) and "wrote" in "\n".join(lines))
+    lines = terminal.until(lambda lines: "Running" in "\n".join(lines) and "wrote" in "\n".join(lines))
     assert re.fullmatch(r"TrainJob demo · [\d.]+ s · step 7 · next: kill pod node=1 at=step:9000", lines[26])
-    assert lines[27].split() == ["POD", "STATE", "LIFE", "ATTEMPT", "STEP", "LAST", "LINE"]
-    assert lines[28].split() == ["demo-node-0-0", "running", "1", "1", "7", "step", "7", "of", "demo-node-0-0"]
-    assert lines[29].split() == ["demo-node-0-1", "down", "1", "1", "7", "step", "7", "of", "demo-node-0-1"]
+    assert lines[27].split() == ["POD", "STATUS", "CREATED", "ATTEMPT", "STEP", "LAST", "LINE"]
+    assert lines[28].split() == ["demo-node-0-0", "Running", "1", "1", "7", "step", "7", "of", "demo-node-0-0"]
+    assert lines[29].split() == ["demo-node-0-1", "Restarting", "1", "1", "7", "step", "7", "of", "demo-node-0-1"]
     assert lines[23] == "line 49 of the job"
     assert (lines[24].startswith("wrote 50 lines"), lines[25]) == (True, "")
 
@@ -114,7 +114,7 @@ def test_the_table_stands_below_the_output_that_scrolls(terminal: Terminal) -> N
 @pytest.mark.process
 def test_after_ctrl_c_the_whole_terminal_scrolls_again_and_nothing_of_the_table_is_left(terminal: Terminal) -> None:
     terminal.start(shows(), ENV)
-    terminal.until(lambda lines: "running" in "\n".join(lines) and "wrote" in "\n".join(lines))
+    terminal.until(lambda lines: "Running" in "\n".join(lines) and "wrote" in "\n".join(lines))
     terminal.type("C-c")
     lines = terminal.until(lambda lines: any("ended with" in line for line in lines))
     text = "\n".join(lines)
@@ -137,18 +137,18 @@ def test_no_line_of_fast_output_is_lost_or_torn(terminal: Terminal) -> None:
 @pytest.mark.process
 def test_the_table_of_50_pods_is_bounded_and_shows_the_one_in_trouble_first(terminal: Terminal) -> None:
     terminal.start(shows(pods=50), ENV)
-    lines = terminal.until(lambda lines: "and 43 more: 43 running" in lines[-1] and "wrote" in "\n".join(lines))
-    assert lines[22].split()[:2] == ["demo-node-0-49", "down"]
+    lines = terminal.until(lambda lines: "and 43 more: 43 Running" in lines[-1] and "wrote" in "\n".join(lines))
+    assert lines[22].split()[:2] == ["demo-node-0-49", "Restarting"]
     assert lines[20].startswith("TrainJob demo")
 
 
 @pytest.mark.process
 def test_the_table_follows_the_terminals_size(terminal: Terminal) -> None:
     terminal.start(shows(), ENV)
-    terminal.until(lambda lines: "down" in lines[-1])
+    terminal.until(lambda lines: "Restarting" in lines[-1])
     terminal.resize(50, 20)
-    lines = terminal.until(lambda lines: len(lines) == 20 and "down" in lines[-1])
-    assert lines[-3].split() == ["POD", "STATE", "STEP"]
+    lines = terminal.until(lambda lines: len(lines) == 20 and "Restarting" in lines[-1])
+    assert lines[-3].split() == ["POD", "STATUS", "STEP"]
     assert max(map(len, lines)) <= 50
     terminal.resize(100, 8)
     terminal.until(lambda lines: "demo-node" not in "\n".join(lines[-4:]))
@@ -188,7 +188,7 @@ def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
         tmp_path, "survives", "--fault", "kill pod at=step:20", "--fault", "kill worker at=step:90000", last=99999
     )
     terminal.start(argv, ENV)
-    row = re.compile(r"demo-master-0 +running +2 +2 +\d+ +step \d+ loss 0\.\d+")
+    row = re.compile(r"demo-master-0 +Running +2 +2 +\d+ +step \d+ loss 0\.\d+")
     lines = terminal.until(lambda lines: row.fullmatch(lines[-1]) is not None)
     assert re.match(
         r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault came · next: kill worker at=step:90000", lines[-3]

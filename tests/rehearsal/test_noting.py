@@ -82,4 +82,4 @@ def test_who_asked_to_stop() -> None:
 def test_a_kill_is_no_request() -> None:
     story = Story(replica("pytorch"))
     assert story.take(machine.PodDeleted(101.0, "job-worker-0", 0.0, None)) == []
-    assert story.end(137)[:2] == ["1 container ended pytorch 137", "1 pod ended 1 Gone"]
+    assert story.end(137)[:2] == ["1 container ended pytorch 137", "1 pod ended 1 Terminated"]

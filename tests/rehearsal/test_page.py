@@ -52,9 +52,9 @@ def test_each_fault_has_a_row_with_downtime_and_lost_steps() -> None:
     cells = [re.findall(r">([^<]*)</td>", row) for row in rows]
     assert cells[1] == [
         "1", "11.6 s", "kill worker node=1 at=step:40", "worker-0", "3.9 s", "10",
-        "had reached step 40, resumed from 30",
+        "reached step 40, resumed from step 30",
     ]  # fmt: skip
-    assert cells[2][4:] == ["4.5 s", "1", "had reached step 80, resumed from 79; pod away for 1.2 s"]
+    assert cells[2][4:] == ["4.5 s", "1", "reached step 80, resumed from step 79; pod away for 1.2 s"]
     assert cells[-1] == ["demo-worker-0", "2", "3", "0", "reason=Succeeded exit=0 attempt=3 seconds=52.4"]
 
 

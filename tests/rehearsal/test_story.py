@@ -50,7 +50,11 @@ def test_workers_that_meet_again_begin_another_attempt_of_the_same_life() -> Non
 
 def test_a_pod_that_is_not_made_anew_is_down_until_the_job_ends() -> None:
     tale = (
-        Tale("a", "b").start(0.0).fault(3.0, "kill pod", "b").end(3.0, "b", 137, "Gone").condition(5.0, "Failed", 1)
+        Tale("a", "b")
+        .start(0.0)
+        .fault(3.0, "kill pod", "b")
+        .end(3.0, "b", 137, "Terminated")
+        .condition(5.0, "Failed", 1)
     )
     assert doings(tale.chronicle(ended_s=9.0, succeeded=False), 1)[-1] == ("down", 3.0, 5.0, 1)
 
@@ -92,7 +96,9 @@ def test_a_line_still_on_its_way_when_the_fault_comes_does_not_end_the_downtime(
 
 
 def test_a_job_that_never_goes_on_is_down_to_its_end() -> None:
-    tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(2.0, "kill pod", "a").end(2.0, "a", 137, "Gone")
+    tale = (
+        Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(2.0, "kill pod", "a").end(2.0, "a", 137, "Terminated")
+    )
     (cost,) = tell(tale.condition(10.0, "Failed", 137).chronicle(ended_s=30.0, succeeded=False)).costs
     assert (cost.is_open, cost.downtime_s) == (True, near(8.0))
 
@@ -164,7 +170,7 @@ def test_workers_that_begin_again_unseen_are_noticed_by_their_steps_right_after_
 
 def test_a_new_rank_0_on_another_node_takes_up_the_steps() -> None:
     tale = Tale("a", "b").start(0.0).meet(0.5).steps(1.0, range(1, 41), "a").fault(5.0, "kill pod back=never", "a")
-    tale.end(5.0, "a", 137, "Gone").meet(6.0, 2, "b").steps(7.0, range(31, 61), "b")
+    tale.end(5.0, "a", 137, "Terminated").meet(6.0, 2, "b").steps(7.0, range(31, 61), "b")
     (cost,) = tell(finished(tale, 12.0)).costs
     assert (cost.lost, cost.downtime_s) == (10, near(3.0))
 

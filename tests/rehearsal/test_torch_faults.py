@@ -69,6 +69,25 @@ def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) 
     assert len(re.findall(r"^local-node-0-\d  Succeeded  1 ", ended.stderr, re.MULTILINE)) == 2
 
 
+def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_path: Path) -> None:
+    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
+    faults = ("--fault", "kill worker node=1 at=step:5", "--fault", "kill pod node=1 back=3s at=step:20")
+    ended = launch("local", "--nodes", "2", *faults, "--", train, str(tmp_path / "saved"), "60", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = ended.stderr
+    assert "[trainer-launch 0] generation 1 is over: rank 1 failed on node 1" in told
+    assert "[trainer-launch 0] generation 2: 2 nodes, 1 restart so far" in told
+    assert (
+        "[trainer-launch] local-node-0-1 ended with exit code 137 (died of SIGKILL); a new pod follows in 3 s"
+        in told
+    )
+    assert "1 of 2 nodes, waiting for node 1" in told
+    assert "generation 1: 2 nodes" not in told, "what goes its ordinary way is not shown"
+    price = r" \(kill {}, node-0-1, at [\d.]+ s\) cost [\d.]+ s without a new step, \d+ repeated steps?; reached"
+    assert re.search("^Fault 1" + price.format("worker node=1 at=step:5"), told, re.MULTILINE), told
+    assert re.search("^Fault 2" + price.format("pod node=1 back=3s at=step:20"), told, re.MULTILINE), told
+
+
 def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "surviving.md").read_text(encoding="utf-8")
     train = script(tmp_path, page.partition("```python\n")[2].partition("```")[0])

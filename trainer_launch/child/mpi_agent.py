@@ -124,7 +124,7 @@ class Agent:
             match action:
                 case st.Say(text):
                     self._screen.clear()
-                    _say(text)
+                    log.warn(text)
                 case st.Await(members, afresh, check_keys):
                     self._hosts.watch(members, afresh, check_keys=check_keys)
                     if self._state.phase is st.Phase.RUNNING and not self._settings.follows:

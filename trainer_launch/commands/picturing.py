@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer_launch import log, replacing
 from trainer_launch.errors import UsageError
 from trainer_launch.rehearsal.chronicle import Chronicle
+from trainer_launch.rehearsal.headline import cost_lines
 from trainer_launch.rehearsal.promises import judge
 from trainer_launch.rehearsal.story import Story, tell
 from trainer_launch.rehearsal.verdict import Verdict
@@ -55,7 +56,7 @@ def conclude(chronicle: Chronicle, code: int, paths: Sequence[str], max_lost_ste
     """Say which promises were broken, write the reports; return the rehearsal's exit code."""
     story = tell(chronicle)
     verdict = judge(story, max_lost_steps)
-    sys.stderr.write(verdict.text())
+    sys.stderr.write(cost_lines(story) + verdict.text())
     for path in paths:
         _write(path, story, verdict)
     return verdict.exit_code(code)

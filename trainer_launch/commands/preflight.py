@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -216,9 +217,13 @@ def _hand_out(told: _Told, here: Place, code: int, parsed: Parsed) -> None:
     settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()
     made = _dumped(document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s))
-    running.write_last_words(outcome.fitted(screen.last_words(report, here, code)), settings.termination_log)
+    message = outcome.fitted(screen.last_words(report, here, code))
+    is_again = _is_again(message, settings.termination_log)
+    running.write_last_words(message, settings.termination_log)
     if parsed.flags["json"]:
         sys.stdout.write(made)
+    elif is_again:
+        sys.stdout.write(screen.again(report, here, code))
     elif elsewhere and not screen.is_involved(report, here):
         sys.stdout.write(screen.line(report, here, code, elsewhere))
     else:
@@ -230,6 +235,16 @@ def _hand_out(told: _Told, here: Place, code: int, parsed: Parsed) -> None:
         leaving.write("--report", settings.report, made)
     if settings.prometheus_file is not None:
         leaving.write("--prometheus-file", settings.prometheus_file, screen.prometheus(report, code, at_s))
+
+
+def _is_again(message: str, path: str) -> bool:
+    """Whether this container, restarted with its files as in a rehearsal, found the same before."""
+    try:
+        before = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    found = message.partition("\n")[2]  # the first line has the time that it took
+    return bool(found) and found == before.partition("\n")[2]
 
 
 def _files(settings: Settings) -> dict[str, str | None]:

@@ -31,7 +31,7 @@ from trainer_launch.manifest import machine
 from trainer_launch.manifest.life import Action, Start, Stop
 from trainer_launch.manifest.values import Pod, Workload
 from trainer_launch.model import Exit
-from trainer_launch.rehearsal import noting, table
+from trainer_launch.rehearsal import noting, restarts, table
 from trainer_launch.rehearsal.asked import NOTHING, Asked
 from trainer_launch.rehearsal.chronicle import Chronicle, Happening, What
 from trainer_launch.rehearsal.recorder import Recorder
@@ -137,7 +137,8 @@ class Rehearsal:
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
         shown = table.table(self.state, self._words()) + table.condition(self._title, self.state, self._seconds)
-        return shown + table.advice(self.state, self._last_words()) + table.missed(self._faults.missed)
+        shown += table.cause(self.state, self._words()) + table.advice(self.state, self._last_words())
+        return shown + table.missed(self._faults.missed)
 
     @property
     def _title(self) -> str:
@@ -145,11 +146,12 @@ class Rehearsal:
 
     def _last_line(self, pod: Pod) -> str:
         """What the container that counts wrote last; from any thread."""
-        return "".join(self._system.last_lines(f"{pod.name}/{pod.draft.main}")[-1:])
+        return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
     def _last_words(self) -> dict[str, str]:
-        pods = self.state.pods.values()
-        return {pod.name: _text_of(self.stage.last_words(pod, pod.draft.main)) for pod in pods}
+        pods, states = self.state.pods.values(), self.state.states
+        tellers = {pod.name: table.teller(pod, states[pod.name]) for pod in pods}
+        return {pod.name: _text_of(self.stage.last_words(pod, tellers[pod.name])) for pod in pods}
 
     def _words(self) -> dict[str, str]:
         return {name: text.partition("\n")[0] for name, text in self._last_words().items()}
@@ -238,10 +240,14 @@ class Rehearsal:
 
     def take(self, event: machine.Event) -> None:
         """Let the machine decide what comes of it, and do that."""
-        if isinstance(event, machine.Exited):
-            _log.info("%s/%s ended with %d", event.pod, event.container, event.code)
         before = self.state
         self.state, actions, said = machine.step(before, event)
+        if isinstance(event, machine.Exited):
+            path = self.stage.last_words(self.state.pods[event.pod], event.container)
+            said = [
+                *filter(None, [restarts.told(before, self.state, event, _text_of(path).partition("\n")[0])]),
+                *said,
+            ]
         self._tell_all(noting.happened(before, self.state, event, actions))
         self._do(actions, said)
 

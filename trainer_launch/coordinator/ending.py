@@ -118,9 +118,10 @@ def quit_job(state: State, node: Node, reason: str) -> Step:
 
 def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
     """The job is over; whoever calls later hears the same."""
+    failed = isinstance(word, msg.GiveUp)
     text = f"the job has failed: {word.reason}" if isinstance(word, msg.GiveUp) else "all nodes are done"
     over = replace(state, phase=Phase.OVER, end=word, form_at_s=None, admit_at_s=None, say_at_s=None)
-    return over, (Say(text), *(Send(peer, word) for peer in state.peers))
+    return over, (Say(text, warns=failed), *(Send(peer, word) for peer in state.peers))
 
 
 def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:

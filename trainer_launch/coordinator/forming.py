@@ -41,7 +41,7 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         said=None,
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
-    say = Say(f"generation {run.number}: {size}, {restarts} so far")
+    say = Say(f"generation {run.number}: {size}, {restarts} so far", warns=run.number > 1)
     return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
 
 

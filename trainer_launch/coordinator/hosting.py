@@ -39,13 +39,17 @@ def serve(
         seat=None if hosting.seats is None else hosting.seat,
     )
 
-    def say(text: str) -> None:
-        _log.info("%s", text)
+    def say(text: str, level: int = logging.INFO) -> None:
+        _log.log(level, "%s", text)
         heard(text)
+
+    def warn(text: str) -> None:
+        say(text, logging.WARNING)
 
     if not make_room(hosting.nodes.max):
         _log.warning(NO_ROOM, hosting.nodes.max)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
+    server.warn = warn
     try:
         server.start()
     except NodeError as problem:

@@ -54,7 +54,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         )
         self._settings = settings
         self._endpoint = endpoint
-        self._log = log
+        self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
         self._progress = progress
         self._scout = Scout(seats, settings.job, secret, self._nudge)
         self._state = begin(settings)
@@ -117,8 +117,8 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
                     self._send(peer, message)
                 case Disconnect(peer):
                     self._close_after_flush(peer)
-                case Say(text):
-                    self._log(text)
+                case Say(text, warns):
+                    (self.warn if warns else self._log)(text)
 
     # -- connections --------------------------------------------------------------------------
 

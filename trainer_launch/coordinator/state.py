@@ -208,6 +208,7 @@ class Say:
     """Tell people."""
 
     text: str
+    warns: bool = True  # False: the job goes its ordinary way
 
 
 Reply: TypeAlias = Send | Disconnect | Say

@@ -18,6 +18,7 @@ class Condition:
     reason: str  # CamelCase
     message: str
     exit_code: int = 0
+    pod: str = field(default="", compare=False)  # for which it failed, where it is one
 
     @property
     def is_victims(self) -> bool:
@@ -62,7 +63,7 @@ class View:
 
 def failure_of(view: View, pod: str, reason: str, text: str) -> Condition:
     """The job fails because of this pod."""
-    return Condition(False, reason, text, code_of(view.pods[pod], view.states[pod]))
+    return Condition(False, reason, text, code_of(view.pods[pod], view.states[pod]), pod)
 
 
 def code_of(pod: Pod, state: PodState) -> int:

@@ -24,7 +24,7 @@ class Phase(str, Enum):
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    GONE = "Gone"  # deleted, not to come back
+    GONE = "Terminated"  # deleted, not to come back
 
 
 @dataclass(frozen=True, slots=True)

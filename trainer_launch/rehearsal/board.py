@@ -9,10 +9,17 @@ from trainer_launch.rehearsal.chronicle import Happening, What
 from trainer_launch.rehearsal.headline import clean, counted, seconds
 from trainer_launch.rehearsal.lanes import Doing, Walk
 
-COLUMNS = ("POD", "STATE", "LIFE", "ATTEMPT", "STEP", "LAST LINE")
+COLUMNS = ("POD", "STATUS", "CREATED", "ATTEMPT", "STEP", "LAST LINE")
 LEAST_ROWS, LEAST_WIDTH = 12, 40  # of a terminal: with fewer there is no table
 _SHARE = 3  # the table takes at most this part of the terminal
 _MOST = 12  # pods that are shown
+_STATUS = {
+    Doing.WAITING: "Pending",
+    Doing.INIT: "Init",
+    Doing.RUNNING: "Running",
+    Doing.STOPPING: "Terminating",
+    Doing.DOWN: "Restarting",
+}
 _TROUBLE = (Doing.DOWN, Doing.STOPPING, Doing.WAITING, Doing.INIT, Doing.RUNNING, Doing.OVER)
 
 
@@ -23,6 +30,12 @@ class Standing:
     walk: Walk
     step: int | None = None
     line: str = ""  # the one that told the step
+
+    @property
+    def status(self) -> str:
+        """As kubectl has it."""
+        over = "Completed" if self.walk.code == 0 else "Terminated"
+        return _STATUS.get(self.walk.doing, over)
 
 
 @dataclass(slots=True)
@@ -95,11 +108,11 @@ class Board:
             return standing, ""
         shown = sorted(standing, key=lambda one: _TROUBLE.index(one[1]))[: most - 1]
         names = {pod for pod, _ in shown}
-        counts: dict[Doing, int] = {}
-        for pod, doing in standing:
+        counts: dict[str, int] = {}
+        for pod, one in self.pods.items():
             if pod not in names:
-                counts[doing] = counts.get(doing, 0) + 1
-        told = ", ".join(f"{count} {_word(doing)}" for doing, count in counts.items())
+                counts[one.status] = counts.get(one.status, 0) + 1
+        told = ", ".join(f"{count} {status}" for status, count in counts.items())
         return shown, f"and {len(standing) - len(shown)} more: {told}"
 
     def cells(self, pod: str, last_line: str) -> tuple[str, ...]:
@@ -107,16 +120,12 @@ class Board:
         one = self.pods[pod]
         step = "-" if one.step is None else f"{one.step:,}"
         line = clean(last_line or one.line)
-        return clean(pod), _word(one.walk.doing), str(one.walk.life), str(one.walk.attempt), step, line
+        return clean(pod), one.status, str(one.walk.life), str(one.walk.attempt), step, line
 
 
 def height(pods: int, rows: int) -> int:
     """How many pods are shown on a terminal of so many rows."""
     return min(pods, max(3, rows // _SHARE - 2), _MOST)
-
-
-def _word(doing: Doing) -> str:
-    return "ended" if doing is Doing.OVER else doing.value
 
 
 def fitting(columns: int) -> Sequence[int]:

@@ -23,7 +23,7 @@ MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
 _POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 _AT = (
-    "a time (12s, 1m), step:NUMBER, or line:REGEX, in quotes when it has blanks, "
+    "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes when it has blanks, "
     "and without repeats or choices in a repeat, as in (a+)+"
 )
 
@@ -200,7 +200,7 @@ def _pod(text: str) -> str | None:
 def _when(text: str) -> When | None:
     word, colon, rest = text.partition(":")
     if not colon:
-        seconds = words.parse_duration(text)
+        seconds = None if text[-1:].isdecimal() else words.parse_duration(text)  # 40 could be a step, too
         return None if seconds is None else When(at_s=seconds)
     if word == "step":
         number = parse_number(rest, 0, MAX_STEP)
@@ -227,6 +227,8 @@ def _value(key: str, text: str, said: str) -> dict[str, Any]:
     if key == "back" and text == "never":
         return {how.field: None}
     value = how.parse(text)
+    if value is None and key == "at" and text.isdecimal():
+        raise UsageError(f"{said}: at is {shown(text)}, without a unit; write at={text}s or at=step:{text}")
     if value is None:
         raise UsageError(f"{said}: {key} is {shown(text)}; expected {how.expected}")
     return {how.field: value}

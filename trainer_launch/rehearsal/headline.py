@@ -96,12 +96,30 @@ def _followed(cost: Cost) -> str:
     if cost.downtime_s is None:
         return f"steps unknown; {away}" if away else "steps unknown"
     if cost.is_open:
-        told = f"no step after {cost.reached}" if cost.reached is not None else "never a step"
+        told = "no step at all" if cost.reached is None else f"no step after step {cost.reached:,}"
     elif cost.resumed is not None and cost.reached is not None:
-        told = f"had reached step {cost.reached:,}, resumed from {max(0, cost.resumed):,}"
+        told = f"reached step {cost.reached:,}, resumed from step {max(0, cost.resumed):,}"
     else:
-        told = "went on" if cost.reached is not None else "no step yet"
+        told = "continued" if cost.reached is not None else "no step yet"
     return "; ".join(filter(None, (told, away)))
+
+
+def cost_lines(story: Story) -> str:
+    """What each fault that came has cost, one line each."""
+    came = [one for one in story.costs[:MOST_ROWS] if not one.is_missed]
+    return "".join(f"Fault {one.number} ({_about(story, one)}) cost {_price(one)}\n" for one in came)
+
+
+def _about(story: Story, cost: Cost) -> str:
+    where = "" if cost.fault.pod is None else f", {short_name(story, cost.fault.pod)}"
+    return f"{clean(cost.fault.text)}{where}, at {seconds(cost.fault.at_s)}"
+
+
+def _price(cost: Cost) -> str:
+    if cost.downtime_s is None:
+        return f"an unknown time: {_followed(cost)}"
+    told = f"{'over ' * cost.is_open}{seconds(cost.downtime_s)} without a new step"
+    return f"{told}, {counted(cost.lost or 0, 'repeated step')}; {_followed(cost)}"
 
 
 POD_COLUMNS = ("pod", "lives", "attempts", "exit", "last words")

@@ -168,7 +168,7 @@ class _Run:
             case ev.CloseGate():
                 system.close_gate()
             case ev.Say(text=text):
-                log.info("%s", text)
+                log.warning("%s", text)
             case ev.SignalLeader(process=name, number=number):
                 system.signal_leader(name, number)
             case ev.SignalGroup(process=name, number=number):

@@ -95,6 +95,12 @@ class Output:
         output = self._last_lines_of(process, rank, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
+    def last_line(self, process: str) -> str:
+        """Return the newest line of a process: of the stream that it wrote to last."""
+        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, None, stream)))]
+        newest = sorted(pipes, key=lambda pipe: pipe.heard_at_s, reverse=True)
+        return next((lines[0] for pipe in newest if (lines := pipe.source.last_lines(1))), "")
+
     def heard(self, process: str, rank: int | None = None) -> int:
         """How many bytes a process, and this one of its ranks, has written so far: changes are what counts.
 

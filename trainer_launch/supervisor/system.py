@@ -248,6 +248,10 @@ class System:
         """Return what a labelled process or rank wrote last."""
         return self._output.last_lines(name, rank)
 
+    def last_line(self, name: str) -> str:
+        """Return the newest line of a process, of either stream."""
+        return self._output.last_line(name)
+
     def pids(self) -> dict[str, int]:
         """The processes that we started and that have not ended, by name."""
         return {name: pid for pid, (name, _) in self._popens.items()}
