@@ -139,7 +139,7 @@ def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path
     ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=0.5s at=step:5 back=0s", code=1)
     assert "ignored SIGTERM" in ended.stderr
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
-    assert 10 <= lives(ended.stdout, "job-worker-0")[1] < 100
+    assert 6 <= lives(ended.stdout, "job-worker-0")[1] < 100, "it went on after SIGTERM"
 
 
 def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
