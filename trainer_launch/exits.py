@@ -9,6 +9,7 @@ FAILED = 1
 MISCONFIGURED = 2  # bad contract, flags, settings: trying again cannot help
 NOT_EXECUTABLE = 126  # as the shell has it
 NOT_FOUND = 127  # as the shell has it
+CANNOT_RUN = (NOT_EXECUTABLE, NOT_FOUND)
 INFRASTRUCTURE = 138  # peers, rendezvous, node or device: in both retryable lists of the v1 ExitCode policy
 STOPPED = 143  # this pod was asked to stop; exit 0 would count as success
 

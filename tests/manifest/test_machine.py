@@ -126,6 +126,31 @@ def test_never_fails_the_job_with_the_pods_code() -> None:
     assert "j-worker-1" in job.state.condition.message
 
 
+@pytest.mark.parametrize("code", [126, 127])
+def test_a_program_that_cannot_be_run_ends_the_rehearsal_at_once_where_a_cluster_would_retry(code: int) -> None:
+    kubelet = torch()
+    assert kubelet.end("j-worker-1", code) == ["stop j-master-0/pytorch", "stop j-worker-0/pytorch"]
+    assert kubelet.verdict == (False, "ContainerCannotRun")
+    assert kubelet.state.condition is not None
+    assert kubelet.state.condition.exit_code == code
+    assert f"container pytorch of j-worker-1 ended with {code} (program not" in kubelet.state.condition.message
+    assert "a cluster would retry, the rehearsal stops" in kubelet.state.condition.message
+    job = train(rjob("node", "backoffLimit: 3", "restartPolicy: Never", trainer=True))
+    job.end("job-node-0-0", code)
+    assert job.verdict == (False, "ContainerCannotRun")
+    jobset = train(
+        rjob("node", "backoffLimit: 0", "restartPolicy: Never", trainer=True), "failurePolicy: {maxRestarts: 3}"
+    )
+    jobset.end("job-node-0-0", code)
+    assert jobset.verdict == (False, "ContainerCannotRun")
+
+
+def test_a_program_that_cannot_be_run_in_an_init_container_ends_the_rehearsal_too() -> None:
+    job = with_init()
+    job.end("job-worker-0", 127, "first")
+    assert job.verdict == (False, "ContainerCannotRun")
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_who_only_lost_its_peer_is_not_the_cause(order: tuple[int, int]) -> None:
     job = torch(worker="restartPolicy: Never, replicas: 3", spec="runPolicy: {cleanPodPolicy: Running}")

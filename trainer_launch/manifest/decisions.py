@@ -9,6 +9,8 @@ from trainer_launch import exits
 from trainer_launch.manifest.life import PodState
 from trainer_launch.manifest.values import Pod, Rules
 
+CANNOT_RUN = "ContainerCannotRun"
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -24,6 +26,11 @@ class Condition:
     def is_victims(self) -> bool:
         """Whether it is told by one that ended because its peers did, or the network."""
         return not self.succeeded and self.exit_code == exits.INFRASTRUCTURE
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the rehearsal ends it, because no restart makes a program that can be run of one that cannot."""
+        return not self.succeeded and self.reason == CANNOT_RUN
 
 
 @dataclass(frozen=True, slots=True)

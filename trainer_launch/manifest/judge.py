@@ -6,15 +6,17 @@ v1: pkg/controller.v1/common/pod.go, pkg/core/job.go. Jobs: Kubernetes' own Job 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainer_launch import exits
 from trainer_launch.manifest import jobs
-from trainer_launch.manifest.decisions import Again, AllAgain, Condition, Decision, View, failure_of
+from trainer_launch.manifest.decisions import CANNOT_RUN, Again, AllAgain, Condition, Decision, View, failure_of
 from trainer_launch.manifest.life import Phase
 from trainer_launch.sizes import counted
 
 GIVE_UP = 6  # restarts of what lives for less than a minute on average: a cluster would go on for ever
 _SHORT_LIFE_S = 60.0
+_NO_RETRY = "a cluster would retry, the rehearsal stops because a restart will not help"
 UNKNOWN_CODE = 48879  # 0xbeef: what the v1 operator takes when a container has no exit code; retryable
 
 
@@ -27,7 +29,7 @@ def decide(view: View) -> list[Decision]:
         text = f"it ran longer than activeDeadlineSeconds, {deadline_s:g} s"
         return [Condition(False, "DeadlineExceeded", text, exits.FAILED)]
     decisions = list(_v1(view) if view.rules.family == "v1" else jobs.decide(view))
-    decisions += _crash_loops(view)
+    decisions = [_without_hope(view, one) for one in decisions] + [*_cannot_run(view), *_crash_loops(view)]
     fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
     fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
     return list(fatal[:1]) or decisions
@@ -37,6 +39,32 @@ def _has_succeeded(view: View) -> bool:
     done = {name for name, state in view.states.items() if state.phase is Phase.SUCCEEDED}
     groups = [set(group) <= done for group in view.rules.success.groups if group]
     return bool(groups) and (any(groups) if view.rules.success.any_of else all(groups))
+
+
+def _cannot_run(view: View) -> Iterator[Decision]:
+    """What the kubelet would restart in place for ever, though its program cannot be run."""
+    for name, state in view.states.items():
+        for container in state.due_s:
+            if state.codes.get(container) in exits.CANNOT_RUN:
+                yield _hopeless(view, name, container)
+
+
+def _without_hope(view: View, decision: Decision) -> Decision:
+    """Nor does a new pod help, or a new JobSet."""
+    if isinstance(decision, AllAgain) and decision.because.exit_code in exits.CANNOT_RUN:
+        text = f"{decision.because.message}; {_NO_RETRY}"
+        return replace(decision.because, reason=CANNOT_RUN, message=text)
+    if not isinstance(decision, Again):
+        return decision
+    codes = view.states[decision.pod].codes
+    failed = next((name for name, code in codes.items() if code in exits.CANNOT_RUN), None)
+    return decision if failed is None else _hopeless(view, decision.pod, failed)
+
+
+def _hopeless(view: View, pod: str, container: str) -> Condition:
+    code = view.states[pod].codes[container]
+    text = f"container {container} of {pod} ended with {code} ({exits.describe(code)}); {_NO_RETRY}"
+    return Condition(False, CANNOT_RUN, text, code)
 
 
 def _crash_loops(view: View) -> Iterator[Decision]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
+from trainer_launch import exits
 from trainer_launch.manifest.values import Container, Pod
 
 BACK_OFF_S = 1.0  # before the second restart, doubled before each further one; the first is at once
@@ -209,7 +210,8 @@ def _restarts(pod: Pod, name: str, code: int) -> bool:
 
 def _waiting(state: PodState, name: str, now_s: float) -> PodState:
     before = state.restarts.get(name, 0)
-    wait_s = 0.0 if before == 0 else min(BACK_OFF_S * 2 ** min(before - 1, 16), MAX_BACK_OFF_S)
+    at_once = before == 0 and state.codes.get(name) not in exits.CANNOT_RUN
+    wait_s = 0.0 if at_once else min(BACK_OFF_S * 2 ** min(max(before - 1, 0), 16), MAX_BACK_OFF_S)
     restarts = {**state.restarts, name: before + 1}
     return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + wait_s})
 

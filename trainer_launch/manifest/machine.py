@@ -201,7 +201,7 @@ def _view(state: State, now_s: float) -> decisions.View:
 def _apply(state: State, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
-        if state.rules.clean == "None":
+        if state.rules.clean == "None" and not decision.is_given_up:
             return replace(state, stop_at_s=now_s + LINGER_S), [], []
         return (*_stop_all(state, now_s), [])
     if isinstance(decision, AllAgain):
