@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch import programs
-from trainer_launch.command import parse_command
+from trainer_launch.command import Kind, parse_command
 from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_number
+from trainer_launch.host import gpu
 from trainer_launch.manifest.flags import RUN
 from trainer_launch.manifest.values import Container, Pod
 from trainer_launch.model import Process
 
 OURS = "trainer-launch"
+_log = logging.getLogger(__name__)
 
 
 def argv_of(container: Container) -> tuple[str, ...]:
@@ -27,6 +32,32 @@ def argv_of(container: Container) -> tuple[str, ...]:
     if Path(words[0]).name == OURS:
         return (sys.executable, "-c", RUN, *words[1:])
     return words
+
+
+def program_of(container: Container) -> tuple[str, ...]:
+    """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
+    words = (*container.command, *container.args)
+    if container.command and Path(words[0]).name != OURS:
+        return words
+    if not container.command and words[:1] != (OURS,):
+        return words
+    return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
+
+
+def home_of(container: Container, folders: Iterable[str]) -> str | None:
+    """The folder that it runs in, None for this one; `folders` are those of the manifests."""
+    if container.workdir and Path(container.workdir).is_dir():
+        return container.workdir
+    beside = _beside(container, folders)
+    return None if beside is None else beside[0]
+
+
+def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
+    """One of these folders, and a file that the command names and that lies there but not here."""
+    words = (name for word in program_of(container) for name in word.split())
+    missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
+    found = ((folder, name) for folder in folders for name in missing if os.path.isfile(os.path.join(folder, name)))
+    return next(found, None)
 
 
 def words_of(command: str) -> tuple[str, ...]:
@@ -65,18 +96,52 @@ def image_path() -> str:
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
-def check(pod: Pod, container: Container, process: Process, scratch: str) -> None:
-    """Find the program of a container.
+def check(pod: Pod, container: Container, process: Process, scratch: str, folders: Iterable[str]) -> None:
+    """Find the program of a container, which is given as this machine has it.
 
     Raises:
         UsageError: it is not there.
     """
-    command = parse_command(process.argv)
-    if any(word.startswith(f"{scratch}/") for word in (process.argv[0], *command.program[:1])):
+    beside = _beside(container, folders)
+    if beside is not None and beside[0] == process.cwd:
+        _log.warning(
+            "%s is not in this directory; the container %s runs in %s", beside[1], container.name, beside[0]
+        )
+    words = program_of(container)
+    is_ours = process.argv[0] == sys.executable
+    if is_ours or "torchrun" in words:
+        _check_gpus(process)
+    may_be_made = is_ours and pod.init  # by an init container
+    if process.cwd is not None or not words or may_be_made:
+        return
+    command = parse_command(words)
+    if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
         return  # of a volume, which is filled when the pod begins
     try:
+        if command.kind is Kind.SCRIPT and not command.python and not is_ours:
+            _check_itself(words[0], process.env.get("PATH"))
         programs.check(command, process.env.get("PATH"))
     except NotRunnableError as problem:
         found = problem.exit_code == 126
         text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
         raise NotRunnableError(text, found=found) from None
+
+
+def _check_itself(script: str, path: str | None) -> None:
+    if shutil.which(script, path=path) is None:
+        raise NotRunnableError(
+            f"{script!r} is not an executable in PATH; start it with 'python {script}' "
+            f"or 'trainer-launch run -- {script}'",
+            found=os.path.exists(script),
+        )
+
+
+def _check_gpus(process: Process) -> None:
+    """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
+    asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
+    gpus = gpu.count(process.env) if asks else None
+    if gpus is not None and not gpus.count:
+        raise UsageError(
+            f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
+            "add --nproc-per-node 1 to rehearse with one worker per node"
+        )

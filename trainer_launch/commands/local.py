@@ -19,7 +19,8 @@ from trainer_launch.commands.staging import Setting
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_node_range, parse_nproc, shown
 from trainer_launch.horovodrun_options import is_horovodrun
-from trainer_launch.manifest import workload_of
+from trainer_launch.manifest import overridden, overriding, workload_of
+from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.flags import elastic_job, mpi_job, own_environment, torch_job
 from trainer_launch.manifest.scaling import scaled
 from trainer_launch.manifest.values import Workload
@@ -127,8 +128,12 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
 
     if parsed.argv:
         raise UsageError("with -f the manifest has the command; --command 'PROGRAM ARG ...' runs another one")
-    documents = manifests.read(parsed.flags["file"])
+    documents = _overridden(manifests.read(parsed.flags["file"]), parsed.settings)
     workload = workload_of(documents)
+    if parsed.flags["command_line"] is None:
+        for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
+            if getattr(parsed.settings, name) is not None:
+                overriding.check_typed(workload, option)
     manifests.tell_ignored(workload)
     if parsed.flags["render"]:
         sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
@@ -137,6 +142,7 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         launchers=_for_their_pods(parsed.settings),
         path=image_path(),
         command=parsed.flags["command_line"],
+        folders=tuple(dict.fromkeys(os.path.dirname(path) or "." for path in parsed.flags["file"])),
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
         own_memory=wants_memory_groups(asked.samples),
@@ -148,6 +154,11 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         audience=followers,
     )
     return rehearse(troubles.fitted(job), parsed.settings, setting)
+
+
+def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:
+    nodes = None if settings.nodes is None else _nodes(settings)
+    return overridden(documents, nodes, None if settings.nproc_per_node is None else _nproc(settings))
 
 
 def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
@@ -201,7 +212,18 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
-    names = ("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace")
+    names = (
+        "max_restarts",
+        "hang_timeout",
+        "events",
+        "preload",
+        "signals",
+        "engine",
+        "rendezvous",
+        "grace",
+        "start_method",
+        "stop_order",
+    )
     chosen = tuple(name for name in names if name in settings.model_fields_set)
     return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +40,7 @@ class Setting:
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
+    folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
     labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
     own_memory: bool = False  # and whether each has a memory cgroup of its own
@@ -124,10 +124,10 @@ class Stage:
         for pod in self.pods:
             for container in (*own_init(pod), *pod.containers):
                 process = self.process(pod, container.name, 1)
-                is_new = process.argv not in seen and process.argv[0] != sys.executable
-                if is_new and process.cwd is None:  # in another folder it may be there
+                if process.argv not in seen:
                     seen.add(process.argv)
-                    containers.check(pod, container, process, str(self._scratch))
+                    here = self._localised(pod, container, 1)
+                    containers.check(pod, here, process, str(self._scratch), self._setting.folders)
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -152,7 +152,7 @@ class Stage:
             name=f"{pod.name}/{name}",
             argv=containers.argv_of(here),
             env=env,
-            cwd=here.workdir if here.workdir and Path(here.workdir).is_dir() else None,
+            cwd=containers.home_of(here, self._setting.folders),
             label=label,
         )
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from importlib import import_module
 
 from trainer_launch.errors import UsageError
-from trainer_launch.manifest import configs
+from trainer_launch.manifest import configs, overriding
 from trainer_launch.manifest.fields import Field
 from trainer_launch.manifest.request import Request
 from trainer_launch.manifest.values import Workload
+from trainer_launch.model import NodeRange
 
 # kind and API group with version -> module; of a kind that is in one group only, the version does not matter
 KINDS = {
@@ -47,6 +48,29 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
     made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes, domain=domain))
     given = configs.read((found for found in documents if _kind(found) in configs.KINDS), made.namespace)
     return _with_ignored(configs.filled(made, given), others)
+
+
+def overridden(
+    documents: tuple[Field, ...], nodes: NodeRange | None = None, nproc: str | None = None
+) -> tuple[Field, ...]:
+    """The same documents, with other numbers in the job among them.
+
+    Raises:
+        UsageError: a number does not apply to this job.
+    """
+    if nproc is not None and _with_nproc(documents, "1") == _with_nproc(documents, "2"):
+        kind = next((_kind(found) for found in documents if _module(found) is not None), "job")
+        raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods are told no number of workers")
+    changed = documents
+    if nodes is not None:
+        changed = tuple(overriding.with_nodes(one, nodes) if _module(one) else one for one in changed)
+    if nproc is not None:
+        changed = tuple(overriding.with_nproc(one, nproc) if _module(one) else one for one in changed)
+    return changed
+
+
+def _with_nproc(documents: tuple[Field, ...], nproc: str) -> Workload:
+    return workload_of(tuple(overriding.with_nproc(one, nproc) if _module(one) else one for one in documents))
 
 
 def _with_ignored(made: Workload, others: list[Field]) -> Workload:

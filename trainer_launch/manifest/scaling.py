@@ -39,16 +39,16 @@ def _scaled(found: Field, more: int) -> Field:
         for role, spec in specs.fields():
             if role.lower() == _WORKER and spec.given:
                 count = spec.get("replicas").number(1) + more
-                return _with(found, ("spec", name, role, "replicas"), count)
+                return with_value(found, ("spec", name, role, "replicas"), count)
     return found
 
 
-def _with(found: Field, keys: tuple[str, ...], value: int) -> Field:
-    """The document with another number at this place; nothing of the first one changes."""
-    whole: dict[str, Any] = dict(found.value)
+def with_value(found: Field, keys: tuple[str, ...], value: Any) -> Field:
+    """The document with another value at this place; nothing of the first one changes."""
+    whole: dict[str, Any] = dict(found.mapping())
     inner = whole
-    for key in keys[:-1]:
-        inner[key] = dict(inner[key])
+    for number, key in enumerate(keys[:-1]):
+        inner[key] = dict(found.get(*keys[: number + 1]).mapping())
         inner = inner[key]
     inner[keys[-1]] = value
     return Field(whole, found.path, found.where)
