@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,82 @@ def test_what_fails_the_same_way_each_time_is_not_started_ten_times(
     if "import" in ending:
         assert "it said: ModuleNotFoundError: No module named 'not_there'" in innocent
         assert guilty.startswith("reason=ProgramError")
+
+
+# Rank 1 has fewer batches; where it is told to, rank 0 then fails for a reason of its own.
+UNEVEN = """
+import os, sys, time, torch, torch.distributed as dist
+open(os.path.join({folder!r}, "start-" + os.environ["TORCHELASTIC_RESTART_COUNT"]), "a").close()
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(2 if rank else 4):
+    if step < 2 or {waits}:
+        dist.all_reduce(torch.ones(1))
+if rank == 0:
+    time.sleep(1)
+    raise ValueError("of its own")
+"""
+SENTENCE = "| rank 1 finished with exit code 0 while rank 0 still waited for it"
+
+
+def words_of(tmp_path: Path, *, waits: bool, nodes: int, restarts: int = 3) -> tuple[list[int], list[str]]:
+    """Exit codes and termination messages of a job whose two ranks do not train equally long."""
+    train = script(tmp_path, UNEVEN.format(folder=str(tmp_path), waits=waits))
+    env = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(2 // nodes), "PET_MASTER_ADDR": "127.0.0.2"}
+    env |= {"PET_MASTER_PORT": str(free_port()), "PET_MAX_RESTARTS": str(restarts)}
+    words = [tmp_path / f"words-{node}" for node in range(nodes)]
+    with contextlib.ExitStack() as pods:
+        launchers = []
+        for node in range(nodes):
+            words[node].touch()
+            options = ("--termination-log", str(words[node]), "--grace", "8")
+            own = env | {"PET_NODE_RANK": str(node)}
+            launchers.append(pods.enter_context(start("run", *options, "--", train, env=own)))
+        codes = [launcher.end()[0] for launcher in launchers]
+    return codes, [path.read_text() for path in words]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_that_finishes_while_another_waits_for_it_is_the_programs_fault_on_every_node(
+    tmp_path: Path, nodes: int
+) -> None:
+    codes, words = words_of(tmp_path, waits=True, nodes=nodes)
+    assert codes == [1] * nodes, words
+    for text in words:
+        assert text.startswith("reason=ProgramError ")
+        assert "retryable=false" in text
+        assert SENTENCE in text
+        assert "other pods" not in text
+    assert [path.name for path in tmp_path.glob("start-*")] == ["start-0"], "no restart is spent on it"
+
+
+def test_a_rank_that_finished_long_before_another_fails_by_itself_is_not_to_blame(tmp_path: Path) -> None:
+    codes, (text,) = words_of(tmp_path, waits=False, nodes=1, restarts=1)
+    assert codes == [1]
+    assert "rank=0 " in text
+    assert "ValueError: of its own" in text
+    assert "still waited" not in text
+    assert len(list(tmp_path.glob("start-*"))) == 2, "it was restarted once, as its budget allows"
+
+
+# In its first life rank 1 leaves with 0 on the signal that the launcher hands on.
+LEAVES = """
+import os, signal, torch, torch.distributed as dist
+rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+signal.signal(signal.SIGUSR2, (lambda *_: os._exit(0)) if rank else signal.SIG_IGN)
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print("rank", rank, "trains", flush=True)
+while life == 0:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_worker_that_leaves_with_0_on_a_signal_is_not_one_that_finished(tmp_path: Path) -> None:
+    train = script(tmp_path, LEAVES)
+    with start("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train) as launcher:
+        launcher.read_until("rank . trains", times=2)
+        launcher.signal(signal.SIGUSR2)
+        code, output = launcher.end()
+    assert code == 0, output
+    assert "still waited" not in output

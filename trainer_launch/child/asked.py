@@ -21,6 +21,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.asked = False
+        self.handed_on = False  # nothing is handed on
         self.deaths: dict[int, HowItDied] = {}
         self.tell: int | None = None  # a descriptor that gets a byte at the request
         self._before: dict[int, Any] = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from trainer_launch import exits
 from trainer_launch.coordinator import protocol as say
-from trainer_launch.supervisor.symptoms import error_name
+from trainer_launch.supervisor.symptoms import error_name, recognise
 
 HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
 
@@ -32,10 +33,47 @@ class WorkerDeath:
         """The exit code that says it."""
         return exits.of_signal(self.signal) if self.signal is not None else self.exit_code or exits.FAILED
 
-    def failed(self, generation: int) -> say.Failed:
-        """Tell it to the coordinator, which decides whether to start again can help."""
+    @property
+    def lost_peer(self) -> bool:
+        """Whether it says itself that its connection to a peer was closed."""
+        found = recognise(self.message or "") if self.signal is None else None
+        return found is not None and found[0].reason == "PeerLost"
+
+    def failed(self, generation: int, ends: Ends) -> say.Failed:
+        """Tell it to the coordinator, which decides whether a restart can help."""
         said = self.message or ""
-        return say.Failed(generation, self.rank, self.exit_code, self.signal, said, error_name(said))
+        lost_peer = self.lost_peer and not ends.failed
+        return say.Failed(
+            generation, self.rank, self.exit_code, self.signal, said, error_name(said), lost_peer, ends.finished
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How this node's workers of one generation ended before anybody stopped them."""
+
+    finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
+    failed: bool = False  # whether one failed for a reason of its own
+
+
+def ends_of(deaths: Iterable[WorkerDeath]) -> Ends:
+    """Sum up deaths in the order they were seen.
+
+    Who leaves with 0 after the first failure may have been asked to. Who was killed after it tells nothing, unless
+    an error was written first.
+    """
+    finished: list[int] = []
+    own = lost = False
+    for death in deaths:
+        if death.exit_code == 0:
+            if death.rank is not None and not (lost or own):
+                finished.append(death.rank)
+        elif death.lost_peer:
+            lost = True
+        else:
+            ended_by_us = (lost or own) and death.signal in (signal.SIGTERM, signal.SIGKILL)
+            own = own or death.message is not None or not ended_by_us
+    return Ends(tuple(finished[: say.MAX_RANKS]), own)
 
 
 def how_it_died(pid: int) -> HowItDied:

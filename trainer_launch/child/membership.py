@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainer_launch.child import handlers, hangs, logs, news
-from trainer_launch.child.death import HowItDied, Starts, WorkerDeath
+from trainer_launch.child.death import Ends, HowItDied, Starts, WorkerDeath, ends_of
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -33,6 +33,7 @@ class Stop(Protocol):
     asked: bool
     deaths: dict[int, HowItDied]  # by pid, in their order
     tell: int | None  # a descriptor that gets a byte at the first request to stop
+    handed_on: bool  # whether these workers were sent a signal
 
 
 class Alone:
@@ -104,6 +105,7 @@ def member(
             run_id=config.run_id, incarnation=incarnation, host=host, address=config.local_addr, ports=_ports(conf)
         ),
         first_death=lambda: hangs.named(first_death()),
+        ends=lambda: Ends() if stop.asked or stop.handed_on else ends_of(first_death.all()),
         patience_s=float(conf.get("patience", 600)),
     )
     handlers.use(rendezvous)
@@ -168,6 +170,7 @@ class FirstDeath:
         self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
         self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
         self._seen = 0  # deaths that were told
+        self._first = 0  # deaths of workers before the present ones
         self._starts = Starts(destination, self._started)
 
     def close(self) -> None:
@@ -177,7 +180,7 @@ class FirstDeath:
     def begin(self, environments: dict[int, dict[str, str]]) -> None:
         """New workers are about to start; whoever died before is no failure of theirs."""
         self.environments = environments
-        self._seen = len(self._deaths)
+        self._seen = self._first = len(self._deaths)
 
     def _started(self, pid: int, rank: int, local_rank: int) -> None:
         self._ranks[pid] = rank, local_rank
@@ -188,21 +191,25 @@ class FirstDeath:
         self._look()
         deaths = list(self._deaths.items())[self._seen :]
         self._seen += len(deaths)
-        for pid, how in deaths:
-            code, number = how or (None, None)
-            if code == 0:
-                continue
-            rank, local_rank = self._ranks.get(pid, (None, None))
-            said = self._last_words(local_rank)
-            return WorkerDeath(
-                rank=rank,
-                local_rank=local_rank,
-                exit_code=code,
-                signal=number,
-                message=logs.message_in(said),
-                lines=tuple(logs.traceback_in(said)),
-            )
-        return None
+        return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
+
+    def all(self) -> list[WorkerDeath]:
+        """All deaths of the present workers, in their order."""
+        self._look()
+        return [self._death(pid, how) for pid, how in list(self._deaths.items())[self._first :]]
+
+    def _death(self, pid: int, how: HowItDied) -> WorkerDeath:
+        code, number = how or (None, None)
+        rank, local_rank = self._ranks.get(pid, (None, None))
+        said = self._last_words(local_rank)
+        return WorkerDeath(
+            rank=rank,
+            local_rank=local_rank,
+            exit_code=code,
+            signal=number,
+            message=logs.message_in(said),
+            lines=tuple(logs.traceback_in(said)),
+        )
 
     def _last_words(self, local_rank: int | None) -> dict[str, Any]:
         environment = self.environments.get(-1 if local_rank is None else local_rank, {})

@@ -104,7 +104,8 @@ class PlainTorchrun(CoordinatedRendezvous):
             raise SystemExit(exits.SUCCEEDED) from None
         except GaveUpError as ended:
             self._close(str(ended))
-            code = exits.INFRASTRUCTURE if ended.own is None else ended.own.code
+            elsewhere = exits.INFRASTRUCTURE if ended.given_up.cause is None else exits.FAILED
+            code = elsewhere if ended.own is None else ended.own.code
             _end(f"the job has failed: {ended}", code)
 
     def _tell_last_failure(self, failure: ChildFailedError) -> None:

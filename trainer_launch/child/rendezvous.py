@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from trainer_launch.child.death import WorkerDeath
+from trainer_launch.child.death import Ends, WorkerDeath
 from trainer_launch.child.handlers import BACKEND
 from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
@@ -60,11 +60,14 @@ class CoordinatedRendezvous(RendezvousHandler):
         me: Identity,
         first_death: Callable[[], WorkerDeath | None],
         patience_s: float,
+        ends: Callable[[], Ends] = lambda: Ends(failed=True),
     ) -> None:
         self._client = client
         self._coordinator = coordinator
         self._me = me
         self._first_death = first_death
+        self._look_at_ends = ends
+        self._ends = Ends(failed=True)  # of the last generation; as long as nobody has looked, nothing is proved
         self._patience_s = patience_s  # how long the coordinator may stay away
         self._formed: say.Formed | None = None
         self._seen = 0  # the last generation that this node was in
@@ -193,6 +196,8 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._away_since_s = None
         elif isinstance(message, say.Restart):
             _log.info("generation %d ends: %s", message.generation, message.reason)
+            if self._going:
+                self._ends = self._look_at_ends()  # before torch stops the workers
             self._going = False
         elif isinstance(message, (say.GiveUp, say.Finished)):
             self._ended, self._going = message, False
@@ -207,7 +212,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         return self._away_since_s is not None and time.monotonic() - self._away_since_s > longer_than_s
 
     def _join(self) -> None:
-        self._client.send(say.Join(self._me.incarnation, self._seen))
+        self._client.send(say.Join(self._me.incarnation, self._seen, self._ends.finished, self._ends.failed))
 
     def _leave(self, ended: say.GiveUp | say.Finished) -> None:
         if isinstance(ended, say.Finished):
@@ -216,7 +221,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _form(self, formed: say.Formed) -> None:
         """Remember who is in; the store's host opens it on a port that nobody has used."""
-        self._formed, self._seen = formed, formed.generation
+        self._formed, self._seen, self._ends = formed, formed.generation, Ends(failed=True)
         if formed.is_store_host:
             self._store = open_store(self._me.ports)
             self._client.send(say.Store(formed.generation, self._own_address(), self._store.port))
@@ -242,8 +247,8 @@ class CoordinatedRendezvous(RendezvousHandler):
         if death is None and not self._is_away(_BLIP_S):
             death = WorkerDeath()  # nobody saw which it was
         if self._going and self._formed is not None and death is not None:
-            self._told = death
-            self._client.send(death.failed(self._formed.generation))
+            self._told, self._ends = death, self._look_at_ends()
+            self._client.send(death.failed(self._formed.generation, self._ends))
 
     def _own_address(self) -> str:
         """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""

@@ -48,6 +48,7 @@ class Stop:
 
     def __init__(self, order: str, roster: Roster) -> None:
         self.asked = False  # whether we were asked to stop
+        self.handed_on = False  # whether the present workers were sent a signal
         self._left = False  # whether torch's loop was told to end
         self._draining: int | None = (
             None  # the signal after which we stop when the workers have ended by themselves
@@ -82,6 +83,7 @@ class Stop:
 
     def check(self, _environments: object) -> None:
         """Before each start of the workers: none, when we were asked to stop."""
+        self.handed_on = False
         if self.asked or self._draining:
             self._leave("asked to stop")
 
@@ -95,7 +97,7 @@ class Stop:
         self._wait()
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
-        self._draining, self._drained = number, set()
+        self._draining, self._drained, self.handed_on = number, set(), True
         if not self._tell(number, self._drained):
             self._leave("no worker is left to wait for")
         self._wait()
@@ -133,6 +135,7 @@ class Stop:
             self._wait()
 
     def _on_relayed(self, number: int, _frame: FrameType | None) -> None:
+        self.handed_on = True
         self._send(number)
 
     def _ask(self) -> int:

@@ -154,6 +154,8 @@ def _report(failed: ChildFailedError, roster: Roster) -> int:
 def _report_given_up(gave_up: GaveUpError, roster: Roster) -> int:
     """The coordinator has ended the job: the guilty node has its worker's own code, the others lost a peer."""
     own = gave_up.own
+    if gave_up.given_up.cause is not None:
+        return _report_cause(gave_up, gave_up.given_up.cause)
     if own is None:
         said = gave_up.given_up.message  # of the guilty worker, on another node
         return _report_lost(f"{gave_up}; it said: {said}" if said else str(gave_up))
@@ -162,6 +164,17 @@ def _report_given_up(gave_up: GaveUpError, roster: Roster) -> int:
     memory = {"oom_kills_before": roster.oom_kills_before}
     _write({"reason": own.reason, "why_not_again": str(gave_up), **how, **place, **memory})
     return own.code
+
+
+def _report_cause(gave_up: GaveUpError, cause: str) -> int:
+    """All nodes tell the same cause; no code of theirs may ask a controller for a restart."""
+    given_up, own = gave_up.given_up, gave_up.own
+    code = given_up.exit_code or exits.FAILED
+    note = {"reason": cause, "message": str(gave_up), "exit_code": code, "why_not_again": given_up.message}
+    if own is not None:
+        note |= {"rank": own.rank, "local_rank": own.local_rank, "lines": own.lines}
+    _write(note)
+    return code
 
 
 def _report_lost(message: str) -> int:

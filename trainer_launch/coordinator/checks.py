@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 MAX_NODES = 65536
 MAX_NUMBER = 2**53  # exact in every JSON reader
 MAX_CLAIMS = 32
+MAX_RANKS = 1024  # of one node
 MAX_TEXT = 2000  # escaped at its worst it takes 24 KB
 _MAX_NAME = 253  # as in DNS
 
@@ -66,6 +67,13 @@ def names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAX_NODES:
         raise UnfitError("a list of names")
     return tuple(map(name, value))
+
+
+def ranks(value: Any) -> tuple[int, ...]:
+    """Ranks of one node's workers, in a list."""
+    if not isinstance(value, list) or len(value) > MAX_RANKS:
+        raise UnfitError("a list of ranks")
+    return tuple(map(number(2**31), value))
 
 
 def texts(value: Any) -> tuple[str, ...]:

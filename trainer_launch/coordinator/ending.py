@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator import vain
+from trainer_launch.coordinator import uneven, vain
 from trainer_launch.coordinator.forming import form_when_due, reckon
 from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
 from trainer_launch.sizes import counted
@@ -42,7 +42,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     state = replace(state, failure=first, early_failure=failed if is_early else None)
     if in_vain is not None:
         return give_up(state, f"{reason}; not restarted, because {in_vain}")
-    return suspect(state, reason, now_s, but=node.key)
+    return suspect(state, uneven.suspicion(failed, reason, node.key, now_s), now_s)
 
 
 def _how(failed: msg.Failed) -> str:
@@ -56,10 +56,10 @@ def _lasted_s(state: State, now_s: float) -> float:
     return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
 
 
-def suspect(state: State, reason: str, now_s: float, but: Key) -> Step:
+def suspect(state: State, suspicion: Suspicion, now_s: float) -> Step:
     """End the generation at once, and charge it when its members are back or in a moment."""
-    state, told = die(replace(state, suspicion=Suspicion(key=but, reason=reason, at_s=now_s)), reason, now_s, but)
-    if state.run is not None and state.run.members == (but,):  # who could have been lost?
+    state, told = die(replace(state, suspicion=suspicion), suspicion.reason, now_s, suspicion.key)
+    if state.run is not None and state.run.members == (suspicion.key,):  # who could have been lost?
         state, more = charge(state)
         told += more
     return state, told
@@ -80,7 +80,10 @@ def charge(state: State) -> Step:
     if suspicion is None:
         return state, ()
     reason, now_s, window_s = suspicion.reason, suspicion.at_s, settings.window_s
+    unevenly = uneven.why(state)
     state = replace(state, suspicion=None)
+    if unevenly is not None and state.failure is not None:
+        return give_up(replace(state, failure=replace(state.failure, cause=uneven.CAUSE)), unevenly)
     recent = () if window_s is None else tuple(at_s for at_s in state.failures_s if at_s > now_s - window_s)
     used = state.restarts if window_s is None else len(recent)
     state = replace(state, failures_s=(*recent, now_s))

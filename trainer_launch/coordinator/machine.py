@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator import uneven
 from trainer_launch.coordinator.ending import (
     Step,
     charge,
@@ -120,6 +121,8 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
         if join.generation < state.run.number:  # said before it heard of this generation
             return state, ()
         state, replies = die(state, f"{node.name} starts again", now_s, but=node.key)
+    if state.run is not None and join.generation == state.run.number:
+        state = uneven.reported(state, node.key, join)
     joined = replace(state.nodes[node.key], joined=True)
     state = replace(state, nodes=with_key(state.nodes, node.key, joined), joined_s=now_s)
     return settle(state, replies, now_s)

@@ -21,12 +21,14 @@ from trainer_launch.coordinator.checks import (
     names,
     number,
     optional,
+    ranks,
     real,
     rows,
     seconds,
     text,
     texts,
 )
+from trainer_launch.coordinator.checks import MAX_RANKS as MAX_RANKS
 from trainer_launch.coordinator.questions import ASKING as ASKING  # messages as those below
 from trainer_launch.coordinator.questions import Row as Row
 from trainer_launch.coordinator.questions import Status as Status
@@ -36,7 +38,7 @@ from trainer_launch.coordinator.wire import MAX_LINE_BYTES as MAX_LINE_BYTES
 from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
 from trainer_launch.coordinator.wire import Vocabulary
 
-VERSION = 2
+VERSION = 3
 MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
 _MAX_NUMBER = 2**53  # exact in every JSON reader
@@ -66,6 +68,8 @@ class Join:
 
     incarnation: str
     generation: int = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
+    finished: tuple[int, ...] = ()  # ranks that had ended with exit code 0 before that one was over
+    failed: bool = False  # whether a worker had failed for a reason of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class Failed:
     signal: int | None
     message: str = ""
     error: str | None = None  # the type of the exception that ended it
+    lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
+    finished: tuple[int, ...] = ()  # ranks that had ended with exit code 0 before
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,7 @@ class GiveUp:
     exit_code: int | None = None
     signal: int | None = None
     message: str | None = None
+    cause: str | None = None  # the exit reason for all nodes, where the failure has one of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +238,12 @@ _VOCABULARY = Vocabulary(
     {
         Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
         | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims},
-        Join: {"incarnation": name, "generation": _GENERATION},
+        Join: {"incarnation": name, "generation": _GENERATION, "finished": ranks, "failed": flag},
         Renew: {},
         Took: {"generation": _GENERATION},
         Store: {"generation": _GENERATION, "host": name, "port": _PORT},
         Failed: {"generation": _GENERATION, "rank": _RANK, "exit_code": _CODE, "signal": _CODE, "message": text}
-        | {"error": optional(text)},
+        | {"error": optional(text), "lost_peer": flag, "finished": ranks},
         Leave: {"reason": text},
         Quit: {"reason": text},
         Done: {"generation": _GENERATION},
@@ -249,7 +256,7 @@ _VOCABULARY = Vocabulary(
         Go: {"generation": _GENERATION, "host": name, "port": _PORT},
         Restart: {"generation": _GENERATION, "reason": text},
         GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}
-        | {"message": optional(text)},
+        | {"message": optional(text), "cause": optional(name)},
         Finished: {},
         StatusQuery: {"version": _COUNT, "job": name, "proof": optional(text)},
         Time: {"sent": real},

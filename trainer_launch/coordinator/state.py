@@ -93,6 +93,9 @@ class Suspicion:
     key: Key  # whose worker failed
     reason: str
     at_s: float
+    waited: int | None = None  # its rank, if nothing is known but that its connection to a peer was closed
+    finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
+    reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
 
 
 class Phase(Enum):

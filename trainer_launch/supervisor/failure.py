@@ -123,6 +123,12 @@ _FIRST = (
     ),
     _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exits.INFRASTRUCTURE),
     _Rule(
+        "ProgramError",
+        _agent_says("ProgramError"),
+        "let all ranks run the same number of steps; a restart will not help",
+        again=False,
+    ),
+    _Rule(
         "Misconfigured",
         _agent_says("Misconfigured"),
         "correct torchrun's option or its PET_ variable; trying again cannot help",

@@ -13,7 +13,7 @@ from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch import measures, run_folder
 from trainer_launch.child import hangs, places, slate
-from trainer_launch.child.death import WorkerDeath
+from trainer_launch.child.death import Ends, WorkerDeath
 from trainer_launch.commands import tables
 from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.gpus import results, values
@@ -146,7 +146,7 @@ def run_folder_notes(data: bytes) -> None:
     note = hangs.read(data, 0.0)
     if note is not None:
         death = WorkerDeath(rank=note.rank, local_rank=note.local_rank, signal=9, message=note.message)
-        coordination.parse(coordination.render(death.failed(1)))
+        coordination.parse(coordination.render(death.failed(1, Ends())))
     before = slate.lay_before(data)
     assert before is None or all(type(inode) is int for _, inode in before)
     for word, pid, value in places.noted(data):
