@@ -9,7 +9,6 @@ FAILED = 1
 MISCONFIGURED = 2  # bad contract, flags, settings: trying again cannot help
 NOT_EXECUTABLE = 126  # as the shell has it
 NOT_FOUND = 127  # as the shell has it
-CANNOT_RUN = (NOT_EXECUTABLE, NOT_FOUND)
 INFRASTRUCTURE = 138  # peers, rendezvous, node or device: in both retryable lists of the v1 ExitCode policy
 STOPPED = 143  # this pod was asked to stop; exit 0 would count as success
 
@@ -42,6 +41,11 @@ def retryable(code: int) -> bool | None:
     Permanent are 1 to 127, retryable all above (kubeflow/trainer release-1.9, pkg/util/train/train_util.go).
     """
     return None if code == SUCCEEDED else code >= _SIGNAL_BASE
+
+
+def cannot_run(code: int | None) -> bool:
+    """Whether the program could not be run, as a shell tells it."""
+    return code in (NOT_EXECUTABLE, NOT_FOUND)
 
 
 def describe(code: int) -> str:

@@ -45,19 +45,19 @@ def _cannot_run(view: View) -> Iterator[Decision]:
     """What the kubelet would restart in place for ever, though its program cannot be run."""
     for name, state in view.states.items():
         for container in state.due_s:
-            if state.codes.get(container) in exits.CANNOT_RUN:
+            if exits.cannot_run(state.codes.get(container)):
                 yield _hopeless(view, name, container)
 
 
 def _without_hope(view: View, decision: Decision) -> Decision:
     """Nor does a new pod help, or a new JobSet."""
-    if isinstance(decision, AllAgain) and decision.because.exit_code in exits.CANNOT_RUN:
+    if isinstance(decision, AllAgain) and exits.cannot_run(decision.because.exit_code):
         text = f"{decision.because.message}; {_NO_RETRY}"
         return replace(decision.because, reason=CANNOT_RUN, message=text)
     if not isinstance(decision, Again):
         return decision
     codes = view.states[decision.pod].codes
-    failed = next((name for name, code in codes.items() if code in exits.CANNOT_RUN), None)
+    failed = next((name for name, code in codes.items() if exits.cannot_run(code)), None)
     return decision if failed is None else _hopeless(view, decision.pod, failed)
 
 

@@ -210,7 +210,7 @@ def _restarts(pod: Pod, name: str, code: int) -> bool:
 
 def _waiting(state: PodState, name: str, now_s: float) -> PodState:
     before = state.restarts.get(name, 0)
-    at_once = before == 0 and state.codes.get(name) not in exits.CANNOT_RUN
+    at_once = before == 0 and not exits.cannot_run(state.codes.get(name))
     wait_s = 0.0 if at_once else min(BACK_OFF_S * 2 ** min(max(before - 1, 0), 16), MAX_BACK_OFF_S)
     restarts = {**state.restarts, name: before + 1}
     return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + wait_s})
