@@ -57,7 +57,7 @@ def test_without_a_command_this_nodes_place_is_still_told() -> None:
 def test_a_plain_shell_is_explained_helpfully() -> None:
     told = launch("explain")
     assert told.returncode == 0
-    assert "No platform was recognised" in told.stdout
+    assert "Contract: unknown. No variable or file of a training controller was found." in told.stdout
     assert "trainer-launch local" in told.stdout
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
@@ -79,6 +79,42 @@ def test_an_mpi_launcher_that_hosts_no_rank_hears_nothing_of_shared_memory(tmp_p
         told[first] = json.loads(done.stdout)["facts"]["shared_memory"]["text"]
     assert "no worker runs in this pod" in told["job-worker-0"]
     assert "4 workers may need" in told["job-launcher"]
+
+
+def plan_of(told: str) -> dict[str, str]:
+    """The rows of the plan that people see."""
+    rows = told.partition("\nPlan\n")[2].partition("\n\n")[0].splitlines()
+    return {name.strip(): value for name, _, value in (row.strip().partition("  ") for row in rows)}
+
+
+def test_people_see_what_would_run_and_nothing_of_the_launchers_own(tmp_path: Path) -> None:
+    train = script(tmp_path, "")
+    told = launch("explain", "--", "torchrun", train, "--lr", "1", env=V2 | {"PET_NPROC_PER_NODE": "2"}).stdout
+    plan = plan_of(told)
+    assert plan["command"].strip() == f"torchrun {train} --lr 1"
+    assert plan["job"].strip() == "2 nodes, 4 workers in all"
+    assert plan["workers here"].strip().endswith(": ranks 2 to 3")
+    assert plan["nodes meet at"].strip().startswith("job-node-0-0.job:29500")
+    for internal in ("/tmp/trainer-launch", "TRAINER_LAUNCH_", "trainer_launch.child", "rdzv-conf"):
+        assert internal not in told, "--json has it"
+
+
+def test_where_one_node_meets_nobody_no_coordinator_is_named() -> None:
+    told = launch("explain", "--nproc-per-node", "2", "--", "true").stdout
+    assert "coordinator" not in told
+    assert "127.0.0.1" not in told
+
+
+def test_node_0_is_said_to_run_the_coordinator() -> None:
+    own = {"PET_NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0", "HOSTNAME": "job-node-0-0"}
+    plan = plan_of(launch("explain", "--", "torchrun", "train.py", env=V2 | own).stdout)
+    assert plan["nodes meet at"].strip().endswith("; this pod runs the coordinator")
+    assert plan["restarts"].strip().startswith("3 worker failures per job, a lost node is waited for 600 s")
+
+
+def test_what_exec_becomes_is_shown_whole() -> None:
+    plan = plan_of(launch("explain", "--exec", "--", "train.py", env=V2).stdout)
+    assert "--nnodes=2" in plan["runs"]
 
 
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:

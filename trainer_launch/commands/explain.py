@@ -88,7 +88,8 @@ def main(parsed: Parsed) -> int:
     if parsed.flags["json"]:
         sys.stdout.write(json.dumps(explained, indent=2) + "\n")
     else:
-        sys.stdout.write(report.table(explained))
+        command = () if reading.command is None else redact_command(reading.command.argv)
+        sys.stdout.write(report.table(explained, command))
     if problem is not None:
         raise problem
     return 0

@@ -1,33 +1,38 @@
-"""The table of `explain` for people, made of the same object that --json prints."""
+"""What `explain` shows to people: the plan first, then where its values come from. `--json` has every detail."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from trainer_launch.engines import torchrun
 from trainer_launch.sizes import counted, in_mib
 
-_NO_PLATFORM = """No platform was recognised: no variable or file of a training controller is here.
-  In a pod:     the controller injects them into the trainer's container only; an init container or a sidecar
-                needs envInjection (Trainer v2), and a job without spec.trainer gets none.
+_NO_PLATFORM = """Contract: unknown. No variable or file of a training controller was found.
+  In a pod:     the controller injects them into the training container only. An init container or a sidecar
+                needs envInjection (Trainer v2); a job without spec.trainer gets none.
   By hand:      trainer-launch run --nodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 4 -- train.py
   On a laptop:  trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
   Another pod:  trainer-launch explain --pod pod.json   (written there by --save-pod pod.json)
 """
 _WIDTH = 100
+_SHOWN = 6  # hosts
+# What the launcher tells its own children, which no program needs to know.
+_INTERNAL = ("TRAINER_LAUNCH_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+_CHILD = "trainer_launch.child"  # in the argv of what the launcher starts of its own
+_STOPS = ("HUP", "INT", "QUIT", "TERM")
 
 
-def table(explained: Mapping[str, Any]) -> str:
-    """The whole report; ends with a newline."""
+def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
+    """The whole report for a command as it was typed, secrets redacted; ends with a newline."""
     known = explained["contract"] != "unknown"
     parts = [f"Contract: {explained['contract']}\n" if known else _NO_PLATFORM]
-    parts += _section("Job", _pairs(explained["job"], hide=("contract",)))
-    parts += _section("Read", _read(explained["facts"]["read"]))
-    parts += _section("Machine", _machine(**explained["facts"]))
-    parts += _section("Plan", _plan(explained["plan"]))
+    parts += _section("Plan", _plan(explained["plan"], explained["job"], shlex.join(command)))
     parts += _section("Warnings", [("-", text) for text in explained["warnings"]])
+    parts += _section("Read from the pod", _read(explained["facts"]["read"]))
+    parts += _section("Machine", _machine(**explained["facts"]))
+    parts.append("--json shows every detail.\n")
     return "\n".join(parts)
 
 
@@ -38,14 +43,6 @@ def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     width = min(30, max(len(name) for name, _ in listed))
     lines = [f"  {name:<{width}}  {_cut(value)}" for name, value in listed]
     return [f"{title}\n" + "\n".join(lines) + "\n"]
-
-
-def _pairs(values: Mapping[str, Any], hide: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Only what is known; unknown keys would drown it."""
-    known = {name: value for name, value in values.items() if value is not None and name not in hide}
-    if known.get("status_enabled") is False:
-        del known["status_enabled"], known["should_report_progress"]  # the rule; only the exception is worth a line
-    return [(name, _text(value)) for name, value in known.items()]
 
 
 def _read(facts: list[Mapping[str, str]]) -> list[tuple[str, str]]:
@@ -74,46 +71,83 @@ def _shm(machine: Mapping[str, Any], text: str) -> str:
     return f"{_mib(machine['shm_bytes'])}, {_mib(machine['shm_free_bytes'])} free" + (f": {text}" if text else "")
 
 
-def _plan(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+# -- the plan ---------------------------------------------------------------------------------
+
+
+def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
     if plan is None:
-        return []
-    rows = list(plan["because"].items())
-    if plan["engine"] is None:
-        return [*rows, ("engine", "none: give the command after -- to see what would run")]
-    rows.append(("engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"))
-    if plan["wait_for"]:
-        rows.append(("waits for", ", ".join(plan["wait_for"])))
-    if plan.get("hosting"):
-        rows.append(("coordinator here", _hosting(plan["hosting"])))
+        return
+    yield "command", command or "none; write it after -- to see what would run"
+    if plan["engine"] is not None:
+        yield "engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"
     for process in plan["processes"]:
-        rows.append((process["name"], shlex.join(process["argv"])))
-        rows += [("  " + name, _text(value)) for name, value in process["env_changes"].items()]
+        runs = shlex.join(process["argv"])
+        if _CHILD not in runs and runs != command:
+            yield "runs", runs
+    yield from _place(plan, job)
+    if plan["engine"] is None:
+        return
+    if plan["wait_for"]:
+        yield "waits for", f"{', '.join(plan['wait_for'])} to resolve"
+    if plan["hosting"]:
+        yield "restarts", _restarts(plan["hosting"])
     if plan["hang_timeout"] is not None:
-        rows.append(("hang watch", f"--hang-timeout {plan['hang_timeout']}"))
-    rows.append(("stop", f"SIGTERM to the {plan['stop_order']} first, SIGKILL after {plan['grace_s']:g} s"))
-    actions = (f"{name} {action}" for name, action in plan["signals"].items())
-    rows.append(("signals", ", ".join((*actions, "all others forward"))))
-    return rows
+        yield "hang detection", f"--hang-timeout {plan['hang_timeout']}"
+    who = "each worker" if plan["engine"] == torchrun.NAME else "the program"
+    who += "'s process group" if plan["stop_order"] == "group" else ""
+    yield "stopping", f"SIGTERM to {who}, SIGKILL after {plan['grace_s']:g} s"
+    actions = {name: action for name, action in plan["signals"].items() if name not in _STOPS}
+    if actions:
+        yield "signals", ", ".join(f"{name} {action}" for name, action in actions.items())
+    yield from _environment(plan["processes"])
 
 
-def _hosting(hosting: Mapping[str, Any]) -> str:
-    nodes = hosting["nodes"]
-    window_s = hosting["restart_window_s"]
-    parts = [
-        f"{hosting['host'] or '*'}:{hosting['port']}",
-        f"{nodes['min']} to {nodes['max']} nodes",
-        counted(hosting["max_restarts"], "failure") + ("" if window_s is None else f" within {window_s:g} s"),
-        f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s",
-    ]
+def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How large the job is, and which part of it this pod runs."""
+    why, least, most, workers = plan["because"], plan["min_nodes"], plan["max_nodes"], plan["nproc_per_node"]
+    if most is not None:
+        nodes = counted(most, "node") if least == most else f"{least} to {most} nodes"
+        yield (
+            "job",
+            nodes + ("" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"),
+        )
+    yield "this node", why["node_rank"]
+    if plan["engine"] in (None, torchrun.NAME):
+        ranks = _ranks(plan) if least == most else ""
+        yield "workers here", f"{why['nproc_per_node']}{ranks}" if workers is not None else why["nproc_per_node"]
+        if most != 1:
+            here = "; this pod runs the coordinator" if plan.get("hosting") else ""
+            yield "nodes meet at", f"{why['coordinator']}{here}"
+    if job.get("hosts") and plan["engine"] != torchrun.NAME:
+        hosts = job["hosts"]
+        more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
+        yield "hosts", f"{len(hosts)}: {', '.join(hosts[:_SHOWN])}{more}"
+
+
+def _ranks(plan: Mapping[str, Any]) -> str:
+    if plan["node_rank"] is None or plan["world_size"] is None:
+        return ""
+    first, count = plan["node_rank"] * plan["nproc_per_node"], plan["nproc_per_node"]
+    return f": rank {first}" if count == 1 else f": ranks {first} to {first + count - 1}"
+
+
+def _restarts(hosting: Mapping[str, Any]) -> str:
+    nodes, window_s = hosting["nodes"], hosting["restart_window_s"]
+    parts = [counted(hosting["max_restarts"], "worker failure")]
+    parts[0] += " per job" if window_s is None else f" within {window_s:g} s"
+    if nodes["max"] > 1:
+        parts.append(f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s")
     if nodes["min"] < nodes["max"]:
-        parts.append(f"fewer go on after {hosting['shrink_after_s']:g} s")
-    if hosting["secret_file"] is not None:
-        parts.append(f"secret in {hosting['secret_file']}")
+        parts.append(f"{nodes['min']} or more nodes continue after {hosting['shrink_after_s']:g} s")
     return ", ".join(parts)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _environment(processes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Variables that the program gets otherwise than the pod has them."""
+    changes = {name: value for process in processes for name, value in process["env_changes"].items()}
+    shown = {name: value for name, value in changes.items() if not name.startswith(_INTERNAL)}
+    for title, (name, value) in zip(["environment", *[""] * len(shown)], shown.items(), strict=False):
+        yield title, f"{name} (unset)" if value is None else f"{name}={value}"
 
 
 def _cut(text: str) -> str:
