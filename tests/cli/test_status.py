@@ -94,6 +94,32 @@ def test_status_lists_several_launchers_and_takes_one_by_its_pid(train: str, tmp
         assert [found["pid"] for found in status("--pid", str(other.pid), env=tmp)["launchers"]] == [other.pid]
 
 
+@pytest.mark.torch
+def test_status_shows_each_job_of_a_machine_with_its_own_launchers(train: str, tmp: dict[str, str]) -> None:
+    words = ("run", "--nproc-per-node", "1", "--", train)
+    with start(*words, env=tmp) as one, start(*words, env=tmp) as other:
+        one.read_until("ready")
+        other.read_until("ready")
+        jobs = [part for part in status(env=tmp)["jobs"] if {one.pid, other.pid} & set(part["pids"])]
+        assert sorted(part["pids"] for part in jobs) == sorted([[one.pid], [other.pid]])
+        assert [part["job"]["n_nodes"] for part in jobs] == [1, 1]
+        shown = launch("status", env=tmp).stdout
+        for part in jobs:
+            launcher, _, job = shown.partition(f"\nJob {part['name']}: running, generation 1, 1 node, ")
+            assert f"pid {part['pids'][0]}," in launcher.rpartition("Node 0")[2]
+            assert job
+        (alone,) = status("--pid", str(one.pid), env=tmp)["jobs"]
+        assert alone["pids"] == [one.pid]
+
+
+def test_status_says_why_it_shows_no_step(tmp: dict[str, str], tmp_path: Path) -> None:
+    silent = script(tmp_path, "import signal; print('ready', flush=True); signal.pause()")
+    with start("run", "--engine=plain", "--", silent, env=tmp) as run:
+        run.read_until("ready")
+        shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
+        assert "progress  unknown: the script does not call trainer_launch.report(step=...)" in shown
+
+
 def test_what_a_launcher_that_was_killed_has_left_is_no_launcher(train: str, tmp: dict[str, str]) -> None:
     with start("run", "--engine=plain", "--", train, env=tmp) as run:
         run.read_until("ready")

@@ -96,7 +96,7 @@ def test_a_short_list_of_hosts_with_an_open_bracket_is_no_list(text: str) -> Non
 def test_why_a_job_ended_cannot_command_the_terminal_of_who_asks() -> None:
     told = {"phase": "over", "generation": 1, "restarts": 0, "max_restarts": 3, "min_nodes": 1, "max_nodes": 1}
     table = {**told, "n_nodes": 0, "nodes": (), "progress": None, "end": "node 1 quit: \x1b[2Jbye"}
-    assert "over: node 1 quit: ?[2Jbye\n" in tables.job(table, None)
+    assert "ended: node 1 quit: ?[2Jbye\n" in tables.job(table, None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`status`: how the run in this container stands, and by the coordinator's word the whole job. Changes nothing."""
+"""`status`: the state of this container's runs and, from the coordinator, of each job. Changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from trainer_launch.commands import tables
 from trainer_launch.commands.options import Parsed
@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch status --json
   trainer-launch status --pid 4242      # one of several runs
 """
-_NOWHERE = "these nodes do not meet at a coordinator of ours, so only they themselves are known"
+_NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of this container are shown"
 _ANSWER_S = 3.0  # of each place
 
 
@@ -39,36 +39,65 @@ def main(parsed: Parsed) -> int:
     """The command.
 
     Raises:
-        UsageError: no launcher runs here, or not the one that was named.
+        UsageError: no launcher runs here, or not the one with that pid.
     """
-    if parsed.argv:
-        raise UsageError(f"status takes no command, found {parsed.argv[0]!r}; see trainer-launch status --help")
     views = _chosen(node.find(), parsed.flags["pid"])
-    known = [_known(view) for view in views]
-    job, problem = _ask(views)
+    jobs = [_Part(name, members, *_ask(members)) for name, members in _by_job(views)]
     if parsed.flags["json"]:
-        told: dict[str, Json] = {"launchers": tuple(known), "job": job, "job_problem": problem}
-        sys.stdout.write(json.dumps(told, indent=2, allow_nan=False) + "\n")
-    else:
-        sys.stdout.write(tables.launchers(known, time.time()) + tables.job(job, problem))
+        sys.stdout.write(json.dumps(_told(views, jobs), indent=2, allow_nan=False) + "\n")
+        return 0
+    for number, part in enumerate(jobs):
+        name = part.name if len(jobs) > 1 else None
+        known = [_known(view) for view in part.views]
+        sys.stdout.write("\n" * (number > 0) + tables.launchers(known, time.time()))
+        sys.stdout.write(tables.job(part.table, part.problem, name))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The launchers of one job, and what its coordinator says or why nothing is known."""
+
+    name: str | None
+    views: Sequence[node.View]
+    table: dict[str, Json] | None
+    problem: str | None
+
+
+def _by_job(views: Sequence[node.View]) -> list[tuple[str | None, list[node.View]]]:
+    """Launchers that belong together: a machine may run several jobs at once."""
+    groups: dict[str | None, list[node.View]] = {}
+    for view in views:
+        groups.setdefault(view.job, []).append(view)
+    return list(groups.items())
+
+
+def _told(views: Sequence[node.View], jobs: Sequence[_Part]) -> dict[str, Json]:
+    """All of it; `job` is the first that is known."""
+    first = next((part for part in jobs if part.table is not None), jobs[0])
+    each = tuple(
+        {"name": p.name, "pids": tuple(v.pid for v in p.views), "job": p.table, "job_problem": p.problem}
+        for p in jobs
+    )
+    known = tuple(_known(view) for view in views)
+    return {"launchers": known, "job": first.table, "job_problem": first.problem, "jobs": each}
 
 
 def _chosen(views: Sequence[node.View], pid: int | None) -> Sequence[node.View]:
     if not views:
         raise UsageError(
-            "no trainer-launch run was found in this container; ask as the user that it runs as, "
-            "with the same TMPDIR, and while it runs"
+            "no running launcher was found in this container; run status while it runs, as the same user and "
+            "with the same TMPDIR"
         )
     chosen = [view for view in views if pid in (None, view.pid)]
     if not chosen:
         found = ", ".join(str(view.pid) for view in views)
-        raise UsageError(f"--pid is {pid}, but the launchers that run here have the pids {found}")
+        raise UsageError(f"no launcher has pid {pid}; running here: {found}")
     return chosen
 
 
 def _known(view: node.View) -> dict[str, Json]:
-    """A launcher's own view, and what its workers say, by names that JSON keeps."""
+    """A launcher's own view and its workers' reports, by the names that JSON keeps."""
     now_s = time.monotonic()
     reports: list[Json] = []
     for one in progress.read(view.run_dir):
@@ -95,7 +124,7 @@ def _ask(views: Sequence[node.View]) -> tuple[dict[str, Json] | None, str | None
         if status.generation >= known:
             return asdict(status), None
         problems.append(
-            f"the coordinator at {Endpoint(*place)} does not know generation {known}, where this node was"
+            f"the coordinator at {Endpoint(*place)} does not know generation {known}, which this node was in"
         )
     return None, problems[0] if problems else _NOWHERE
 

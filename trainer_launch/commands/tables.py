@@ -9,26 +9,29 @@ from trainer_launch.sizes import counted
 
 _MOST_ROWS = 200
 _METRICS = 8
+_NO_REPORT = "progress  unknown: the script does not call trainer_launch.report(step=...)"
+_NO_TRAINING = ("sshd",)  # engines that train nothing themselves
 
 
 def launchers(known: Sequence[Mapping[str, Any]], now_s: float) -> str:
-    """Each launcher of this container."""
+    """The launchers of one job."""
     return "\n".join(_launcher(one, now_s) for one in known)
 
 
-def job(table: Mapping[str, Any] | None, problem: str | None) -> str:
-    """The job as its coordinator knows it."""
+def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None = None) -> str:
+    """The job as its coordinator knows it; named where there are several."""
+    title = "Job" if name is None else f"Job {_printable(name)}"
     if table is None:
-        return f"\nJob: {_printable(problem or '')}\n"
+        return f"\n{title}: {_printable(problem or '')}\n"
     nodes = _range(table["min_nodes"], table["max_nodes"])
     line = (
-        f"\nJob: {table['phase']}, generation {table['generation']}, {nodes}, "
+        f"\n{title}: {table['phase']}, generation {table['generation']}, {nodes}, "
         f"{table['restarts']} of {counted(table['max_restarts'], 'restart')} used"
     )
     if table["progress"] is not None:
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
     if table["end"]:
-        line += f"\n     over: {_printable(table['end'])}"
+        line += f"\n     ended: {_printable(table['end'])}"
     rows = [("NODE", "HOST", "STATE")]
     rows += [(_or_dash(rank), host or "-", _state(word, away_s)) for rank, host, word, away_s in table["nodes"]]
     left = table["n_nodes"] - min(len(table["nodes"]), _MOST_ROWS)
@@ -52,14 +55,14 @@ def _launcher(one: Mapping[str, Any], now_s: float) -> str:
     lines = [f"Node {node} ({one['host']}): {one['phase']} for {duration(max(0.0, now_s - one['since_s']))}"]
     started = f"started {duration(max(0.0, now_s - one['started_s']))} ago, attempt {one['attempt']}"
     lines.append(f"launcher  pid {one['pid']}, {one['contract']}, {one['engine']}, {started}")
-    lines += [f"runs      {name}, pid {pid}" for name, pid in one["processes"]]
-    lines += [f"ended     {name} with {code}" for name, code in one["exits"]]
+    lines += [f"running   {name}, pid {pid}" for name, pid in one["processes"]]
+    lines += [f"exited    {name}, code {code}" for name, code in one["exits"]]
     if one["asked_to_stop_by"] is not None:
-        lines.append(f"asked to stop by signal {one['asked_to_stop_by']}")
+        lines.append(f"stopping  after signal {one['asked_to_stop_by']}")
     if standing["generation"] is not None:
         workers = counted(standing["workers"] or 0, "worker")
         lines.append(f"member    of generation {standing['generation']}, {workers}")
-    lines += [_report(report) for report in one["reports"]]
+    lines += [_report(report) for report in one["reports"]] or [_NO_REPORT] * (one["engine"] not in _NO_TRAINING)
     return "\n  ".join(lines) + "\n"
 
 
@@ -72,7 +75,7 @@ def _report(report: Mapping[str, Any]) -> str:
         words.append(f"{_percent(report['progress'])} done,")
     if report["eta_s"] is not None:
         words.append(f"{duration(report['eta_s'])} left,")
-    words.append(f"said {duration(report['age_s'])} ago")
+    words.append(f"reported {duration(report['age_s'])} ago")
     metrics = list(report["metrics"].items())
     shown = [f"{_printable(name)}={_short(value)}" for name, value in metrics[:_METRICS]]
     more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
@@ -85,7 +88,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _state(word: str, away_s: float | None) -> str:
-    return word if away_s is None else f"{word} since {duration(away_s)}"
+    return word if away_s is None else f"{word} for {duration(away_s)}"
 
 
 def _range(low: int, high: int) -> str:
