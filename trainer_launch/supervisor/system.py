@@ -78,13 +78,9 @@ class System:
             raise unstarted.exhausted(process, error) from error
         self._witness.begin()
         try:
+            out, err = ours.get(1), ours.get(2)
             popen = subprocess.Popen(
-                process.argv,
-                env=env,
-                cwd=process.cwd,
-                stdout=ours.get(1),
-                stderr=ours.get(2),
-                start_new_session=True,
+                process.argv, env=env, cwd=process.cwd, stdout=out, stderr=err, start_new_session=True
             )
         except (OSError, ValueError) as error:
             raise unstarted.why(process, error) from error
