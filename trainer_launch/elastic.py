@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_launch import grammar
 from trainer_launch.errors import UsageError
+from trainer_launch.nearest import did_you_mean
 
 START_METHODS = ("spawn", "fork", "forkserver")
 _OURS = ("node_rank", "patience", "join_timeout")
@@ -99,8 +99,7 @@ class Elastic:
 def _check_meeting(configs: Mapping[str, Any]) -> None:
     for name, value in configs.items():
         if name not in (*_OURS, *_TORCHS, *_TORCHS_TOO):
-            near = difflib.get_close_matches(str(name), _OURS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(_OURS)}"
+            advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
             raise UsageError(f"Elastic(rdzv_configs=) has {name!r}, which means nothing here; {advice}")
         if name in _OURS and not (_is_number(value) and value >= 0):
             raise UsageError(f"{name} of Elastic(rdzv_configs=) is {str(value)[:60]!r}; expected a number from 0")

@@ -210,6 +210,18 @@ def test_workers_that_a_launcher_of_their_own_would_start_are_warned_about(tmp_p
     assert "trainer-launch run -- x.py" in ended.stderr
 
 
+@both_ways
+def test_a_path_through_a_link_and_a_parent_is_the_kernels(tmp_path: Path, method: str) -> None:
+    """As Python has it: `..` behind a symbolic link is the parent of where it leads."""
+    (tmp_path / "real" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/sub")
+    script(tmp_path, "print('another file')\n")
+    script(tmp_path / "real", "import sys\nprint(__file__, sys.path[0])\n")
+    words = ("--nproc-per-node", "1", "--start-method", method, "--", "link/../train.py")
+    ended = launch("run", *words, cwd=tmp_path)
+    assert ended.stdout == f"{tmp_path}/link/../train.py {tmp_path}/real\n", ended.stderr
+
+
 LOADER = f"""{RANK}
 import select, subprocess
 # A data loader's worker: in the leader's group, and heard when SIGTERM reaches it.

@@ -88,7 +88,7 @@ def test_of_another_namespace_nothing_is_taken() -> None:
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: nil}}}]", "names the key 'nil'"),
         ("envFrom: [{secretRef: {name: nil}}]", "envFrom[0].secretRef names the Secret 'nil'"),
         ("envFrom: [{prefix: x}]", "a configMapRef or a secretRef"),
-        ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, kye: no}}}]", "is key meant?"),
+        ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, kye: no}}}]", "did you mean key?"),
     ],
 )
 def test_a_reference_to_nothing_is_one_sentence_that_says_where(container: str, part: str) -> None:
@@ -177,7 +177,7 @@ def test_a_volume_of_nothing_is_refused(volume: str, part: str) -> None:
             "stringData.pin is there; expected a text",
         ),
         ("kind: Secret\nmetadata: {name: s}\ndata: {pin: 123-456}", "data.pin is there; expected text in base64"),
-        ("kind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}", "is stringData meant?"),
+        ("kind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}", "did you mean stringData?"),
         ("kind: ConfigMap\nmetadata: {name: s}\nstringData: {pin: '123456'}", "no such field"),
         ("kind: ConfigMap\nmetadata: {name: s}\ndata: {a/b: '123456'}", "a key of letters"),
     ],

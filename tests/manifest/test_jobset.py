@@ -217,7 +217,7 @@ def test_a_claim_of_the_jobset_is_one_volume_of_all_its_pods() -> None:
 @pytest.mark.parametrize(
     ("jobs", "more", "part"),
     [
-        (rjob("node", "backofLimit: 1"), "", "is backoffLimit meant?"),
+        (rjob("node", "backofLimit: 1"), "", "did you mean backoffLimit?"),
         (rjob("node", "backoffLimitPerIndex: 1"), "", "restartPolicy: Never"),
         (rjob("node", "maxFailedIndexes: 1", NEVER), "", "backoffLimitPerIndex beside it"),
         (
@@ -229,7 +229,7 @@ def test_a_claim_of_the_jobset_is_one_volume_of_all_its_pods() -> None:
         (TWO, "failurePolicy: {rules: [{action: FailJobSet, targetReplicatedJobs: [x]}]}", "one of node, side"),
         (TWO, "failurePolicy: {rules: [{action: FailJobSet, onJobFailureReasons: [x]}]}", "one of BackoffLimit"),
         (TWO, "failurePolicy: {rules: [{action: FailJobSet, onJobFailureMessagePatterns: ['(']}]}", "a regular"),
-        (TWO, "failurePolicy: {maxRestart: 1}", "is maxRestarts meant?"),
+        (TWO, "failurePolicy: {maxRestart: 1}", "did you mean maxRestarts?"),
         (TWO, "startupPolicy: {startupPolicyOrder: Backwards}", "one of AnyOrder, InOrder"),
     ],
 )

@@ -243,6 +243,14 @@ def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == ["[job-worker-0] instead"]
 
 
+def test_a_script_in_its_place_is_run_by_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
+    ended = launch("local", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert set(ended.stdout.splitlines()) == {"[job-worker-0] trained"}
+
+
 def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> None:
     container = "{name: node, image: i, args: [sh, -c, 'echo rank $PET_NODE_RANK of $PET_NNODES']}"
     label = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}"

@@ -196,7 +196,7 @@ def test_nothing_of_chaos_counts_as_missed() -> None:
         ("seed=7 rate=30s", ["rate is '30s'", "1/30s"]),
         ("seed=7 rate=1000/s", ["rate is '1000/s'", "20/s at most"]),
         ("seed=7 seed=8 rate=1/s", ["seed stands twice"]),
-        ("seed=7 rate=1/s kind=oom", ["'kind=oom'", "is kinds= meant?"]),
+        ("seed=7 rate=1/s kind=oom", ["'kind=oom'", "did you mean kinds=?"]),
         ("seed=7 rate=1/s kinds", ["'kinds'", "seed, rate"]),
         ("seed=7 rate=1/s kinds=delay-dns", ["kinds is 'delay-dns'", "kill-worker"]),
         ("seed=7 rate=1/s kinds=explode", ["kinds is 'explode'"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from trainer_launch import grammar
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, NodeRange, PortRange
+from trainer_launch.nearest import did_you_mean
 
 T = TypeVar("T")
 PORT = 29400  # torch's own for an endpoint without a port
@@ -53,8 +53,7 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
     """
     for name in conf:
         if name not in (*OURS, *TORCHS, *_TORCHS_TOO):
-            near = difflib.get_close_matches(name, OURS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(OURS)}"
+            advice = did_you_mean(name, OURS) or f"expected one of {', '.join(OURS)}"
             raise UsageError(f"--rdzv-conf has {name!r}, which the backend trainer-launch does not know; {advice}")
     alone = nodes.max == 1
     told = dict(conf)

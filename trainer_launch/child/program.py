@@ -93,7 +93,7 @@ def script_of(who: Identity, main: dict[str, Any]) -> types.CodeType:
     """The script's code, everything being as it is when a script begins."""
     script = who.argv[2]
     sys.argv[:] = who.argv[2:]
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)  # not folded, as Python has it: after a symlink `..` leads elsewhere
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))

@@ -56,7 +56,7 @@ def run_above(
         "run_module": getattr(runpy, "_run_module_as_main"),  # noqa: B009  what `python -m` itself calls
     }
     run = "install(); " + ("run_module(prepare(main))" if script is None else "exec(prepare(main), main)")
-    path = "<frozen runpy>" if script is None else os.path.abspath(script)
+    path = "<frozen runpy>" if script is None else os.path.join(os.getcwd(), script)
     BASES.append(compile(_BASE.format(run=run), path, "exec"))
     threading.stack_size(_main_stack_bytes())
     _thread.start_new_thread(exec, (BASES[-1], main.__dict__, known))

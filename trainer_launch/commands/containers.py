@@ -76,9 +76,11 @@ def words_of(command: str) -> tuple[str, ...]:
 
 
 def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
-    """Another command in the place of the one of the container that counts."""
+    """Another command for the container that counts; the launcher runs a script or a module."""
+    is_pythons = parse_command(words).is_worker and not parse_command(words).python
+    command, args = ((), words) if is_pythons else (words, ())
     changed = tuple(
-        replace(one, command=words, args=()) if one.name == pod.draft.main else one for one in pod.containers
+        replace(one, command=command, args=args) if one.name == pod.draft.main else one for one in pod.containers
     )
     return replace(pod, containers=changed)
 
@@ -114,16 +116,17 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
     may_be_made = is_ours and pod.init  # by an init container
     if process.cwd is not None or not words or may_be_made:
         return
-    command = parse_command(words)
+    path = process.env.get("PATH")
+    command = programs.recognise(words, path) if is_ours else parse_command(words)
     if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
         return  # of a volume, which is filled when the pod begins
     try:
         if command.kind is Kind.SCRIPT and not command.python and not is_ours:
-            _check_itself(words[0], process.env.get("PATH"))
-        programs.check(command, process.env.get("PATH"))
+            _check_itself(words[0], path)
+        programs.check(command, path)
     except NotRunnableError as problem:
         found = problem.exit_code == 126
-        text = f"{problem} (container {container.name} of {pod.name}; --command runs another program here)"
+        text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
         raise NotRunnableError(text, found=found) from None
 
 

@@ -55,7 +55,7 @@ def read(pod: Pod, settings: Settings) -> Reading:
     Raises:
         LaunchError: the command or the contract does not fit.
     """
-    command = parse_command(pod.command) if pod.command else None
+    command = programs.recognise(pod.command, pod.env.get("PATH")) if pod.command else None
     job = _job(pod, settings, command)
     return Reading(pod=pod, command=command, job=job, host=probe(pod.env))
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from trainer_launch import grace, programs
-from trainer_launch.command import parse_command
 from trainer_launch.commands import audience, troubles
 from trainer_launch.commands.audience import Audience
 from trainer_launch.commands.containers import image_path
@@ -99,7 +98,7 @@ def main(parsed: Parsed) -> int:
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     if not parsed.argv:
         raise UsageError("nothing to rehearse was given; write a command after --, or name a manifest with -f")
-    command = parse_command(parsed.argv)
+    command = programs.recognise(parsed.argv, path)
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
     is_given = "grace" in settings.model_fields_set

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Protocol
 
@@ -35,6 +34,7 @@ from trainer_launch.contracts.source import Marks, Pod, Source
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.grammar import shown
 from trainer_launch.model import Job
+from trainer_launch.nearest import did_you_mean
 
 
 class Contract(Protocol):
@@ -92,9 +92,8 @@ def find(name: str) -> Contract:
     by_name = {contract.NAME: contract for contract in CONTRACTS}
     if name in by_name:
         return by_name[name]
-    nearest = get_close_matches(name[:80], by_name, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise UsageError(f"there is no contract {shown(name)}{hint} The contracts are: {', '.join(by_name)}")
+    advice = f"{did_you_mean(name, by_name)} The contracts are {', '.join(by_name)}".strip()
+    raise UsageError(f"unknown contract {shown(name)}; {advice}")
 
 
 def read_job(pod: Pod, contract: str | None = None) -> Job:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, shown
+from trainer_launch.nearest import did_you_mean
 
 T = TypeVar("T")
 
@@ -82,8 +82,8 @@ class Field:
         words = tuple(known)
         for key in self.mapping():
             if key not in words:
-                near = get_close_matches(key, words, n=1)
-                advice = f"; is {near[0]} meant?" if near else ""
+                near = did_you_mean(key, words)
+                advice = f"; {near}" if near else ""
                 if key in _OF_PODS and "replicatedJobs" in words:
                     advice = "; a pod's fields stand in replicatedJobs[].template.spec.template.spec"
                 raise self.get(key).bad(f"no such field{advice}", found=_Unknown())

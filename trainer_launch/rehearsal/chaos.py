@@ -10,11 +10,11 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_number, shown
+from trainer_launch.nearest import did_you_mean
 from trainer_launch.rehearsal import grammar, words
 from trainer_launch.rehearsal.fault import Fault, When
 
@@ -62,8 +62,8 @@ def parse(text: str, where: str = "--chaos") -> Chaos:
     for word in words.split(text, where):
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals:
-            near = get_close_matches(key[:40].lower(), _KEYS, n=1)
-            hint = f"is {near[0]}= meant?" if near and key not in _KEYS else f"it takes {', '.join(_KEYS)}"
+            near = "" if key in _KEYS else did_you_mean(key, [f"{name}=" for name in _KEYS])
+            hint = near or f"it takes {', '.join(_KEYS)}"
             raise UsageError(f"{said}: {shown(word)} is nothing that it knows; {hint}")
         field, read, expected = _KEYS[key]
         if field in fields:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import MAX_COUNT, parse_number, shown
+from trainer_launch.nearest import did_you_mean
 from trainer_launch.patterns import compiled
 from trainer_launch.rehearsal import words
 from trainer_launch.rehearsal.fault import Fault, When
@@ -137,8 +137,7 @@ def _kind(found: list[str], said: str) -> tuple[str, list[str]]:
 def _form(kind: str, said: str) -> Form:
     if kind in KINDS:
         return KINDS[kind]
-    near = get_close_matches(kind[:80].lower(), KINDS, n=2)
-    hint = f"is {' or '.join(map(repr, near))} meant?" if near else f"expected one of: {', '.join(KINDS)}"
+    hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
     raise UsageError(f"{said} begins with no fault; {hint}" if kind else f"{said} names no fault; {hint}")
 
 
@@ -158,9 +157,8 @@ def _check_key(key: str, kind: str, said: str) -> None:
         return
     if key in _KEYS:
         raise UsageError(f"{said}: {key} does not go with {kind}; {_takes(kind)}")
-    near = get_close_matches(key[:40].lower(), fitting, n=1)
-    hint = f"is {near[0]} meant? " if near else ""
-    raise UsageError(f"{said}: there is no {shown(key)}; {hint}{_takes(kind)}")
+    hint = f"{did_you_mean(key, fitting)} {_takes(kind)}".strip()
+    raise UsageError(f"{said}: there is no {shown(key)}; {hint}")
 
 
 def _takes(kind: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import shown
+from trainer_launch.nearest import did_you_mean
 from trainer_launch.rehearsal.fault import Fault
 
 OF_ALL = ("delay dns", "add node")  # these are for the whole job
@@ -39,6 +39,5 @@ def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
     said = f"--fault {shown(fault.text)}"
     if found:
         raise UsageError(f"{said}: {name} may be {' or '.join(found[:5])}; give the whole name")
-    near = get_close_matches(name, pods, n=1)
-    hint = f"is {near[0]} meant?" if near else f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
+    hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
     raise UsageError(f"{said}: the job has no pod {name}; {hint}")

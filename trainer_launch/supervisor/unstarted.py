@@ -8,6 +8,7 @@ import os
 from trainer_launch.errors import NodeError, NotRunnableError
 from trainer_launch.model import Process
 
+_SHOWN_BYTES = 120
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
 
 
@@ -25,8 +26,19 @@ def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnabl
         return exhausted(process, error)
     number = error.errno if isinstance(error, OSError) else None
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
-    found = number not in (errno.ENOENT, errno.ENOTDIR) or os.path.exists(place)
+    found = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
     text = os.strerror(number) if number else str(error)
-    if found and number == errno.ENOENT:
-        text = "the interpreter that its first line names is not there"
+    if number == errno.ENOENT and found:
+        text = f"its interpreter does not exist: {_first_line(place)}"
+    elif number == errno.ENOENT and "/" not in place:
+        text = f"not found in PATH ({process.env.get('PATH', 'not set')})"
     return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", found=found)
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_SHOWN_BYTES)
+    except OSError as problem:
+        return str(problem.strerror)
+    return repr(line.decode(errors="replace").strip()) if line.startswith(b"#!") else "the loader of a binary"

@@ -1,0 +1,55 @@
+"""A name is suggested for a typo or a name cut short, and never for a mere resemblance."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.commands.fields import COMMANDS
+from trainer_launch.contracts import CONTRACTS
+from trainer_launch.nearest import did_you_mean, nearest
+from trainer_launch.settings import Settings, flag_of
+
+FLAGS = [flag_of(name) for name in Settings.model_fields]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("--nprocs", FLAGS, "--nproc-per-node"),
+        ("--nproc", FLAGS, "--nproc-per-node"),
+        ("--nproc_per_node", FLAGS, "--nproc-per-node"),
+        ("--node", FLAGS, "--nodes"),
+        ("--graze", FLAGS, "--grace"),
+        ("--max-restart", FLAGS, "--max-restarts"),
+        ("loc", COMMANDS, "local"),
+        ("prefligth", COMMANDS, "preflight"),
+        ("trainer-v2-troch", [one.NAME for one in CONTRACTS], "trainer-v2-torch"),
+        ("trian", ["train", "test"], "train"),
+        ("OON", ["oom", "kill"], "oom"),
+        ("replica", ["replicas", "replicaSpecs"], "replicas"),
+        ("pyhton", ["python", "python3"], "python"),
+    ],
+)
+def test_a_near_miss_is_suggested(word: str, known: list[str], meant: str) -> None:
+    assert nearest(word, known) == meant
+    assert did_you_mean(word, known) == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [
+        ("absent", ["syntax", "train"]),
+        ("--walk", FLAGS),
+        ("walk", COMMANDS),
+        ("", COMMANDS),
+        ("-", FLAGS),
+        ("x", ["y"]),
+        ("accelerate", ["accelerate"]),
+        ("train", ["trace", "brain3"]),
+        ("no", ["node", "nodes"]),
+        ("a" * 10_000_000, FLAGS),
+    ],
+)
+def test_what_is_not_near_is_not_suggested(word: str, known: list[str]) -> None:
+    assert nearest(word, known) is None
+    assert did_you_mean(word, known) == ""
