@@ -5,7 +5,6 @@ Flags win over variables, variables over defaults.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,9 +15,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
 from trainer_launch.links import is_link
+from trainer_launch.nearest import nearest
 
 PREFIX = "TRAINER_LAUNCH_"
-_LONGEST = 60  # characters of a name that is compared with ours
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
     {
@@ -263,8 +262,8 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
         rest = name.removeprefix(PREFIX)
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL or is_link(rest, value):
             continue
-        near = difflib.get_close_matches(name[:_LONGEST], known, n=1)
-        advice = f"did you mean {near[0]}?" if near else "trainer-launch help run lists all"
+        near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
+        advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch help run lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
 

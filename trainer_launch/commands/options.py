@@ -6,7 +6,6 @@ Everything after the first `--` is the command to run; without `--` the first wo
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 from trainer_launch import __version__, log, settings
 from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
 from trainer_launch.errors import UsageError
+from trainer_launch.nearest import did_you_mean
 from trainer_launch.settings import PREFIX, Settings
 
 _USAGE = "[options] -- COMMAND [ARG ...]"
@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             what, known = str(action.metavar).lower(), list(action.choices)
-            near = _nearest(value, known) if len(known) > _FEW else ""
+            near = did_you_mean(value, known) if len(known) > _FEW else ""
             advice = near or f"expected one of {', '.join(known)};"
             raise UsageError(f"unknown {what} {value!r}; {advice} see {self.prog} --help")
 
@@ -87,8 +87,7 @@ class _Parser(argparse.ArgumentParser):
         """Say so of an option that this command does not have."""
         flag = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        longer = [name for name in known if name.startswith(flag)]
-        near = f"did you mean {longer[0]}?" if len(longer) == 1 else _nearest(flag, known)
+        near = did_you_mean(flag, known)
         raise UsageError(f"unknown option {flag}; {near}{' ' if near else ''}see {self.prog} --help")
 
 
@@ -227,13 +226,8 @@ def _no_command(program: str, words: Sequence[str]) -> str:
     """What is wrong with a command line that begins with none of ours."""
     if not words:
         return f"missing command; expected one of {', '.join(COMMANDS)}; see {program} --help"
-    near = _nearest(words[0], list(COMMANDS)) or f"to run a program: {program} run -- {words[0]} …;"
+    near = did_you_mean(words[0], COMMANDS) or f"to run a program: {program} run -- {words[0]} …;"
     return f"unknown command {words[0]!r}; {near} see {program} --help"
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
