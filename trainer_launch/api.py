@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer_launch.commands import ground
 from trainer_launch.commands.gather import live_pod, read, request_of
-from trainer_launch.elastic import Elastic
+from trainer_launch.elastic import PATIENCE_S, Elastic
 from trainer_launch.engines import child_env, meeting
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
@@ -19,20 +19,21 @@ from trainer_launch.settings import load
 from trainer_launch.topology import place
 
 
-def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
     """Run `fn(*args, **kwargs)` in every worker of this node; what each returned, by its rank in the job.
 
-    In a job of several nodes every node calls this, and each gets the results of its own ranks.
+    In a job of several nodes every node calls this, and each gets the results of its own ranks. `elastic` is ours,
+    Flyte's, or any object with the same fields.
 
     Raises:
         WorkerFailedError: a worker failed and no restart was left.
+        FlyteRecoverableException: the same, and the worker raised one, or one of its kind.
         LaunchError: the job could not start or meet; see trainer_launch.errors.
         SystemExit: SIGTERM came; the workers had their grace.
     """
     if not callable(fn):
         raise UsageError(f"launch got {repr(fn)[:60]}; expected a function")
-    if not isinstance(elastic, Elastic):
-        raise UsageError(f"launch got {repr(elastic)[:60]} as its second argument; expected trainer_launch.Elastic")
+    elastic = Elastic.of(elastic)
     request = _request(elastic)
     nodes = meeting.nodes_of(request)
     options = meeting.options(request, nodes)
@@ -45,7 +46,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: An
             f"nproc_per_node is '{request.job.nproc_per_node}', but this container shows no such device "
             f"({request.host.gpus.reason}); set Elastic(nproc_per_node=) to a number"
         )
-    env = child_env.agent(request)
+    env = {**elastic.variables(), **child_env.agent(request)}  # what is set already wins, as in Flyte
     from trainer_launch.child import function  # torch comes with it
 
     how = function.Launching(
@@ -59,6 +60,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic, /, *args: Any, **kwargs: An
         hosting=meeting.hosting(request),
         secret_file=request.secret_file,
         deadline_s=elastic.deadline_s,
+        collective_timeout_s=elastic.nccl_collective_timeout_sec,
     )
     return function.run(fn, args, kwargs, how)
 
@@ -75,7 +77,8 @@ def _request(elastic: Elastic) -> Request:
     topology = place(reading.job, reading.host)
     memory = (ground.enlarged if elastic.increase_shared_mem else ground.decided)(reading, topology, settings)
     request = request_of(reading, topology, settings, scratch="")
-    patience_s = request.rejoin_timeout_s if elastic.patience_s is None else elastic.patience_s
+    default_s = settings.rejoin_timeout if "rejoin_timeout" in settings.model_fields_set else PATIENCE_S
+    patience_s = default_s if elastic.patience_s is None else elastic.patience_s
     return replace(request, rejoin_timeout_s=patience_s, our_rendezvous=True, shm_is_short=memory.is_short)
 
 

@@ -1,9 +1,9 @@
-"""How `trainer_launch.launch` starts a function, by the names of Flyte's Elastic task configuration."""
+"""How `trainer_launch.launch` starts a function, with the field names of Flyte's Elastic task configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trainer_launch import grammar
@@ -11,6 +11,8 @@ from trainer_launch.errors import UsageError
 from trainer_launch.nearest import did_you_mean
 
 START_METHODS = ("spawn", "fork", "forkserver")
+_BACKENDS = ("c10d", "static")
+PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing else is set
 _OURS = ("node_rank", "patience", "join_timeout")
 # Options of torch's own backends; they mean nothing here, and configurations made for Flyte carry them.
 _TORCHS = ("timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
@@ -39,16 +41,41 @@ class RunPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How many workers start, where and how. None takes what the pod was told, without a platform 1, 1 and 0."""
+    """How many workers start, where and how. None takes the pod's own value; without a platform 1, 1 and 0.
+
+    The fields have the names of Flyte 1's and Flyte 2's Elastic.
+    """
 
     nnodes: int | str | None = None  # a number, or MIN:MAX
     nproc_per_node: int | str | None = None  # a number, or auto, gpu, cpu
     start_method: str = "spawn"
-    monitor_interval: float = 5  # seconds between two looks at the workers, as Flyte has it
-    max_restarts: int | None = None  # failures that the whole job may have
+    monitor_interval: float = 5  # seconds between two looks at the workers, as in Flyte
+    max_restarts: int | None = None  # worker failures of the whole job
     rdzv_configs: Mapping[str, Any] = field(default_factory=dict)  # patience or join_timeout, node_rank
     increase_shared_mem: bool = True
     run_policy: RunPolicy | Any = None  # ours, Flyte's, or anything with its fields
+    rdzv_backend: str = "c10d"  # the nodes meet at the launcher's coordinator in its place
+    nccl_heartbeat_timeout_sec: int | None = None  # None leaves torch's default, here and below
+    nccl_async_error_handling: bool = False
+    nccl_collective_timeout_sec: int | None = None
+    nccl_enable_monitoring: bool = False
+
+    @classmethod
+    def of(cls, given: object) -> Elastic:
+        """`given` itself, or an Elastic with the values of any object that has its fields, such as Flyte's.
+
+        Raises:
+            UsageError: it does not have them, or a value does not fit.
+        """
+        if isinstance(given, Elastic):
+            return given
+        if isinstance(given, type) or not (hasattr(given, "nnodes") and hasattr(given, "nproc_per_node")):
+            raise UsageError(
+                f"launch got {repr(given)[:60]} as its second argument; "
+                f"expected trainer_launch.Elastic, or an object with the same fields"
+            )
+        names = [one.name for one in fields(cls) if hasattr(given, one.name)]
+        return cls(**{name: getattr(given, name) for name in names})
 
     def __post_init__(self) -> None:
         """Refuse what does not fit.
@@ -68,6 +95,10 @@ class Elastic:
         _need(self.max_restarts is None or _is_count(self.max_restarts), self, "max_restarts", "a number from 0")
         _need(isinstance(self.rdzv_configs, Mapping), self, "rdzv_configs", "a dictionary")
         _need(isinstance(self.increase_shared_mem, bool), self, "increase_shared_mem", "True or False")
+        _need(self.rdzv_backend in _BACKENDS, self, "rdzv_backend", f"one of {', '.join(_BACKENDS)}")
+        for name in ("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"):
+            value = getattr(self, name)
+            _need(value is None or (_is_count(value) and value > 0), self, name, "whole seconds above 0")
         _check_meeting(self.rdzv_configs)
         limit = getattr(self.run_policy, "active_deadline_seconds", None)
         _need(
@@ -84,6 +115,15 @@ class Elastic:
         """How long the nodes wait for each other."""
         found = self.rdzv_configs.get("patience", self.rdzv_configs.get("join_timeout"))
         return None if found is None else float(found)
+
+    def variables(self) -> dict[str, str]:
+        """What the workers' NCCL reads from the environment."""
+        said = {
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": self.nccl_heartbeat_timeout_sec,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1 if self.nccl_async_error_handling else None,
+            "TORCH_NCCL_ENABLE_MONITORING": 1 if self.nccl_enable_monitoring else None,
+        }
+        return {name: str(value) for name, value in said.items() if value is not None}
 
     def options(self) -> dict[str, str]:
         """What was said about the job, by torchrun's option names."""

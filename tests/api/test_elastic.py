@@ -28,6 +28,51 @@ def test_a_deadline_may_come_in_flytes_own_run_policy() -> None:
     assert Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=5)).deadline_s is None
 
 
+FLYTE_1 = SimpleNamespace(
+    nnodes="2:3",
+    nproc_per_node=4,
+    start_method="fork",
+    monitor_interval=5,
+    max_restarts=0,
+    rdzv_configs={"timeout": 900, "join_timeout": 900},
+    increase_shared_mem=True,
+    run_policy=None,
+)
+FLYTE_2 = SimpleNamespace(
+    nnodes=2,
+    nproc_per_node=8,
+    rdzv_backend="c10d",
+    run_policy=SimpleNamespace(active_deadline_seconds=60),
+    monitor_interval=3,
+    max_restarts=3,
+    rdzv_configs={"timeout": 900, "join_timeout": 900},
+    nccl_heartbeat_timeout_sec=300,
+    nccl_async_error_handling=False,
+    nccl_collective_timeout_sec=120,
+    nccl_enable_monitoring=True,
+    one_of_a_later_flyte=1,
+)
+
+
+def test_flytes_own_elastic_is_taken_with_all_its_values() -> None:
+    first, second = Elastic.of(FLYTE_1), Elastic.of(FLYTE_2)
+    assert first.options() == {"nnodes": "2:3", "nproc_per_node": "4", "max_restarts": "0"}
+    assert (first.start_method, first.patience_s, first.variables()) == ("fork", 900, {})
+    assert second.options() == {"nnodes": "2", "nproc_per_node": "8", "max_restarts": "3"}
+    assert (second.start_method, second.deadline_s, second.nccl_collective_timeout_sec) == ("spawn", 60, 120)
+    assert second.variables() == {
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+    }
+    assert Elastic.of(second) is second
+
+
+@pytest.mark.parametrize("other", [{"nnodes": 1}, Elastic, SimpleNamespace(nnodes=1), None])
+def test_what_has_not_the_fields_is_no_elastic(other: object) -> None:
+    with pytest.raises(UsageError, match=r"expected trainer_launch\.Elastic, or an object with the same fields"):
+        Elastic.of(other)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -42,6 +87,8 @@ def test_a_deadline_may_come_in_flytes_own_run_policy() -> None:
         ({"rdzv_configs": {"patience": "long"}}, "patience of Elastic(rdzv_configs=) is 'long'"),
         ({"rdzv_configs": 3}, "expected a dictionary"),
         ({"increase_shared_mem": 1}, "expected True or False"),
+        ({"rdzv_backend": "etcd"}, "Elastic(rdzv_backend=) is 'etcd'; expected one of c10d, static"),
+        ({"nccl_heartbeat_timeout_sec": 0}, "Elastic(nccl_heartbeat_timeout_sec=) is 0; expected whole seconds"),
         ({"run_policy": RunPolicy(active_deadline_seconds=0)}, "expected active_deadline_seconds above 0"),
     ],
 )
@@ -55,7 +102,7 @@ def test_launch_wants_a_function_and_an_elastic() -> None:
     with pytest.raises(UsageError, match="expected a function"):
         launch(3, Elastic())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"expected trainer_launch\.Elastic"):
-        launch(print, {"nnodes": 1})  # type: ignore[arg-type]
+        launch(print, {"nnodes": 1})
 
 
 def test_every_public_name_is_there_and_others_are_not() -> None:

@@ -112,6 +112,7 @@ def test_the_ranks_results_come_back_by_every_method_and_nothing_stays_in_the_pr
 def test_failures_are_told_and_a_crash_is_repaired_when_asked(tmp_path: Path) -> None:
     main = f"""say(failure(unlucky))
 say(failure(give_back_a_function))
+sys.modules["cloudpickle"] = None  # not installed
 say(failure(lambda: 1, start_method="spawn"))
 say(trainer_launch.launch(crash_once, quick(max_restarts=1), {str(tmp_path / "mark")!r}))
 say(failure(time.sleep, 60, run_policy=RunPolicy(active_deadline_seconds=1)))"""
@@ -124,9 +125,60 @@ say(failure(time.sleep, 60, run_policy=RunPolicy(active_deadline_seconds=1)))"""
     assert function[0] == "WorkerFailedError"
     assert "returned a function that cannot be pickled" in function[1]
     assert unsendable[0] == "UsageError"
-    assert "set start_method='fork'" in unsendable[1]
+    assert "set start_method='fork', or install cloudpickle" in unsendable[1]
     assert repaired == {"0": "1", "1": "1"}
     assert late[:2] == ["NodeError", "the job took longer than active_deadline_seconds, 1 s"]
+
+
+def test_a_closure_travels_by_cloudpickle(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("cloudpickle") is not None, "cloudpickle is not installed")
+    main = """def closure(base):
+    return lambda x: [int(os.environ["RANK"]), base + x]
+say(trainer_launch.launch(closure(40), quick(start_method="spawn"), 2))
+say(failure(lambda: open(1), open(1), start_method="spawn"))"""
+    code, (found, unsent), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert found == {"0": [0, 42], "1": [1, 42]}
+    assert "nor by cloudpickle (" in unsent[1]
+
+
+def test_flytes_elastic_starts_the_workers_and_its_recoverable_exception_stays_recoverable(tmp_path: Path) -> None:
+    (tmp_path / "flytekit" / "exceptions").mkdir(parents=True)
+    (tmp_path / "flytekit" / "exceptions" / "user.py").write_text(
+        "class FlyteRecoverableException(Exception): pass\n"
+    )
+    main = """from flytekit.exceptions.user import FlyteRecoverableException
+from torch.distributed import distributed_c10d
+from types import SimpleNamespace
+
+class SpotGone(FlyteRecoverableException): pass
+
+def fail(kind):
+    if os.environ["RANK"] == "1": raise kind("lost the disk")
+    time.sleep(60)
+
+def seen():
+    timeout = distributed_c10d.default_pg_nccl_timeout.total_seconds()
+    return [os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"], timeout]
+
+flytes = dict(nnodes=1, nproc_per_node=2, rdzv_backend="c10d", monitor_interval=0.1, start_method="fork",
+    max_restarts=0, rdzv_configs={}, nccl_heartbeat_timeout_sec=300, nccl_collective_timeout_sec=120)
+say(trainer_launch.launch(seen, SimpleNamespace(**flytes)))
+for kind in (FlyteRecoverableException, SpotGone, ValueError):
+    try:
+        trainer_launch.launch(fail, SimpleNamespace(**flytes), kind)
+    except Exception as problem:
+        say([type(problem).__name__, str(problem).splitlines()[0]])"""
+    code, (values, plain, derived, other), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert values == {"0": ["300", 120], "1": ["300", 120]}
+    assert [plain[0], derived[0], other[0]] == [
+        "FlyteRecoverableException",
+        "FlyteRecoverableException",
+        "WorkerFailedError",
+    ]
+    assert derived[1].endswith(": SpotGone: lost the disk")
+    assert "RecoverableError" not in derived[1]
 
 
 def test_asked_to_stop_the_workers_have_their_grace_and_the_script_ends_with_143(tmp_path: Path) -> None:

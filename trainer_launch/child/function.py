@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from trainer_launch import run_folder
 from trainer_launch.child import logs, membership, places
 from trainer_launch.child.asked import Asked
-from trainer_launch.child.call import Call
+from trainer_launch.child.call import ByValue, Call, RecoverableError
 from trainer_launch.child.deaths import Deaths
 from trainer_launch.child.rendezvous import GaveUpError, NotNeededError
 from trainer_launch.child.stop import park
@@ -47,11 +47,14 @@ class Launching:
     hosting: Hosting | None  # the coordinator, on the node that hosts it
     secret_file: str | None
     deadline_s: float | None
+    collective_timeout_s: int | None  # NCCL's
 
 
 def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], how: Launching) -> dict[int, Any]:
     """Run the function in all workers of this node to its end; their results by rank."""
-    _check(fn, (args, kwargs), how.start_method)
+    problem = _obstacle(fn, (args, kwargs), how.start_method)
+    if problem is not None:
+        fn, args, kwargs = _by_value(fn, args, kwargs, problem), (), {}
     asked = Asked()
     try:
         with (
@@ -60,7 +63,8 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
             _hosted(how),
             tempfile.TemporaryDirectory(prefix=run_folder.START) as folder,
         ):
-            call = Call(fn, args, kwargs, asked.forget if how.start_method == "fork" else None)
+            first = asked.forget if how.start_method == "fork" else None
+            call = Call(fn, args, kwargs, first, how.collective_timeout_s)
             found = _results(call, _config(how, folder), asked)
     except SignalException as stopped:
         asked.leave(int(stopped.sigval))
@@ -70,7 +74,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
         _fail(ended)
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
-        raise WorkerFailedError(failed.format_msg(), rank, first.exitcode, None) from None
+        _raise(WorkerFailedError(failed.format_msg(), rank, first.exitcode, None), str(first.message))
     return {rank: _load(rank, data) for rank, data in sorted(found.items())}
 
 
@@ -150,24 +154,46 @@ def _environment(how: Launching) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _check(fn: Callable[..., Any], arguments: object, start_method: str) -> None:
-    """What a new interpreter could not load would end as a worker's death without a reason."""
+def _obstacle(fn: Callable[..., Any], arguments: object, start_method: str) -> str | None:
+    """Why a new interpreter could not load the function: it would die without a reason.
+
+    Raises:
+        UsageError: a worker that imported the script has called `launch`.
+    """
     if start_method == "fork":
-        return
+        return None
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", type(fn).__name__)
-    advice = "define it at the top of a module that can be imported, or set start_method='fork'"
     if module == "__mp_main__" and multiprocessing.parent_process() is not None:
         raise UsageError(
             "launch was called while a worker imported this script; put it under if __name__ == '__main__':"
         )
     main = sys.modules["__main__"]
     if module == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
-        raise UsageError(f"{name} is defined in a session, which a {start_method}ed worker cannot import; {advice}")
+        return f"{name} is defined in a session, which a worker started by {start_method} cannot import"
     problem = _unpicklable(fn) or _unpicklable(arguments)
-    if problem is not None:
-        raise UsageError(
-            f"{name} and its arguments cannot be sent to a {start_method}ed worker ({problem}); {advice}"
-        )
+    if problem is None:
+        return None
+    return f"{name} and its arguments cannot be pickled for a worker started by {start_method} ({problem})"
+
+
+def _by_value(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], problem: str
+) -> Callable[[], Any]:
+    """The function with its arguments as cloudpickle sends it, where that is installed.
+
+    Raises:
+        UsageError: it is not, or cannot send them either.
+    """
+    advice = "define the function at the top of a module, set start_method='fork', or install cloudpickle"
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(f"{problem}; {advice}") from None
+    try:
+        return ByValue(getattr(fn, "__qualname__", type(fn).__name__), cloudpickle.dumps((fn, args, kwargs)))
+    except Exception as unsent:  # noqa: BLE001  whatever the user's classes raise
+        advice = "define the function at the top of a module, or set start_method='fork'"
+        raise UsageError(f"{problem}, nor by cloudpickle ({unsent}); {advice}") from None
 
 
 def _unpicklable(value: object) -> Exception | None:
@@ -193,8 +219,19 @@ def _fail(ended: GaveUpError) -> NoReturn:
     job, own = ended.given_up, ended.own
     if own is None and job.rank is None:
         raise NodeError(str(ended)) from None
-    message = own.message if own is not None else job.message
-    text = f"{ended}: {message}" if message else str(ended)
+    message = (own.message if own is not None else job.message) or ""
+    said = message.removeprefix(RecoverableError.MARK)
+    text = f"{ended}: {said}" if said else str(ended)
     if own is not None and own.lines:
         text = "\n".join((text, "", *own.lines))
-    raise WorkerFailedError(text, job.rank, job.exit_code, job.signal) from None
+    _raise(WorkerFailedError(text, job.rank, job.exit_code, job.signal), message)
+
+
+def _raise(failed: WorkerFailedError, message: str) -> NoReturn:
+    """Raise it; where the worker's message says so, as the exception that makes Flyte retry the task."""
+    if message.startswith(RecoverableError.MARK):
+        with contextlib.suppress(ImportError):
+            from flytekit.exceptions.user import FlyteRecoverableException  # type: ignore[import-not-found]
+
+            raise FlyteRecoverableException(str(failed)) from failed
+    raise failed from None
