@@ -13,7 +13,9 @@ from tests.house.package import FILES, ROOT, name_of, tree_of
 MOST = 116
 NO_NAMES = re.compile(r"(^|_)(utils?|common|base|core|managers?|helpers?|misc|tools?|lib|shared|stuff)$")
 # Seconds end in _s and bytes in _bytes; the first names are torch's and Kubernetes's, and users write them.
-NOT_OURS = {"monitor_interval", "active_deadline_seconds", "hang_timeout", "rejoin_timeout", "wait_timeout"}
+NOT_OURS = {"monitor_interval", "active_deadline_seconds", "hang_timeout", "rejoin_timeout", "wait_timeout"} | {
+    *("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"),  # Flyte's names, as the two before
+}
 NO_UNITS = re.compile(r"(seconds|secs?|_ms|millis|timeout|interval|duration|delay|_mb|_gb|_mib|_gib|_kb)$")
 
 each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
