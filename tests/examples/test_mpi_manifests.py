@@ -58,7 +58,7 @@ def test_mpijob_v1_in_a_network_of_each_pods_own_bears_a_moment_without_it(open_
     code, output, errors = run("mpijob-v1.yaml", "--fault", "partition node=1 at=step:20 for=2s")
     assert code == 0, errors
     assert len(re.findall(r"rank \d of 4 on bigrams-v1-worker-\d", output)) == 4
-    assert "fault over: partition" in errors
+    assert "fault ended: partition" in errors
 
 
 def test_mpijob_v1_loses_a_whole_pod_that_is_made_anew(open_mpi: None) -> None:

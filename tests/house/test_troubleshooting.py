@@ -19,7 +19,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`([^`\n]+)`")
 # A column of the tables that quotes messages, by the table's head; their other words are not ours.
 MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
-NAMES = {"| reason |": 1, "| check |": 1, "| promise |": 1}
+NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
 RULES: list[failure._Rule | symptoms.Symptom] = [*failure.RULES, *symptoms.SYMPTOMS]
 
 
@@ -60,8 +60,8 @@ def test_every_check_has_its_entry_and_no_other() -> None:
     assert sorted(column({"| check |": 1})) == sorted(set(checks))
 
 
-def test_every_promise_has_its_entry_and_no_other() -> None:
-    assert column({"| promise |": 1}) == [promise.value for promise in Promise]
+def test_every_failed_check_of_a_rehearsal_has_its_entry_and_no_other() -> None:
+    assert column({"| failed check |": 1}) == [promise.value for promise in Promise]
 
 
 def test_every_exit_code_of_our_own_has_its_entry() -> None:

@@ -104,7 +104,7 @@ def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
     with start(
         "local", "-f", job(tmp_path, text, "replicas: 1"), "--fault", f"stop worker {numbers} for=1.5s"
     ) as run:
-        run.read_until("fault over: stop worker")
+        run.read_until("fault ended: stop worker")
         over_ns = time.time_ns()
         while int(run.read_until(r"^\[job-worker-0\] (\d{19})$")[0]) < over_ns:
             pass  # lines from before the stop may be read after it
@@ -183,9 +183,9 @@ def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_p
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("kill worker at=step:500", "step 500 never came, the last one was 1"),
-        ("kill worker at=900s", "900 s, never came: the job had ended"),
-        ("kill pod at=line:nobody", "a line with 'nobody' never came"),
+        ("kill worker at=step:500", "step 500 was not reached; the last one was 1"),
+        ("kill worker at=900s", "the job ended before 900 s"),
+        ("kill pod at=line:nobody", "no line matched 'nobody'"),
         ("kill worker worker=3 at=0.1s", "has no worker 3"),
     ],
 )
@@ -194,15 +194,15 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
 ) -> None:
     ended = rehearse(job(tmp_path, "echo step 1; sleep 1", "replicas: 1"), fault, code=1)
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("fault missed: kill ")
+    assert last.startswith("fault did not happen: kill ")
     assert why in last
 
 
 def test_who_waits_for_a_step_of_a_program_that_tells_none_hears_how_steps_are_told(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, "echo epoch 1; sleep 1", "replicas: 1"), "kill pod at=step:40", code=1)
     last = ended.stderr.splitlines()[-1]
-    assert "step 40 never came, nor any other: let the program print lines such as 'step 40' or call" in last
-    assert "or say at=20s or at=line:REGEX" in last
+    assert "step 40 was not reached, because the steps are unknown. Print lines such as 'step 40' or call" in last
+    assert "or use at=20s or at=line:REGEX" in last
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_head_tells_the_step_and_what_goes_wrong() -> None:
     board = board_of(tale, "kill pod node=0 at=step:40", "oom at=90s", "add node")
     assert board.head(12.3) == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
     board.take(Tale("a").fault(2.0, "kill pod node=0 at=step:40", "a").happenings[0])
-    assert board.head(13.0) == "TrainJob demo · 13.0 s · step 40 · 1 fault came · next: oom at=90s (and 1 more)"
+    assert board.head(13.0) == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
 
 
 def test_of_many_pods_those_in_trouble_are_shown() -> None:
@@ -191,7 +191,7 @@ def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
     row = re.compile(r"demo-master-0 +Running +2 +2 +\d+ +step \d+ loss 0\.\d+")
     lines = terminal.until(lambda lines: row.fullmatch(lines[-1]) is not None)
     assert re.match(
-        r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault came · next: kill worker at=step:90000", lines[-3]
+        r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault injected · next: kill worker at=step:90000", lines[-3]
     )
     terminal.type("C-c")
     lines = terminal.until(lambda lines: any("ended with 130" in line for line in lines))

@@ -77,7 +77,7 @@ def enough(folder: Path) -> None:
 def test_after_a_partition_the_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     with job(tmp_path, "partition node=1 for=2s at=step:5") as running:
         running.read_until("fault: partition")
-        running.read_until("fault over: partition")
+        running.read_until("fault ended: partition")
         before = int((tmp_path / "checkpoint").read_text())
         assert before >= 5
         running.read_until(STEP, times=3)
@@ -95,7 +95,7 @@ def test_on_a_slow_link_steps_take_longer_and_then_as_long_as_before(tmp_path: P
         running.read_until("fault: slow link")
         running.read_until(STEP, times=3)  # until the burst that is let through is used up
         slow = max(map(float, running.read_until(STEP, times=2)))
-        running.read_until("fault over: slow link")
+        running.read_until("fault ended: slow link")
         running.read_until(STEP, times=2)
         after = median(running.read_until(STEP, times=5))
         enough(tmp_path)
@@ -116,7 +116,7 @@ def test_a_job_waits_for_names_that_come_late_and_says_for_what(tmp_path: Path) 
     assert code == 0, said
     assert said.index("fault: delay dns 15s") < said.index("not resolved yet: local-node-0-0.local")
     assert said.startswith("[trainer-launch] fault: delay dns 15s"), "before anybody could ask for a name"
-    assert said.index("fault over") < said.index("step 1 took")
+    assert said.index("fault ended") < said.index("step 1 took")
 
 
 def test_a_full_shm_is_told_from_other_deaths(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_pod_that_is_added_or_made_anew_has_a_place_and_names_of_its_own(tmp_p
         enough(tmp_path)
         code, said = running.end()
     assert code == 1, said  # one fault never came
-    assert "fault missed: delay dns" in said
+    assert "fault did not happen: delay dns" in said
     assert said.count("job-worker-0] new:") == 2
     assert "new: old" not in said
     assert len(re.findall(r"room: shm 102400 0 102400", said)) == 3

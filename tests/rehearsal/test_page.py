@@ -35,15 +35,15 @@ def head_of(chronicle: Chronicle) -> tuple[str, str]:
 
 def test_the_verdict_comes_first() -> None:
     assert head_of(scenes.small()) == ("good", "Survived 3 faults")
-    assert head_of(scenes.bad()) == ("bad", "Broken promise: no resume")
+    assert head_of(scenes.bad()) == ("bad", "FAILED: the script did not resume from its checkpoint")
     assert head_of(scenes.nasty()) == ("bad", "The job failed")
-    assert head_of(scenes.without_steps()) == ("bad", "1 fault never came")
+    assert head_of(scenes.without_steps()) == ("bad", "1 fault never happened")
     assert head_of(finished(Tale("a").start(0.0), 2.0)) == ("good", "The job succeeded")
     assert head_of(Tale("a").start(0.0).chronicle(ended_s=2.0, succeeded=None)) == (
         "plain",
-        "Stopped before its end",
+        "Stopped before the job ended",
     )
-    assert page_of(scenes.bad()).index("Broken promise") < page_of(scenes.bad()).index("What each pod did")
+    assert page_of(scenes.bad()).index("Failed checks") < page_of(scenes.bad()).index("Pods over time")
 
 
 def test_each_fault_has_a_row_with_downtime_and_lost_steps() -> None:

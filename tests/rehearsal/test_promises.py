@@ -43,12 +43,11 @@ def test_a_program_that_begins_all_over_again_is_shown_up_with_both_pods_and_num
     assert (one.promise, one.pods) == (Promise.RESUME, ("demo-0", "demo-1"))
     text = told.text()
     assert text.startswith(
-        "This job does not survive preemption: 1 promise broken.\n  no resume, demo-0, demo-1 at 7.1 s:"
+        "This job does not survive preemption: 1 check failed.\n"
+        "  FAILED: the script did not resume from its checkpoint, demo-0, demo-1 at 7.1 s:"
     )
-    assert "after 'kill worker node=1' training began again at step 1, though step 40 had been reached" in flat(
-        text
-    )
-    assert "-> load the newest checkpoint when the program starts" in text
+    assert "after 'kill worker node=1' training restarted at step 1, after it had reached step 40" in flat(text)
+    assert "What to do: load the newest checkpoint when the script starts" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -100,7 +99,7 @@ def test_after_an_epoch_was_seen_a_resume_at_the_first_step_proves_nothing_and_t
     )
     told = verdict(finished(tale.meet(4.0, 2).steps(5.0, range(1, 9)), 9.0))
     assert told.broken == ()
-    assert "steps begin anew each epoch" in flat(told.text())
+    assert "the step number restarts each epoch" in flat(told.text())
 
 
 def test_parameter_servers_workers_count_for_themselves() -> None:
@@ -124,7 +123,7 @@ def test_without_steps_nobody_is_accused_and_it_is_said_how_to_tell_them() -> No
     tale = Tale("a").start(0.0).fault(2.0, "kill pod", "a").end(2.0, "a", 137, "Pending").start(4.5)
     told = verdict(finished(tale, 9.0))
     assert (told.broken, told.exit_code(0)) == ((), 0)
-    assert "steps are unknown: print lines such as 'step 40', or call trainer_launch.report(step=40)" in flat(
+    assert "steps are unknown. Print lines such as 'step 40', or call trainer_launch.report(step=40)" in flat(
         told.text()
     )
 
@@ -147,7 +146,7 @@ def test_a_program_that_saves_too_rarely_is_shown_up() -> None:
     (one,) = verdict(chronicle).broken
     assert (one.promise, one.pods) == (Promise.STEPS, ("demo-0", "demo-1"))
     assert (
-        "training went on from step 50, though step 180 had been reached: 130 steps done twice, more than 100"
+        "training resumed from step 50, after it had reached step 180: 130 repeated steps, more than 100"
         in one.evidence
     )
     assert "save more often" in one.mend
@@ -155,7 +154,7 @@ def test_a_program_that_saves_too_rarely_is_shown_up() -> None:
 
 
 def test_the_limit_may_be_zero() -> None:
-    assert broken(restarted(before=40, resumed=40), 0) == ["steps lost"]
+    assert broken(restarted(before=40, resumed=40), 0) == ["a restart repeated too many steps"]
     assert broken(restarted(before=40, resumed=41), 0) == []
 
 
@@ -165,7 +164,9 @@ def test_the_limit_may_be_zero() -> None:
 def test_exit_0_on_sigterm_is_shown_up() -> None:
     (one,) = verdict(finished(terminated(0), 12.0)).broken
     assert (one.promise, one.pods, one.at_s) == (Promise.EXIT_CODE, ("demo-1",), 3.5)
-    assert one.evidence == "container main was asked to stop and ended with 0 after 0.5 s, as if its work were done"
+    assert (
+        one.evidence == "container main was asked to stop and exited with 0 after 0.5 s, before its work was done"
+    )
     assert "such as 143" in one.mend
 
 
@@ -177,7 +178,10 @@ def test_any_other_code_on_sigterm_is_fine(code: int) -> None:
 def test_ignoring_sigterm_until_the_grace_is_over_is_shown_up() -> None:
     (one,) = verdict(finished(terminated(137, after_s=10.0), 40.0)).broken
     assert one.promise is Promise.SIGTERM
-    assert one.evidence == "container main was asked to stop, and was killed 10.0 s later, when its grace was over"
+    assert (
+        one.evidence
+        == "container main was asked to stop, and was killed 10.0 s later, at the end of its grace period"
+    )
 
 
 def test_who_was_killed_by_another_fault_meanwhile_ignored_nothing() -> None:
@@ -214,11 +218,11 @@ def test_a_pod_that_leaves_with_0_counts_as_done_though_its_job_then_succeeds() 
         .end(3.5, "a", 0)
     )
     tale.steps(4.0, range(21, 61), "b").end(9.0, "b", 0).condition(9.0)
-    assert broken(tale.chronicle()) == ["exit 0 on SIGTERM"]
+    assert broken(tale.chronicle()) == ["the script exited with 0 on SIGTERM"]
     alone = (
         Tale("a").start(0.0).steps(1.0, range(1, 21)).fault(3.0, "term pod", "a").stop(3.0, "a").end(3.5, "a", 0)
     )
-    assert broken(alone.condition(3.5).chronicle()) == ["exit 0 on SIGTERM"]
+    assert broken(alone.condition(3.5).chronicle()) == ["the script exited with 0 on SIGTERM"]
 
 
 def test_a_sidecar_or_an_init_container_may_end_with_0() -> None:

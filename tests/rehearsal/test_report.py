@@ -28,15 +28,17 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
 def test_other_endings_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"ends with neither .html nor .png; name a page or a picture"):
+    with pytest.raises(UsageError, match=r"expected a file that ends with .html or .png"):
         picturing.check([name])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written: No such file or directory; name a writable folder"):
+    with pytest.raises(
+        UsageError, match="cannot be written: No such file or directory; name a file in a writable directory"
+    ):
         picturing.check([str(tmp_path / "no" / "out.html")])
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(UsageError, match="is a folder; name a file in it"):
+    with pytest.raises(UsageError, match="is a directory; name a file in it"):
         picturing.check([str(tmp_path / "folder.html")])
     picturing.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.PNG")])
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"], "looking leaves nothing behind"
@@ -51,12 +53,19 @@ def test_a_page_replaces_the_old_one_whole_and_others_may_read_it(
     assert "Survived 3 faults" in place.read_text(encoding="utf-8")
     assert os.stat(place).st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
-    assert capsys.readouterr().err == ""
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in told] == ["Fault 1", "Fault 2", "Fault 3"]
+    assert told[0] == (
+        "Fault 1 (kill worker node=1 at=step:40, worker-0, at 11.6 s) cost 3.9 s without a new step, "
+        "10 repeated steps; reached step 40, resumed from step 30"
+    )
 
 
-def test_a_broken_promise_is_said_at_the_end_and_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_check_is_said_at_the_end_and_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
     assert picturing.conclude(scenes.bad(), 0, [], 100) == 1
-    assert "no resume, demo-0, demo-1 at 17.1 s" in capsys.readouterr().err
+    assert (
+        "FAILED: the script did not resume from its checkpoint, demo-0, demo-1 at 17.1 s" in capsys.readouterr().err
+    )
 
 
 def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(

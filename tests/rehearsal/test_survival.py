@@ -52,7 +52,7 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
     assert (done.code, "does not survive" in done.said) == (0, False), done.err
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "<h1>Survived 2 faults</h1>" in page
-    assert re.search(r"<b>\d{1,2}</b><span>steps done twice</span>", page)
+    assert re.search(r"<b>\d{1,2}</b><span>repeated steps</span>", page)
 
 
 def test_old_lines_that_a_frameworks_launcher_prints_again_are_no_steps_lost(tmp_path: Path) -> None:
@@ -65,18 +65,22 @@ def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) ->
     done = rehearse(tmp_path, "forgets", "--fault", "kill pod at=step:30", "--report", "out.html")
     assert done.code == 1, done.err
     assert re.search(
-        r"no resume, demo-master-0 at [\d.]+ s: after 'kill pod[^']*' training began again at step 1, though step "
-        r"\d+ had been reached -> load the newest checkpoint",
+        r"FAILED: the script did not resume from its checkpoint, demo-master-0 at [\d.]+ s: "
+        r"after 'kill pod[^']*' training restarted at step 1, "
+        r"after it had reached step \d+ What to do: load the newest checkpoint",
         done.said,
     ), done.err
-    assert "<h1>Broken promise: no resume</h1>" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "<h1>FAILED: the script did not resume from its checkpoint</h1>" in (tmp_path / "out.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_script_that_saves_too_rarely_is_shown_up_and_the_limit_is_the_users(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "saves_rarely", "--fault", "kill pod at=step:150", last=450)
     assert done.code == 1, done.err
     found = re.search(
-        r"steps lost, demo-master-0 at [\d.]+ s: .*: (\d+) steps done twice, more than 100", done.said
+        r"FAILED: a restart repeated too many steps, demo-master-0 at .*: (\d+) repeated steps, more than 100",
+        done.said,
     )
     assert found, done.err
     assert int(found[1]) >= 120
@@ -91,8 +95,9 @@ def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Pa
     done = rehearse(tmp_path, "leaves_with_0", "--fault", "term pod grace=10 at=step:20")
     assert done.code == 1, done.err
     assert re.search(
-        r"exit 0 on SIGTERM, demo-master-0 at [\d.]+ s: container pytorch was asked to stop and ended with 0 at "
-        r"step \d+ after [\d.]+ s, as if its work were done -> when asked to stop, save and leave with another",
+        r"FAILED: the script exited with 0 on SIGTERM, demo-master-0 at [\d.]+ s: "
+        r"container pytorch was asked to stop and exited with 0 at "
+        r"step \d+ after [\d.]+ s, before its work was done What to do: on SIGTERM, save and exit with another",
         done.said,
     ), done.err
 
@@ -100,8 +105,10 @@ def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Pa
 def test_a_script_that_ignores_sigterm_is_shown_up(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "ignores", "--fault", "term pod grace=1 at=step:20", last=150)
     assert done.code == 1, done.err
-    assert "ignored SIGTERM, demo-master-0" in done.said
-    assert re.search(r"was killed 1\.\d s later, when its grace was over -> handle SIGTERM", done.said), done.err
+    assert "FAILED: the script ignored SIGTERM, demo-master-0" in done.said
+    assert re.search(
+        r"was killed 1\.\d s later, at the end of its grace period What to do: handle SIGTERM", done.said
+    ), done.err
 
 
 def test_without_a_fault_nothing_is_held_against_a_script(tmp_path: Path) -> None:
@@ -122,8 +129,8 @@ def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: 
         running.communicate(timeout=60)
     assert running.returncode == 130
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
-    assert "<h1>Stopped before its end</h1>" in page
-    assert "asked to stop" in page
+    assert "<h1>Stopped before the job ended</h1>" in page
+    assert ">terminating<" in page
 
 
 def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
@@ -140,18 +147,19 @@ def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_po
     argv = (sys.executable, "-c", RUN, "local", *flags, "--", "train.py")
     done = ended(argv, tmp_path)
     assert done.code == 1, done.err
-    assert re.search(r"no resume, local-node-0-0, local-node-0-1 at [\d.]+ s: after 'kill worker", done.said), (
-        done.err
-    )
-    assert re.search(r"at step 1, though step \d{2,3}", done.said), done.err
+    assert re.search(
+        r"did not resume from its checkpoint, local-node-0-0, local-node-0-1 at [\d.]+ s: after 'kill worker",
+        done.said,
+    ), done.err
+    assert re.search(r"at step 1, after it had reached step \d{2,3}", done.said), done.err
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--report", "out.pdf"), "--report 'out.pdf' ends with neither .html nor .png; name a page or a picture"),
+        (("--report", "out.pdf"), "invalid value 'out.pdf' for --report: expected a file that ends with"),
         (("--report", "no/out.html"), "--report 'no/out.html' cannot be written: No such file or directory"),
-        (("--report", "out.html", "--render", "pods"), "with --render nothing happens; leave one of them out"),
+        (("--report", "out.html", "--render", "pods"), "--report and --render exclude each other"),
         (("--max-lost-steps", "few"), "--max-lost-steps is 'few'; expected a whole number, 0 or more"),
     ],
 )

@@ -19,7 +19,7 @@ _MARK_ROWS = 6
 _MARK_WIDE = 0.027  # of the time, that a mark takes
 _NUMBERED = 0.02  # of the time: shorter segments have no number
 _LEGEND = (
-    "a colour and a number for each attempt; upright stripes: init, slanted: asked to stop; red line: down; "
+    "colour and number: attempt; upright stripes: init, slanted: terminating; red line: restarting; "
     "black bar: hit by a fault; pale red: no new step"
 )
 _CHARS = 150  # of a line of text, as wide as the picture

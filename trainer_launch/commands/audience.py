@@ -48,9 +48,7 @@ class Audience:
         """
         reports = tuple(flags["story"] or ())
         if reports and flags["render"]:
-            raise UsageError(
-                "--report tells what happened, and with --render nothing happens; leave one of them out"
-            )
+            raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
         picturing.check(reports)
         return cls(reports, _steps(flags["max_lost_steps"]), has_table=live.is_wanted(color, os.environ))
 
@@ -81,7 +79,7 @@ class Audience:
             self._live = None
 
     def conclude(self, chronicle: Chronicle, code: int) -> int:
-        """Say which promises were broken, write the reports; return the rehearsal's exit code."""
+        """Print which checks failed, write the reports; return the rehearsal's exit code."""
         return picturing.conclude(chronicle, code, self._reports, self._max_lost_steps)
 
 

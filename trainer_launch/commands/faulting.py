@@ -96,7 +96,7 @@ class Faults:
             if fault.kind in OWN_NETWORK:
                 self._come(fault)
             else:
-                self._late.append((fault, 0.0, "nothing runs yet"))
+                self._late.append((fault, 0.0, "no pod has started yet"))
 
     def pass_time(self) -> None:
         """Time has passed."""
@@ -129,7 +129,7 @@ class Faults:
             self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
         if self._asked.chaos is not None and self.came:
-            _log.warning("the same faults again:\n%s", chaos.replay(self.came))
+            _log.warning("to repeat these faults:\n%s", chaos.replay(self.came))
 
     def _step(self, event: timeline.Event) -> None:
         self._line, come = timeline.step(self._line, event)
@@ -169,15 +169,15 @@ class Faults:
             raise NotNow(str(problem)) from None
 
     def _end(self, fault: Fault, pod: str | None, undo: Callable[[], None]) -> None:
-        _log.warning("fault over: %s", fault.text)
+        _log.warning("fault ended: %s", fault.text)
         self._driver.tell(Happening(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
         try:
             undo()
         except NodeError as problem:
-            _log.warning("the fault cannot be undone: %s", problem)
+            _log.warning("the fault could not be undone: %s", problem)
 
     def _miss(self, fault: Fault, why: str) -> None:
-        _log.warning("fault missed: %s: %s", fault.text, why)
+        _log.warning("fault did not happen: %s: %s", fault.text, why)
         self._note_missed(fault, why)
 
     def _note_missed(self, fault: Fault, why: str) -> None:
@@ -190,14 +190,15 @@ def _never(fault: Fault, last_step: int | None) -> str:
     """Why a fault never came, and how it would have."""
     when = fault.when
     if when.at_s is not None:
-        return f"its time, {when.at_s:g} s, never came: the job had ended"
+        return f"the job ended before {when.at_s:g} s"
     if when.step is None:
-        return f"a line with {when.line!r} never came"
+        return f"no line matched {when.line!r}"
     if last_step is not None:
-        return f"step {when.step} never came, the last one was {last_step}"
+        return f"step {when.step} was not reached; the last one was {last_step}"
     return (
-        f"step {when.step} never came, nor any other: let the program print lines such as 'step {when.step}' or "
-        f"call trainer_launch.report(step=...), or say at=20s or at=line:REGEX"
+        f"step {when.step} was not reached, because the steps are unknown. "
+        f"Print lines such as 'step {when.step}' or "
+        f"call trainer_launch.report(step=...), or use at=20s or at=line:REGEX"
     )
 
 
@@ -272,9 +273,9 @@ def _living(driver: AnyDriver, pod: str | None) -> str:
     if driver.state.condition is not None or driver.state.asked:
         raise Never("the job has ended")
     if state.is_over:
-        raise Never(f"{pod} is {state.phase.value} already, and not to come back")
+        raise Never(f"{pod} is {state.phase.value} and will not be created again")
     if state.phase is Phase.PENDING or state.stopping:
-        raise NotNow(f"{pod} does not run")
+        raise NotNow(f"{pod} is not running")
     return pod or ""
 
 

@@ -1,4 +1,4 @@
-"""`local --report`: the story of a rehearsal as a page or a picture, and the verdict on its promises."""
+"""`local --report`: a rehearsal as a page or a picture, and the verdict on the script."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def check(paths: Sequence[str]) -> None:
     """
     for path in paths:
         if Path(path).suffix.lower() not in ENDINGS:
-            raise UsageError(f"--report {path!r} ends with neither .html nor .png; name a page or a picture")
+            raise UsageError(f"invalid value {path!r} for --report: expected a file that ends with .html or .png")
         if Path(path).suffix.lower() == ".png" and importlib.util.find_spec("matplotlib") is None:
             raise UsageError(f"--report {path!r}: a picture needs matplotlib: {_MENDED}")
         if os.path.isdir(path):
-            raise UsageError(f"--report {path!r} is a folder; name a file in it")
+            raise UsageError(f"--report {path!r} is a directory; name a file in it")
         try:
             with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.realpath(path)), prefix=".report-"):
                 pass
         except OSError as problem:
             raise UsageError(
-                f"--report {path!r} cannot be written: {problem.strerror}; name a writable folder"
+                f"--report {path!r} cannot be written: {problem.strerror}; name a file in a writable directory"
             ) from None
 
 
 def conclude(chronicle: Chronicle, code: int, paths: Sequence[str], max_lost_steps: int) -> int:
-    """Say which promises were broken, write the reports; return the rehearsal's exit code."""
+    """Print what the faults cost and which checks failed, write the reports; return the rehearsal's exit code."""
     story = tell(chronicle)
     verdict = judge(story, max_lost_steps)
     sys.stderr.write(cost_lines(story) + verdict.text())

@@ -47,7 +47,7 @@ def asked(flags: Mapping[str, Any]) -> Asked:
     for text in flags["fault"] or ():
         faults += files.read(text_of(text, "--fault"), text) if files.names_file(text) else [grammar.parse(text)]
     if len(faults) > files.MAX_FAULTS:
-        raise UsageError(f"--fault asks for {len(faults)} faults; {files.MAX_FAULTS} are the most")
+        raise UsageError(f"--fault has {len(faults)} faults; the maximum is {files.MAX_FAULTS}")
     text = flags["chaos"]
     return Asked(faults=tuple(faults), chaos=None if text is None else chances.parse(text))
 

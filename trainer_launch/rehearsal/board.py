@@ -93,7 +93,7 @@ class Board:
         if self.top is not None:
             parts.append(f"step {self.top:,}")
         if self.came:
-            parts.append(f"{counted(self.came, 'fault')} came")
+            parts.append(f"{counted(self.came, 'fault')} injected")
         if self.to_come:
             more = f" (and {len(self.to_come) - 1} more)" if len(self.to_come) > 1 else ""
             parts.append(f"next: {clean(self.to_come[0])}{more}")

@@ -31,23 +31,23 @@ def legend(story: Story) -> str:
         for number in range(1, min(attempts, len(ATTEMPTS)) + 1)
     ]
     if attempts > len(ATTEMPTS):
-        shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; further ones begin again with blue")
+        shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
     seen = {one.doing for lane in story.lanes for one in lane.segments}
     for doing, text in (
-        (Doing.WAITING, "waits"),
+        (Doing.WAITING, "pending"),
         (Doing.INIT, "init containers"),
-        (Doing.STOPPING, "asked to stop"),
-        (Doing.DOWN, "down"),
+        (Doing.STOPPING, "terminating"),
+        (Doing.DOWN, "restarting"),
     ):
         if doing in seen:
             shown.append((f"{doing.value} a0", text))
     items = [f'<li><i class="{kind}"></i>{text}</li>' for kind, text in shown]
     if story.costs:
-        items.append('<li><i class="fault">1</i>a fault; a bar on the lane that it hit</li>')
+        items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
     if story.curve and story.costs:
         items.append('<li><i class="band"></i>no new step</li>')
     if len(story.curve) > 1:
-        items.append('<li><i class="dashes"></i>back to the step that training resumed from</li>')
+        items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 

@@ -26,10 +26,10 @@ def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
         "about": [head.about, "   ".join(f"{figure} {what}" for figure, what in head.sums)],
         "broken": [
             f"{one.promise.value}, {clean(names(one.pods))} at {one.at_s:.1f} s: {clean(one.evidence)}."
-            f" -> {one.mend}."
+            f" What to do: {one.mend}."
             for one in verdict.broken
         ]
-        + [f"Not judged: {clean(one)}." for one in verdict.remarks],
+        + [f"Not checked: {clean(one)}." for one in verdict.remarks],
         "end_s": max(story.totals.took_s, 0.001),
         "ticks": [[at_s, tick_text(at_s, step_s)] for at_s in times],
         "colours": ATTEMPTS,
@@ -47,8 +47,8 @@ def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
         "curve": [[one.attempt, one.points] for one in story.curve],
         "still": [[one.stands_s, one.goes_on_s] for one in hits if one.stands_s is not None],
         "tables": [
-            _table("What each fault cost", FAULT_COLUMNS, words.fault_rows(story)),
-            _table("Pods and their last words", POD_COLUMNS, words.pod_rows(story)),
+            _table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)),
+            _table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
         ],
     }
 

@@ -50,13 +50,13 @@ def _verdict(story: Story, verdict: Verdict, *, has_ended: bool) -> tuple[str, s
     totals = story.totals
     if verdict.broken:
         kinds = list(dict.fromkeys(one.promise.value for one in verdict.broken))
-        return "bad", f"{counted(len(kinds), 'broken promise', '')}: {', '.join(kinds)}"
+        return "bad", f"FAILED: {', '.join(kinds)}"
     if not has_ended:
-        return "plain", "Still running" if story.chronicle.ended_s is None else "Stopped before its end"
+        return "plain", "Still running" if story.chronicle.ended_s is None else "Stopped before the job ended"
     if not story.chronicle.succeeded:
         return "bad", "The job failed"
     if totals.missed:
-        return "bad", f"{counted(totals.missed, 'fault')} never came"
+        return "bad", f"{counted(totals.missed, 'fault')} never happened"
     if not totals.faults:
         return "good", "The job succeeded"
     return "good", f"Survived {counted(totals.faults, 'fault')}"
@@ -69,12 +69,12 @@ def _sums(story: Story) -> tuple[tuple[str, str], ...]:
         (str(totals.faults), "fault" if totals.faults == 1 else "faults"),
         (str(totals.attempts), "attempt" if totals.attempts == 1 else "attempts"),
         (UNKNOWN if totals.downtime_s is None else seconds(totals.downtime_s), "without a new step"),
-        (UNKNOWN if totals.lost is None else f"{totals.lost:,}", "steps done twice"),
+        (UNKNOWN if totals.lost is None else f"{totals.lost:,}", "repeated steps"),
         (UNKNOWN if totals.top is None else f"{totals.top:,}", "highest step"),
     )
 
 
-FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "steps lost", "effect")
+FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 
 
 def fault_rows(story: Story) -> list[tuple[str, ...]]:
@@ -86,7 +86,7 @@ def _fault_row(story: Story, cost: Cost) -> tuple[str, ...]:
     name = "all" if cost.fault.pod is None else short_name(story, cost.fault.pod)
     head = (str(cost.number or UNKNOWN), seconds(cost.fault.at_s), clean(cost.fault.text), name)
     if cost.is_missed:
-        return (*head, UNKNOWN, UNKNOWN, "it never came")
+        return (*head, UNKNOWN, UNKNOWN, "it never happened")
     downtime = UNKNOWN if cost.downtime_s is None else f"{'over ' * cost.is_open}{seconds(cost.downtime_s)}"
     return (*head, downtime, UNKNOWN if cost.lost is None else f"{cost.lost:,}", _followed(cost))
 
@@ -122,11 +122,11 @@ def _price(cost: Cost) -> str:
     return f"{told}, {counted(cost.lost or 0, 'repeated step')}; {_followed(cost)}"
 
 
-POD_COLUMNS = ("pod", "lives", "attempts", "exit", "last words")
+POD_COLUMNS = ("pod", "created", "attempts", "exit", "message")
 
 
 def pod_rows(story: Story) -> list[tuple[str, ...]]:
-    """One row of POD_COLUMNS for each pod: what it left as last words, else the last line that it said."""
+    """One row of POD_COLUMNS for each pod: its termination message, else the last line that it said."""
     return [_pod_row(story, lane) for lane in story.lanes]
 
 

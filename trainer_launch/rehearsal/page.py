@@ -16,8 +16,8 @@ from trainer_launch.rehearsal.style import SHEET
 from trainer_launch.rehearsal.verdict import Verdict, names
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever slips in, nothing is loaded or run
-_NUMBERS = ("#", "at", "downtime", "steps lost", "lives", "attempts", "exit")
-_WORDS = ("fault", "pod", "last words")
+_NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
+_WORDS = ("fault", "pod", "message")
 
 
 def page(story: Story, verdict: Verdict) -> str:
@@ -34,12 +34,12 @@ def page(story: Story, verdict: Verdict) -> str:
             f"<style>{SHEET}</style></head><body>",
             _header(head),
             _broken(verdict),
-            "<section><h2>What each pod did</h2>",
+            "<section><h2>Pods over time</h2>",
             legend(story),
             chart(story),
             "</section>",
             _faults(story),
-            _table("Pods and their last words", POD_COLUMNS, words.pod_rows(story)),
+            _table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
             "<footer>Written by trainer-launch local.</footer>",
             "</body></html>\n",
         ]
@@ -62,8 +62,8 @@ def _broken(verdict: Verdict) -> str:
         f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.mend)}.</span></li>'
         for one in verdict.broken
     )
-    title = "<h2>Broken promises, and how to mend them</h2>" if items else ""
-    remarks = "".join(f'<p class="note">Not judged: {escape(clean(one))}.</p>' for one in verdict.remarks)
+    title = "<h2>Failed checks, and what to do</h2>" if items else ""
+    remarks = "".join(f'<p class="note">Not checked: {escape(clean(one))}.</p>' for one in verdict.remarks)
     return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
 
 
@@ -72,7 +72,7 @@ def _faults(story: Story) -> str:
         return ""
     left = len(story.costs) - MOST_ROWS
     more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
-    return _table("What each fault cost", FAULT_COLUMNS, words.fault_rows(story)) + more
+    return _table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)) + more
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a job kept what one that is preempted owes its owner. Pure.
+"""The resume check and the SIGTERM check: does the script survive preemption. Pure.
 
 Only what the chronicle proves is held against a program; what cannot be judged is said, and is no fault.
 """
@@ -17,7 +17,7 @@ MAX_LOST_STEPS = 100  # the default of --max-lost-steps
 
 
 def judge(story: Story, max_lost_steps: int = MAX_LOST_STEPS) -> Verdict:
-    """Hold the program to its promises, if something was done to it on purpose."""
+    """Check the script, if a fault was injected."""
     if not story.totals.faults:
         return Verdict()
     broken = [*_of_steps(story, max_lost_steps), *of_stops(story.chronicle)]
@@ -46,12 +46,12 @@ def _of_steps(story: Story, max_lost_steps: int) -> Iterator[Broken]:
 
 
 def _resume_told(one: Resume, _: int) -> str:
-    return f"{_after(one)} training began again at step {one.last + 1}, though step {one.before} had been reached"
+    return f"{_after(one)} training restarted at step {one.last + 1}, after it had reached step {one.before}"
 
 
 def _lost_told(one: Resume, most: int) -> str:
-    told = f"{_after(one)} training went on from step {one.last}, though step {one.before} had been reached"
-    return f"{told}: {counted(one.lost, 'step')} done twice, more than {most}"
+    told = f"{_after(one)} training resumed from step {one.last}, after it had reached step {one.before}"
+    return f"{told}: {counted(one.lost, 'repeated step')}, more than {most}"
 
 
 def _after(one: Resume) -> str:
@@ -62,12 +62,12 @@ def _remarks(story: Story) -> Iterator[str]:
     """What cannot be judged, and what would help."""
     if story.totals.top is None:
         yield (
-            "whether training resumes, for its steps are unknown: print lines such as 'step 40', or call "
-            "trainer_launch.report(step=40)"
+            "whether the script resumes, because its steps are unknown. "
+            "Print lines such as 'step 40', or call trainer_launch.report(step=40)"
         )
         return
     if any(not one.is_counted and not one.is_apart for one in story.resumes):
-        yield "lost steps, for steps begin anew each epoch: print a step that counts on over epochs"
+        yield "repeated steps, because the step number restarts each epoch. Print a step number that does not"
     job = [one for one in story.resumes if one.is_counted and not one.is_apart]
     if job and all(one.begins_anew and one.sure <= one.first for one in job):
-        yield "whether training resumes, for hardly a step was done yet: let the fault come later (at=step:20)"
+        yield "whether the script resumes, because hardly a step was done. Inject the fault later (at=step:20)"

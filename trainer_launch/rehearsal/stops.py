@@ -16,7 +16,7 @@ _LAST_STEP = re.compile(r"\bstep[ =:]+(\d+)\s*(?:/|of)\s*(\d+)", re.IGNORECASE)
 
 
 def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
-    """The promises that they broke; none by a job that had succeeded before, or by work that was just done."""
+    """The checks that they failed; none by a job that had succeeded before, or by work that was just done."""
     said_by = {one.container for one in chronicle.happenings if one.what is What.STEP}
     asked: dict[tuple[str, str | None], Happening] = {}
     steps: dict[str, Happening] = {}  # the newest of each pod
@@ -50,10 +50,10 @@ def _of_stop(chronicle: Chronicle, stop: Happening, end: Happening, last: Happen
     asked = f"container {end.container} was asked to stop"
     reached = "" if last is None else f" at step {last.step}"
     if end.code == exits.SUCCEEDED and not _has_finished(chronicle, pod, last, end):
-        text = f"{asked} and ended with 0{reached} after {seconds:.1f} s, as if its work were done"
+        text = f"{asked} and exited with 0{reached} after {seconds:.1f} s, before its work was done"
         yield Broken(promise=Promise.EXIT_CODE, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
     elif end.code == KILLED:
-        text = f"{asked}{reached}, and was killed {seconds:.1f} s later, when its grace was over"
+        text = f"{asked}{reached}, and was killed {seconds:.1f} s later, at the end of its grace period"
         yield Broken(promise=Promise.SIGTERM, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
 
 

@@ -82,7 +82,7 @@ def advice(state: State, last_words: Mapping[str, str]) -> str:
 
 def missed(faults: Iterable[tuple[Fault, str]]) -> str:
     """One line for each fault that was asked for and was not carried out, with the reason."""
-    return "".join(f"fault missed: {fault.text}: {why}\n" for fault, why in faults)
+    return "".join(f"fault did not happen: {fault.text}: {why}\n" for fault, why in faults)
 
 
 def _status(state: State, one: PodState) -> str:

@@ -1,4 +1,4 @@
-"""What a job that is preempted owes its owner, and where it fell short: the verdict of a rehearsal. Pure."""
+"""The verdict of a rehearsal: did the script resume from its checkpoint, and did it handle SIGTERM. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ _WIDTH = 100
 
 
 class Promise(str, Enum):
-    """What may be broken."""
+    """Which check of the script failed."""
 
-    RESUME = "no resume"
-    STEPS = "steps lost"
-    EXIT_CODE = "exit 0 on SIGTERM"
-    SIGTERM = "ignored SIGTERM"
+    RESUME = "the script did not resume from its checkpoint"
+    STEPS = "a restart repeated too many steps"
+    EXIT_CODE = "the script exited with 0 on SIGTERM"
+    SIGTERM = "the script ignored SIGTERM"
 
 
 _MENDS = {
-    Promise.RESUME: "load the newest checkpoint when the program starts; if it does, save sooner, for "
-    "there was none yet that it could reach",
-    Promise.STEPS: "save more often (--checkpoint-every or the like), and once more on SIGTERM; "
-    "--max-lost-steps says how many may be lost",
-    Promise.EXIT_CODE: "when asked to stop, save and leave with another code, such as 143: a controller takes 0 "
-    "for the end of the work. Under `trainer-launch run` the pod ends with 143 whatever the program returns",
-    Promise.SIGTERM: "handle SIGTERM: save after the step in hand and leave; or raise "
-    "terminationGracePeriodSeconds if saving takes longer",
+    Promise.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
+    "there was no checkpoint yet",
+    Promise.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
+    Promise.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
+    "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
+    Promise.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
+    "raise terminationGracePeriodSeconds",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A promise that was broken, once, by one pod or by several together."""
+    """A check that failed, once, for one pod or for several together."""
 
     promise: Promise
     pods: tuple[str, ...]
@@ -54,13 +53,13 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Which promises were broken, and what could not be judged."""
+    """Which checks failed, and what could not be checked."""
 
     broken: tuple[Broken, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def exit_code(self, code: int) -> int:
-        """Of the rehearsal: the job's own, unless it succeeded though a promise was broken."""
+        """Of the rehearsal: the job's own, unless it succeeded and a check failed."""
         return exits.FAILED if self.broken and code == exits.SUCCEEDED else code
 
     def text(self) -> str:
@@ -68,13 +67,15 @@ class Verdict:
         lines = []
         if self.broken:
             count = len(self.broken)
-            lines.append(f"This job does not survive preemption: {counted(count, 'promise')} broken.")
+            lines.append(f"This job does not survive preemption: {counted(count, 'check')} failed.")
         for one in self.broken:
-            told = f"{one.promise.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
+            told = f"FAILED: {one.promise.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
             lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
-            lines += textwrap.wrap(one.mend, _WIDTH, initial_indent="    -> ", subsequent_indent="       ")
+            lines += textwrap.wrap(
+                f"What to do: {one.mend}", _WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
         for remark in self.remarks:
-            lines += textwrap.wrap(f"Not judged: {remark}", _WIDTH, subsequent_indent="  ")
+            lines += textwrap.wrap(f"Not checked: {remark}", _WIDTH, subsequent_indent="  ")
         return "".join(f"{line}\n" for line in lines)
 
 
