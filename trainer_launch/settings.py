@@ -175,7 +175,10 @@ class Settings(BaseSettings):
     skip: str | None = Field(None, description="skip these checks")
     fatal: str | None = Field(None, description="end with 30 if one of these checks fails or warns")
     deadline: float = Field(
-        120.0, ge=0, le=86_400, description="seconds to wait for all nodes and for their names to resolve"
+        120.0,
+        ge=0,
+        le=86_400,
+        description="seconds to wait for all nodes, their names, storage and drivers",
     )
     storage: str | None = Field(
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"

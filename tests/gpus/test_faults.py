@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,14 @@ def test_a_driver_that_hangs_is_a_fault_of_the_node_and_holds_nobody_up(
     found = findings(subject(machine.environment(tmp_path, lambda told: told.update(hangs="init"))))
     assert loud(found) == [("gpu-count", NODE, "")]
     assert "the driver hangs: no answer within 1 s" in found[0].text
+
+
+def test_a_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "LEAST_S", 1.0)
+    made = machine.environment(tmp_path, lambda told: told.update(hangs="init"))
+    near = replace(subject(made), ends_at_s=time.monotonic())
+    asked = cards.cards(made, "python3", "standard", 4, near.left_s)
+    assert asked.facts().trouble == "the driver hangs: no answer within 1 s"
 
 
 def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from trainer_launch.host.limits import Limits
 from trainer_launch.host.shm import Segment
 from trainer_launch.host.tryout import Tried
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
-from trainer_launch.preflight import dns, shm
+from trainer_launch.preflight import dns, shm, storage
 from trainer_launch.preflight.subject import Subject
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
@@ -338,6 +339,26 @@ def test_nodes_that_meet_on_loopback_need_no_other_address(address: str) -> None
     of_network = {"own-name", "mtu", "gloo-socket-ifname", "nccl-socket-ifname"}
     loud = [one for one in preflight.run(on_loopback).findings if one.status not in (Status.PASS, Status.SKIPPED)]
     assert [one.text for one in loud if one.check in of_network] == []
+
+
+def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
+    given_s: list[float] = []
+    together = threading.Barrier(3)
+
+    def try_out(what: str, argument: str, limit_s: float) -> Tried:
+        if what == "storage":
+            given_s.append(limit_s)
+            together.wait(10)  # breaks unless all are there
+        return Tried(stage="fsync", timed_out=True)
+
+    hanging = subject(storage=("/a", "/b", "/c"), ends_at_s=time.monotonic() + 8, try_out=try_out)
+    found = preflight.run(hanging, [storage]).findings
+    assert [one.text for one in found] == [f"{at} hangs at fsync, after 8 s" for at in ("/a", "/b", "/c")]
+    assert max(given_s) <= 8
+    late = replace(hanging, ends_at_s=time.monotonic() - 60)  # even then a slow server is no dead one
+    given_s.clear()
+    assert len(preflight.run(late, [storage]).findings) == 3
+    assert set(given_s) == {5.0}
 
 
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:

@@ -283,6 +283,23 @@ def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:
     assert [node.returncode for node in nodes] == [0, 0], said
 
 
+@pytest.mark.parametrize("node_rank", ["0", "1"])
+def test_the_deadline_holds_where_dns_never_answers(tmp_path: Path, node_rank: str) -> None:
+    conf = tmp_path / "resolv.conf"
+    conf.write_text("nameserver 127.0.0.1\nsearch a.svc.cluster.local svc.cluster.local\noptions ndots:5\n")
+    silent = (
+        "import socket, subprocess, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        "s.bind(('127.0.0.1', 53)); sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    )
+    program = shlex.join([sys.executable, "-c", silent])
+    make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {program} "$0" "$@"'
+    env = {**NODE_1, "PET_NODE_RANK": node_rank, "JOB_COMPLETION_INDEX": node_rank}
+    done = wrapped(("unshare", "-nm", "sh", "-c", make), "--deadline", "6", env=env)
+    assert done.returncode in (20, 30)
+    assert report_of(done)["took_s"] < 6 + 6
+    assert "the DNS server does not answer" in loud(done)["dns"]["text"]
+
+
 def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
     taken = (
         "import socket, subprocess, sys; s = socket.create_server(('', 29500)); "

@@ -7,18 +7,19 @@ Stage `record`: it comes, and never says what it is. `test`: it says so, and nev
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import sys
 import time
 
 from trainer_launch.model import Endpoint
 from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.caller import Caller, incarnation
+from trainer_launch.rollcall.caller import Caller
 
 
 def main() -> None:
     home, port, job, rank, stage = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
-    present = msg.Present(msg.VERSION, job, rank, socket.gethostname(), incarnation(), port)
+    present = msg.Present(msg.VERSION, job, rank, socket.gethostname(), secrets.token_hex(8), port)
     if stage == "handshake":
         while True:
             with contextlib.suppress(OSError), socket.create_connection((home, port), timeout=5) as sock:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import resource
+import secrets
 import socket
 import threading
 import time
@@ -23,10 +24,12 @@ from trainer_launch.coordinator.sockets import make_room, spare_files
 from trainer_launch.coordinator.state import Settings as Coordinating
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding, Status
+from trainer_launch.host.names import Resolving
 from trainer_launch.host.net import free_port
 from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.rollcall import caller as meeting
 from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
+from trainer_launch.rollcall.caller import Caller, Verdict
 from trainer_launch.rollcall.ear import Ear
 from trainer_launch.rollcall.names import Names
 from trainer_launch.rollcall.server import Server
@@ -69,7 +72,7 @@ class Job:
         secret: bytes | None = None,
         deadline_s: float | None = None,
     ) -> Caller:
-        said = msg.Present(msg.VERSION, JOB, rank, f"host-{rank}", incarnation(), 1)
+        said = msg.Present(msg.VERSION, JOB, rank, f"host-{rank}", secrets.token_hex(8), 1)
         caller = Caller(
             self.home,
             said,
@@ -368,6 +371,62 @@ def test_node_0_made_again_passes_when_the_others_are_at_work_and_they_go_on_try
     (findings,) = verdicts(one.call(0))
     assert [finding.status for finding in findings] == [Status.PASS]
     assert not isinstance(client.receive(0.2), coordinating.Refused | RunDisconnected)
+
+
+def test_a_resolver_that_hangs_holds_up_no_verdict(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hangs(*args: object, **kwargs: object) -> object:
+        answers.wait(LATEST_S)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    one = job(2, deadline_s=1.5)
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    began_s = time.monotonic()
+    (findings,) = verdicts(one.call(1))
+    took_s = time.monotonic() - began_s
+    answers.set()
+    assert took_s < LATEST_S / 3
+    assert "the resolver did not answer in time" in findings[0].text
+
+
+def test_a_slow_resolver_is_waited_for_and_not_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked, ask = threading.Event(), [], socket.getaddrinfo
+
+    def slow(*args: object, **kwargs: object) -> object:
+        asked.append(args)
+        answers.wait(LATEST_S)
+        return ask("127.0.0.1", 1, type=socket.SOCK_STREAM)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    resolving = Resolving("job-0", 1)
+    with pytest.raises(OSError, match="did not answer in time"):
+        resolving.within(0.01)
+    answers.set()
+    assert (resolving.within(LATEST_S), len(asked)) == (["127.0.0.1"], 1)
+
+
+def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(meeting, "_LATE_S", 0.1)
+    released = threading.Event()
+    monkeypatch.setattr(Caller, "_use_one_connection", lambda caller: released.wait(LATEST_S))
+    caller = job(2, deadline_s=0.5).call(1)
+    caller.hurry()
+    assert caller.receive(0.01) is None  # not before the deadline
+
+    def hurried() -> object:
+        caller.hurry()
+        return caller.receive(0.01)
+
+    news = eventually(hurried, "the verdict")
+    released.set()
+    assert isinstance(news, Verdict)
+    assert "host-1 could not ask node 0 within" in news.findings[0].text
 
 
 def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:

@@ -28,7 +28,7 @@ from trainer_launch.preflight.subject import Subject
 from trainer_launch.rollcall import compare, ending, facts, full, pairs, sharing, speech, ways
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.rollcall.bench import Bench
-from trainer_launch.rollcall.caller import Caller, Verdict, incarnation
+from trainer_launch.rollcall.caller import Caller, Verdict
 from trainer_launch.rollcall.collectives import Collectives
 from trainer_launch.rollcall.lookout import Lookout, seats
 from trainer_launch.rollcall.names import names_of
@@ -50,7 +50,7 @@ _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
 _RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
-_LAST_S = 90.0  # after the last word of the roll call: it has ended somehow
+_POLL_S = 2.0
 _LOUD = (Status.FAIL, Status.WARN)
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
 _log = logging.getLogger(__name__)
@@ -109,8 +109,10 @@ class Gathering:
         self.caller.send(msg.Found(_dumped(early)))
         said_s = -_SAY_AGAIN_S
         while True:
-            news = self.caller.receive(_LAST_S)
+            news = self.caller.receive(_POLL_S)
             match news:
+                case None:
+                    self.caller.hurry()
                 case Verdict():
                     return news
                 case msg.Seek(ranks):
@@ -174,7 +176,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             undo.callback(server.stop)
         caller = Caller(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
-            msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation(), place.port),
+            msg.Present(msg.VERSION, calling.job, rank, hostname, secrets.token_hex(8), place.port),
             deadline_s=settings.deadline,
             port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
             ports=ports_of(settings),
@@ -184,7 +186,8 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         undo.callback(caller.close)
         undo.callback((lookout := _lookout(caller, calling, rank, secret)).stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
-        read_slowly = facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {})
+        known = {"image": settings.image} if settings.image else {}
+        read_slowly = facts.read_meanwhile(subject.command, known, subject.left_s(facts.LEAST_S, facts.READ_S))
         yield Gathering(
             caller,
             label(rank, hostname),

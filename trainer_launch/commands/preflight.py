@@ -193,6 +193,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         env=reading.pod.env,
         is_torch=is_torch,
         deadline_s=settings.deadline,
+        ends_at_s=time.monotonic() + settings.deadline,
         shm_size=settings.shm_size,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),

@@ -24,6 +24,7 @@ WATCH = (sys.executable, str(_CHILD / "gpu_watch.py"))
 BENCH = str(_CHILD / "gpu_bench.py")
 
 STUCK = "the driver hangs"
+LEAST_S = 10.0  # that a driver is waited for, whatever the deadline
 FACTS_S = 20.0  # where the driver has to be loaded first, each GPU takes a second; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
 LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
@@ -98,11 +99,20 @@ class _Once(Generic[T]):
             return self._made[0]
 
 
-def cards(env: Mapping[str, str], python: str, level: str, count: int) -> Cards:
-    """The GPUs that a container with this environment sees; `python` has the job's torch, `count` by /dev."""
+def cards(
+    env: Mapping[str, str],
+    python: str,
+    level: str,
+    count: int,
+    left_s: Callable[[float, float], float] = lambda least_s, most_s: most_s,
+) -> Cards:
+    """The GPUs that a container with this environment sees; `python` has the job's torch, `count` by /dev.
+
+    `left_s` bounds the time for a driver that hangs by the deadline of all checks, between a least and a most.
+    """
     shown = env.get("CUDA_VISIBLE_DEVICES")
-    facts = _Once(lambda: ask(env, FACTS_S))
-    settled = _Once(lambda: settle(facts(), env, shown, SETTLE_S))
+    facts = _Once(lambda: ask(env, left_s(LEAST_S, FACTS_S)))
+    settled = _Once(lambda: settle(facts(), env, shown, left_s(0.0, SETTLE_S)))
 
     def load() -> Load | None:
         if level not in LOAD_S:

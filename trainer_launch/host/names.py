@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -42,6 +43,48 @@ def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Map
             break
         found[name] = addresses
     return found
+
+
+class Resolving:
+    """Looks a name up. A lookup that outlasts a caller's patience goes on, and the next caller waits for it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._answers: Queue[list[str] | OSError] | None = None
+
+    def within(self, limit_s: float) -> list[str]:
+        """The addresses in the resolver's order.
+
+        Raises:
+            OSError: the name does not resolve, or not within `limit_s`.
+        """
+        if self._answers is None:
+            self._answers = Queue()
+            threading.Thread(target=self._ask, args=(self._answers,), daemon=True, name="resolver").start()
+        try:
+            found = self._answers.get(timeout=max(0.0, limit_s))
+        except Empty:
+            raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time") from None
+        self._answers = None
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def connected(self, limit_s: float) -> socket.socket:
+        """A connection to the first address that accepts one, or the OSError of the last one."""
+        *others, last = self.within(limit_s)
+        for address in others:
+            with contextlib.suppress(OSError):
+                return socket.create_connection((address, self._port), timeout=limit_s)
+        return socket.create_connection((last, self._port), timeout=limit_s)
+
+    def _ask(self, answers: Queue[list[str] | OSError]) -> None:
+        try:
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:  # the latter: a label that is empty or too long
+            answers.put(problem if isinstance(problem, OSError) else OSError(str(problem)))
+        else:
+            answers.put([str(entry[4][0]) for entry in found])
 
 
 def _answer(names: Sequence[str], by: Lookup, answers: Queue[tuple[str, Addresses | None]]) -> None:

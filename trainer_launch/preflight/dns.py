@@ -10,6 +10,7 @@ import ipaddress
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch import grammar
 from trainer_launch.findings import Fault, Finding, Status
@@ -22,7 +23,7 @@ ALIKE = 3  # equal answers in a row, before a name counts as stable
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
-_DIAGNOSE_S = 3.0
+_LAST_LOOK_S, _DIAGNOSE_S = 1.5, 2.0  # after the deadline, at most
 _SHOWN = 5
 # In a larger job each node looks up only some of the names, and the others the rest: thousands of pods that each
 # ask for thousands of names at once would be the end of the cluster's DNS.
@@ -38,7 +39,7 @@ Waiting = dict[str, list[names.Addresses]]
 
 def limit_s(subject: Subject) -> float:
     """How long it may take."""
-    return subject.deadline_s + _POLL_S + _DIAGNOSE_S * (_SHOWN + 1)
+    return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + _DIAGNOSE_S + 1.0
 
 
 def check(subject: Subject) -> Iterable[Finding]:
@@ -88,16 +89,18 @@ def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
     """The answers for each name, in order, until all are stable or the time is up."""
     seen: Waiting = {name: [] for name in peers}
     hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
-    until_s = time.monotonic() + min(hope_s, subject.deadline_s)
+    began_s = time.monotonic()
+    until_s = began_s + min(hope_s, subject.deadline_s)
+    end_s = max(until_s, began_s + subject.left_s(_LAST_LOOK_S, _POLL_S))
     pause_s = _FIRST_PAUSE_S
     for looks in range(1, 1_000_000):
         pending = [name for name in peers if not _is_stable(seen[name])]
-        answers = names.lookup_all(pending, _POLL_S, subject.lookup)
+        patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
+        answers = names.lookup_all(pending, patience_s, subject.lookup)
         for name in pending:
             addresses = answers.get(name)
             seen[name] = [*seen[name], addresses] if addresses else []
-        late_s = time.monotonic() - until_s
-        if _is_enough(subject, peers, seen) or late_s >= (0.0 if looks >= ALIKE else _POLL_S):
+        if _is_enough(subject, peers, seen) or time.monotonic() >= (until_s if looks >= ALIKE else end_s):
             break
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))
         pause_s *= 1 if all(answers.values()) else 2
@@ -158,7 +161,9 @@ def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
 
 
 def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waited_s: float) -> Finding:
-    answers = {name: subject.ask(name, _DIAGNOSE_S) for name in _telling(subject, absent)}
+    told = _telling(subject, absent)
+    with ThreadPoolExecutor(_SHOWN) as pool:
+        answers = dict(zip(told, pool.map(lambda name: subject.ask(name, _DIAGNOSE_S), told), strict=True))
     by_answer: defaultdict[Answer, list[str]] = defaultdict(list)
     for name, answer in answers.items():
         by_answer[answer].append(name)

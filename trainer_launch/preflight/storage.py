@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.findings import Fault, Finding, Status
 from trainer_launch.host.tryout import Tried
@@ -13,6 +14,7 @@ from trainer_launch.sizes import counted, in_units
 
 NAME = "storage"
 _CHILD_S = 20.0
+_LEAST_S = 5.0  # whatever the deadline
 _SLOW_S = 5.0  # for one file of 1 MiB
 _LOW_BYTES, _LOW_INODES = 1 << 30, 1000
 # Whatever node it is, these stay the same.
@@ -21,20 +23,24 @@ _JOBS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno
 
 def limit_s(subject: Subject) -> float:
     """How long it may take."""
-    return (_CHILD_S + 2) * max(1, len(subject.storage))
+    return _CHILD_S + 2
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     """Do in a child what a checkpoint does, for each folder."""
     if not subject.storage:
         yield Finding(check=NAME, status=Status.SKIPPED, text="no folder was given with --storage")
-    for folder in subject.storage:
-        yield _judged(folder, subject.try_out("storage", folder, _CHILD_S))
+    else:
+        limit_s = subject.left_s(_LEAST_S, _CHILD_S)
+        with ThreadPoolExecutor(len(subject.storage)) as pool:
+            tried = pool.map(lambda folder: subject.try_out("storage", folder, limit_s), subject.storage)
+        for folder, its in zip(subject.storage, tried, strict=True):
+            yield _judged(folder, its, limit_s)
 
 
-def _judged(folder: str, tried: Tried) -> Finding:
+def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
     if tried.timed_out:
-        text = f"{folder} hangs at {tried.stage or 'the start'}, after {_CHILD_S:g} s"
+        text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
         text += "; not even SIGKILL ends who waits for it" if tried.stuck else ""
         return _failed(
             folder, text, Fault.NODE, "see the file server and this node's way to it (mount, CSI driver)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class Subject:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_torch: bool = True  # torch elastic runs the command, so gloo may be used
     deadline_s: float = 0.0  # for what may appear later, such as a peer's name
+    ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: nobody says
     storage: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
     shm_size: str = "auto"  # as --shm-size has it
@@ -52,6 +54,11 @@ class Subject:
     write_trouble: Callable[[int], int | None] = shm.write_trouble
     leftovers: Callable[[], tuple[shm.Segment, ...]] = leftovers.unheld
     try_out: Callable[[str, str, float], tryout.Tried] = tryout.try_out
+
+    def left_s(self, least_s: float, most_s: float) -> float:
+        """The time until the deadline, within bounds: what works is never given up before `least_s`."""
+        left_s = most_s if self.ends_at_s is None else self.ends_at_s - time.monotonic()
+        return min(most_s, max(least_s, left_s))
 
     @property
     def workers(self) -> int:
@@ -97,7 +104,7 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    return replace(subject, cards=cards(subject.env, python, level, gpus.count))
+    return replace(subject, cards=cards(subject.env, python, level, gpus.count, subject.left_s))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import selectors
 import socket
 import threading
@@ -21,6 +20,7 @@ from trainer_launch.coordinator.sockets import tune
 from trainer_launch.errors import NodeError
 from trainer_launch.findings import Finding
 from trainer_launch.host import net
+from trainer_launch.host.names import Resolving
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.rollcall import ending, speech, stages
 from trainer_launch.rollcall import protocol as msg
@@ -32,6 +32,7 @@ _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_S = 3.0
 _ANSWER_S = 5.0
+_LATE_S = 4.0  # that a verdict may come after the deadline
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
 _LOOK_S = 3.0
 _COME_BACK_S = 10.0  # for node 0, when it is lost after all were there
@@ -68,6 +69,7 @@ class Caller:
         bench: Callable[[msg.Test, Ear], msg.Result] = run,
     ) -> None:
         self._home = home
+        self._resolving = Resolving(home.host, home.port)
         self._secret = secret
         self._clock = clock
         self._bench = bench
@@ -75,6 +77,7 @@ class Caller:
         self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
+        self._heard_s = self._began_s
         self._stage = "it has just started"
         self._host, self._incarnation = present.host, present.incarnation
         self._ports = ports
@@ -102,6 +105,12 @@ class Caller:
             return self._news.get(timeout=timeout_s)
         except Empty:
             return None
+
+    def hurry(self) -> None:
+        """End without the thread where it hangs, in the resolver for example."""
+        now_s = time.monotonic()
+        if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
+            self.end((ending.cut_off(self._host, self._stage, now_s - self._began_s),))
 
     def send(self, message: msg.FromNode) -> None:
         """Send a message; it is lost when node 0 is."""
@@ -149,7 +158,7 @@ class Caller:
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
-        stuck = stages.look(self._home, _LOOK_S)
+        stuck = stages.look_at_all([self._home], _LOOK_S)[0]
         name = f"node 0 ({self._home.host})"
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
@@ -174,25 +183,22 @@ class Caller:
         """Look the name up each time: a pod that is made again has another address."""
         left_s = max(0.1, min(_CONNECT_S, self._until_s - time.monotonic()))
         try:
-            sock = socket.create_connection((self._home.host, self._home.port), timeout=left_s)
+            sock = self._resolving.connected(left_s)
         except TimeoutError:
             raise LostError(f"no answer from node 0 at {self._home} in time") from None
         except socket.gaierror as problem:
             raise LostError(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
-        except (OSError, UnicodeError) as problem:
+        except OSError as problem:
             self._make_room()
-            why = getattr(problem, "strerror", None) or problem
+            why = problem.strerror or problem
             raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
-        if sock.getpeername() == sock.getsockname() or self._is_our_own(sock):
+        here, there = sock.getsockname(), sock.getpeername()
+        # With hostNetwork node 0 may be on the same machine, and this may be this node's own listener.
+        if there == here or (here[0] == there[0] and there[1] == self._ear.port):
             sock.close()
             self._make_room()
             raise LostError(f"node 0 is on this machine, and does not listen at {self._home} yet")
         return sock
-
-    def _is_our_own(self, sock: socket.socket) -> bool:
-        """Whether it is this node's own listener: with hostNetwork, node 0 may be on the same machine."""
-        here, there = sock.getsockname()[0], sock.getpeername()
-        return bool(here == there[0] and there[1] == self._ear.port)
 
     def _make_room(self) -> None:
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
@@ -232,7 +238,7 @@ class Caller:
         return True
 
     def _talk(self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector) -> None:
-        heard_s = alive_s = time.monotonic()
+        self._heard_s = alive_s = time.monotonic()
         while not self._closing.is_set() and not self._is_over:
             for message in lines.ready():
                 self._take(message)
@@ -248,8 +254,8 @@ class Caller:
                     self._wake.recv(4096)
             if sock in ready:
                 lines.fill()
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > _SILENCE_S:
+                self._heard_s = time.monotonic()
+            elif time.monotonic() - self._heard_s > _SILENCE_S:
                 raise LostError(f"node 0 has said nothing for {_SILENCE_S:g} s")
 
     def _take(self, message: msg.Message) -> None:
@@ -261,7 +267,8 @@ class Caller:
             case msg.Complete() | msg.Seek():
                 self._news.put(message)
             case msg.Test():
-                threading.Thread(target=self._test, args=(message,), daemon=True, name="pair test").start()
+                test = threading.Thread(target=lambda: self.send(self._bench(message, self._ear)), daemon=True)
+                test.start()
             case msg.Decided(findings):
                 try:
                     self.end(tuple(speech.loaded(findings)), is_shared=True)
@@ -283,17 +290,9 @@ class Caller:
             if round_trip_s / 2 < self.offset[1]:
                 self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
 
-    def _test(self, test: msg.Test) -> None:
-        self.send(self._bench(test, self._ear))
-
     def _say(self, sock: socket.socket, message: msg.FromNode) -> None:
         sock.settimeout(_ANSWER_S)
         try:
             sock.sendall(msg.render(message))
         except OSError as problem:
             raise LostError(f"lost node 0: {problem.strerror or 'it does not read'}") from None
-
-
-def incarnation() -> str:
-    """Differs for every process that calls."""
-    return secrets.token_hex(8)

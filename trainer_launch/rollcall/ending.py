@@ -138,6 +138,17 @@ def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
     )
 
 
+def cut_off(host: str, stage: str, waited_s: float) -> Finding:
+    """This node itself cannot ask node 0."""
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=Fault.NODE,
+        text=f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({stage})",
+        action="check DNS and the network of this node",
+    )
+
+
 def refused(reason: str) -> Finding:
     """Node 0 does not know this node."""
     return Finding(

@@ -22,7 +22,7 @@ from trainer_launch.rollcall.protocol import MAX_VALUE
 
 _VERSIONS = Path(__file__).parents[1] / "child" / "versions.py"
 _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
-_READ_S = 30.0  # for versions and code: more than both take where nothing hangs
+LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _MAX_BYTES = 24_000
 _PREFIXES = (
     "NCCL_",
@@ -49,7 +49,7 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_meanwhile(
-    command: Command | None, known: Mapping[str, str], limit_s: float = _READ_S
+    command: Command | None, known: Mapping[str, str], limit_s: float = READ_S
 ) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
     found = dict(known)

@@ -23,7 +23,8 @@ class Tokens:
     def leave(self, salt: str) -> None:
         """Leave them under a name that only this roll call has; where that fails, others do not find it."""
         self._salt = salt
-        self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
+        tried = self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
+        self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough
 
     def seek(self, others: Sequence[str]) -> dict[str, str]:
         """By folder, whose tokens are there; a folder that could not be looked into is left out."""
