@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch
@@ -19,6 +21,7 @@ from tests.conftest import require
 from tests.host.test_real_cgroup import MEMORY, limited
 from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
+from tests.waiting import eventually
 from trainer_launch import preflight as checks
 from trainer_launch.commands import leaving
 from trainer_launch.host.net import free_port
@@ -300,6 +303,36 @@ def test_the_deadline_holds_where_dns_never_answers(tmp_path: Path, node_rank: s
     assert "the DNS server does not answer" in loud(done)["dns"]["text"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("node_rank", "awaited"),
+    [("0", "1 of 2 nodes present, "), ("1", "waiting for node 0 (127.0.0.1): ")],
+)
+def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
+    tmp_path: Path, node_rank: str, awaited: str, number: int, code: int
+) -> None:
+    words = tmp_path / "words"
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    env |= {"PET_MASTER_PORT": str(free_port()), "PET_NODE_RANK": node_rank, "HOSTNAME": "host-x"}
+    argv = [*LAUNCHER, "preflight", "--level", "quick", "--deadline", "600", "--termination-log", str(words)]
+    argv += ["--only", "program,roll-call", "--", "true"]
+    waiting = subprocess.Popen(argv, env=clean_env(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    if node_rank == "0":
+        assert "cluster preflight: 1 of 2 nodes present" in waiting.stderr.readline()
+    eventually(lambda: _listens(waiting.pid), "the node to take part")
+    waiting.send_signal(number)
+    said, told = waiting.communicate(timeout=60)
+    assert (waiting.returncode, said) == (code, "")
+    name = signal.Signals(number).name
+    assert f"[trainer-launch] Preflight stopped by {name} after " in told
+    assert awaited in told
+    assert words.read_text().startswith(
+        f"reason=PreflightStopped exit={code} retryable=true node={node_rank} host="
+    )
+    assert awaited in words.read_text()
+
+
 def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
     taken = (
         "import socket, subprocess, sys; s = socket.create_server(('', 29500)); "
@@ -353,3 +386,7 @@ def test_run_goes_on_where_the_report_is_none(tmp_path: Path) -> None:
     assert "is not what a preflight of this version leaves" in done.stderr
     (tmp_path / "preflight.json").unlink()
     assert "preflight" not in launch("run", "--state-dir", str(tmp_path), "--", "true").stderr
+
+
+def _listens(pid: int) -> bool:
+    return any(found.status == psutil.CONN_LISTEN for found in psutil.Process(pid).net_connections("tcp"))

@@ -121,7 +121,7 @@ def test_a_late_node_is_waited_for_and_half_unreachable_and_cut_off_ones_are_tol
         job.start(4)
         words = (sys.executable, HALF, pods[0].address, "29400", f"{pods[0].name}:29400", "2", "handshake")
         half = pods[2].start(words, {})
-        job.until(0, "1 of 5 nodes are there")
+        job.until(0, "1 of 5 nodes present")
         job.start(1, inside=("prlimit", "--nofile=32:32"))
         ended = [job.end(node) for node in (0, 1, 3, 4)]
         pods[2].kill(half)

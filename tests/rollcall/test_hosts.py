@@ -82,7 +82,7 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
         job = Pods(pods, tmp_path, deadline_s=12)
         for node in (0, 1, 3):
             job.start(node)
-        job.until(3, "nodes are there")
+        job.until(3, "nodes present")
         pods[3].process_1(job.started[3]).suspend()
         ended = [job.end(node) for node in (0, 1)]
         pods[3].kill(job.started[3])

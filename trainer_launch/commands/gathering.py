@@ -38,6 +38,7 @@ from trainer_launch.rollcall.state import Settings as Calling
 from trainer_launch.rollcall.state import label
 from trainer_launch.rollcall.tokens import Tokens
 from trainer_launch.settings import Settings
+from trainer_launch.sizes import counted
 
 # Those of all nodes together.
 CHECKS = (
@@ -122,7 +123,16 @@ class Gathering:
                     self._tell(salt, check_here())
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
                     said_s = time.monotonic()
-                    _log.info("%s", _waiting(news))
+                    _log.info("cluster preflight: %s", _waiting(news))
+
+    def waiting(self) -> str:
+        """For whom this node waits, in words."""
+        news = self.caller.waiting
+        if news is None:
+            return f"waiting for {self.home}: {self.caller.stage}"
+        if news.present < news.wanted:
+            return f"waiting for nodes: {_waiting(news)}"
+        return f"comparing and testing {counted(news.present, 'node')}"
 
     def _tell(self, salt: str, found: Sequence[Finding]) -> None:
         subject, key = self.subject, salt.encode() + self.secret
@@ -145,7 +155,7 @@ def _dumped(found: Sequence[Finding]) -> str:
 
 def _waiting(news: msg.Waiting) -> str:
     missing = f"; missing: {', '.join(news.missing)}" if news.missing else ""
-    return f"roll call: {news.present} of {news.wanted} nodes are there, {news.left_s:.0f} s left{missing}"
+    return f"{news.present} of {counted(news.wanted, 'node')} present, {news.left_s:.0f} s left{missing}"
 
 
 @contextlib.contextmanager
@@ -272,11 +282,6 @@ def _trouble(server: Server) -> NodeError | None:
     except NodeError as problem:
         return problem
     return None
-
-
-def not_held(why: str) -> Finding:
-    """There was no roll call."""
-    return Finding(check=ending.NAME, status=Status.SKIPPED, text=why)
 
 
 def failing_nodes(findings: Sequence[Finding]) -> str:

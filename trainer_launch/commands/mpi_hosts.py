@@ -29,6 +29,7 @@ from trainer_launch.settings import Settings
 CHECKS = verdicts.CHECKS
 _WITHOUT_RING = ("container", "quick")
 _HAS_S = 20.0
+_SHOWN = 5
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 # Of the options of mpirun those that say how ranks talk; others would change what is printed, or where ranks are.
 _ABOUT_TALKING = {
@@ -47,6 +48,12 @@ _ABOUT_TALKING = {
 def concerns(subject: Subject) -> bool:
     """Whether this is a pod that runs mpirun."""
     return subject.job.engine == "mpirun" and subject.job.role == "launcher"
+
+
+def named(subject: Subject) -> str:
+    """The first few of the hosts."""
+    hosts = [member.host for member in subject.job.members or ()]
+    return ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
 
 
 def findings(

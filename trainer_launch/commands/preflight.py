@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from trainer_launch import engines, exits, log, outcome, preflight, references
-from trainer_launch.commands import running
+from trainer_launch.commands import running, stopping
 from trainer_launch.commands.gather import Reading, live_pod, ports_of, read
 from trainer_launch.commands.options import Parsed
 from trainer_launch.errors import LaunchError, NodeError
@@ -79,7 +79,7 @@ def main(parsed: Parsed) -> int:
         sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
         return exits.SUCCEEDED
     try:
-        return _main(parsed, settings)
+        return _main(parsed, settings, stopping.Doing(settings.termination_log))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exits.PREFLIGHT_RETRYABLE
@@ -87,9 +87,10 @@ def main(parsed: Parsed) -> int:
         raise
 
 
-def _main(parsed: Parsed, settings: Settings) -> int:
+def _main(parsed: Parsed, settings: Settings, doing: stopping.Doing) -> int:
     # `run`, which needs a part of this file, has no use for these.
     from trainer_launch.commands import gathering, leaving, loading, mpi_hosts, plotting, thresholds
+    from trainer_launch.rollcall import ending
 
     others = (*gathering.CHECKS, *mpi_hosts.CHECKS)
     chosen = preflight.names_in(settings.only, "--only", others)
@@ -102,24 +103,27 @@ def _main(parsed: Parsed, settings: Settings) -> int:
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     subject = with_gpus(subject, loading.level(settings, chosen, skipped))
+    doing.place = place_of(subject)
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
     alone = gathering.obstacle(subject, settings, chosen, skipped)
     if alone is None:
-        told = _together(subject, checks, settings, skipped, fatal)
+        told = _together(subject, checks, settings, skipped, fatal, doing)
     else:
         told = _alone(subject, checks, settings, skipped, fatal)
         if mpi_hosts.concerns(subject):
             wanted = [name for name in mpi_hosts.CHECKS if name not in skipped and name in (chosen or (name,))]
+            doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"
             found = mpi_hosts.findings(subject, settings, of_pairs, wanted, settings.deadline - told.report.took_s)
             findings = (*told.report.findings, *(raised(one, fatal) for one in found))
             told = replace(told, report=replace(told.report, findings=findings))
         elif subject.has_peers and not chosen:
-            findings = (*told.report.findings, gathering.not_held(alone))
+            findings = (*told.report.findings, ending.not_held(alone))
             told = replace(told, report=replace(told.report, findings=findings))
     told = replace(told, report=replace(told.report, silenced=skipped))
     report = told.report
     code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
-    _hand_out(told, place_of(subject), code, parsed)
+    doing.is_over = True
+    _hand_out(told, doing.place, code, parsed)
     if settings.write_reference is not None and subject.topology.node_rank in (0, None):
         _write_reference(settings.write_reference, told.measured)
     if settings.plot is not None and subject.topology.node_rank in (0, None):
@@ -143,7 +147,12 @@ def _alone(
 
 
 def _together(
-    subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
+    subject: Subject,
+    checks: Sequence[ModuleType],
+    settings: Settings,
+    skipped: Sequence[str],
+    fatal: Sequence[str],
+    doing: stopping.Doing,
 ) -> _Told:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
     from trainer_launch.commands import gathering, merging
@@ -154,6 +163,7 @@ def _together(
     with gathering.gathering(subject, settings, skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
             return _Told(preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal))
+        doing.waiting, doing.undo = part.waiting, part.tokens.remove
         if subject.topology.is_coordinator:
             subject = replace(subject, port_trouble=lambda port: None)  # it is the roll call that has it
         found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings

@@ -93,6 +93,7 @@ CHECKS: tuple[ModuleType, ...] = (
 OF_A_CONTAINER = tuple(check for check in CHECKS if getattr(check, "OF_A_CONTAINER", False))
 # What is found out while all GPUs are at work: who asks for one of these alone asks for that.
 NEEDING_LOAD = tuple(check for check in CHECKS if getattr(check, "NEEDS_LOAD", False))
+_THREAD = "check "  # and the check's name
 LIMIT_S = 5.0  # for a check that does not say otherwise
 
 
@@ -129,6 +130,12 @@ def run(
     )
 
 
+def still_running() -> list[str]:
+    """The checks that have not ended yet."""
+    named = [thread.name for thread in threading.enumerate() if thread.name.startswith(_THREAD)]
+    return [name.removeprefix(_THREAD) for name in named]
+
+
 class _Running:
     """One check at work, in a thread of its own."""
 
@@ -145,7 +152,7 @@ class _Running:
         self._thread = self._start()
 
     def _start(self) -> threading.Thread | None:
-        thread = threading.Thread(target=self._work, daemon=True)
+        thread = threading.Thread(target=self._work, daemon=True, name=f"{_THREAD}{self._name}")
         try:
             thread.start()
         except RuntimeError:  # no more of them are allowed; one may end soon

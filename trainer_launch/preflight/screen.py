@@ -132,8 +132,8 @@ def _few(words: Sequence[str], count: int, between: str = ", ") -> str:
 def last_words(report: Report, place: Place, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
-    first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}node={place.node_rank}"
-    first = f"{first.replace('node=None', 'node=?')} host={place.host} | {tally(report)}"
+    first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}{_whose(place)}"
+    first += f" | {tally(report)}"
     if found:
         first += f": {found[0].check}: {found[0].text}"
     lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
@@ -141,6 +141,15 @@ def last_words(report: Report, place: Place, code: int) -> str:
         lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
         lines += [f"  What to do: {finding.action}"] if finding.action else []
     return "\n".join(lines) + "\n"
+
+
+def stopped(place: Place, code: int, text: str) -> str:
+    """The termination message of a preflight that was asked to stop."""
+    return f"reason=PreflightStopped exit={code} retryable=true {_whose(place)} | {text}\n"
+
+
+def _whose(place: Place) -> str:
+    return f"node={'?' if place.node_rank is None else place.node_rank} host={place.host}"
 
 
 def prometheus(report: Report, code: int, at_s: float) -> str:

@@ -78,7 +78,8 @@ class Caller:
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
         self._heard_s = self._began_s
-        self._stage = "it has just started"
+        self.stage = "it has just started"
+        self.waiting: msg.Waiting | None = None  # node 0's latest word
         self._host, self._incarnation = present.host, present.incarnation
         self._ports = ports
         self._ear = Ear(port, self._here, ports)
@@ -110,7 +111,7 @@ class Caller:
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
-            self.end((ending.cut_off(self._host, self._stage, now_s - self._began_s),))
+            self.end((ending.cut_off(self._host, self.stage, now_s - self._began_s),))
 
     def send(self, message: msg.FromNode) -> None:
         """Send a message; it is lost when node 0 is."""
@@ -131,7 +132,7 @@ class Caller:
             sock.close()
 
     def _here(self) -> msg.Here:
-        return msg.Here(self._host, self._incarnation, self._stage)
+        return msg.Here(self._host, self._incarnation, self.stage)
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Caller:
 
     def _lose(self, why: str) -> None:
         """What node 0 has promised, such as time for records, is over with it."""
-        self._stage = why
+        self.stage, self.waiting = why, None
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
@@ -262,7 +263,7 @@ class Caller:
         match message:
             case msg.Waiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
-                self._stage = "it takes part in the roll call"
+                self.stage, self.waiting = "it takes part in the cluster preflight", message
                 self._news.put(message)
             case msg.Complete() | msg.Seek():
                 self._news.put(message)

@@ -149,6 +149,11 @@ def cut_off(host: str, stage: str, waited_s: float) -> Finding:
     )
 
 
+def not_held(why: str) -> Finding:
+    """There was no cluster preflight."""
+    return Finding(check=NAME, status=Status.SKIPPED, text=why)
+
+
 def refused(reason: str) -> Finding:
     """Node 0 does not know this node."""
     return Finding(
