@@ -196,13 +196,12 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         undo.callback(caller.close)
         undo.callback((lookout := _lookout(caller, calling, rank, secret)).stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
-        known = {"image": settings.image} if settings.image else {}
-        read_slowly = facts.read_meanwhile(subject.command, known, subject.left_s(facts.LEAST_S, facts.READ_S))
+        read_s = subject.left_s(facts.LEAST_S, facts.READ_S)
         yield Gathering(
             caller,
             label(rank, hostname),
             label(0, place.host),
-            read_slowly,
+            facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {}, read_s),
             subject,
             secret or b"",
             collectives,
