@@ -280,3 +280,5 @@ class Outcome:
     took_s: float = 0.0
     attempt: int = 1  # how often it was started: all of it by us, or its workers by torch's agent
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end
+    node_rank: int | None = None
+    host: str = ""

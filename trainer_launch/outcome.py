@@ -33,8 +33,8 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def placed(outcome: Outcome, node_rank: int | None, host: str) -> Outcome:
-    """Return the outcome with the failure's place; what the agent knows of it stands."""
-    failure = outcome.failure
+    """Return the outcome with this pod's place, and the failure's; what the agent knows of that stands."""
+    outcome, failure = replace(outcome, node_rank=node_rank, host=host), outcome.failure
     if failure is None:
         return outcome
     rank = node_rank if failure.node_rank is None else failure.node_rank
@@ -47,6 +47,8 @@ def summary(outcome: Outcome) -> str:
     words = [f"reason={failure.reason if failure else outcome.verdict.value}"]
     if failure:
         words += _place(failure)
+    elif outcome.verdict is not Verdict.SUCCEEDED:
+        words += _named(node=outcome.node_rank, host=outcome.host or None)
     code = exit_code(outcome)
     again = failure.again if failure else None
     words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code, again)]
@@ -57,9 +59,9 @@ def summary(outcome: Outcome) -> str:
     return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
 
 
-def refusal(message: str, code: int) -> str:
+def refusal(message: str, code: int, host: str) -> str:
     """Return the last words of a run that could not begin."""
-    line = " ".join(["reason=NotStarted", f"exit={code}", *_retryable(code)])
+    line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(code)])
     return _cut(f"{line} | {_one_line(message)}\n", LAST_WORDS_BYTES)
 
 
@@ -99,9 +101,12 @@ def write_last_words(text: str, path: str, *, create: bool = False) -> None:
 
 
 def _place(failure: Failure) -> list[str]:
-    values = {"rank": failure.rank, "node": failure.node_rank, "host": failure.host}
-    words = [f"{name}={value}" for name, value in values.items() if value is not None]
+    words = _named(rank=failure.rank, node=failure.node_rank, host=failure.host)
     return words if failure.signal is None else [*words, f"signal={_signal_name(failure.signal)}"]
+
+
+def _named(**values: object) -> list[str]:
+    return [f"{name}={value}" for name, value in values.items() if value is not None]
 
 
 def _retryable(code: int, again: bool | None = None) -> list[str]:

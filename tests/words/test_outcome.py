@@ -102,12 +102,19 @@ def test_last_words_fit_and_keep_the_latest_lines(line):
 def test_what_the_platform_knows_is_added_and_what_the_agent_knows_stands():
     ended = outcome.placed(with_lines(), 3, "me")
     assert " node=3 host=me " in outcome.summary(ended)
-    assert outcome.placed(ended, 4, "other") == ended
+    assert outcome.summary(outcome.placed(ended, 4, "other")) == outcome.summary(ended)
+
+
+def test_a_pod_that_was_stopped_is_named_too():
+    ended = outcome.placed(Outcome(verdict=Verdict.STOPPED), None, "job-worker-1")
+    assert outcome.summary(ended).startswith("reason=Stopped host=job-worker-1 exit=143 ")
+    ended = outcome.placed(Outcome(verdict=Verdict.SUCCEEDED), 1, "job-worker-1")
+    assert outcome.summary(ended).startswith("reason=Succeeded exit=0 ")
 
 
 def test_a_refusal_has_the_same_first_line():
-    assert outcome.refusal("no\nway", 2) == "reason=NotStarted exit=2 retryable=false | no way\n"
-    assert len(outcome.refusal("ä" * 9000, 2).encode()) <= 4096
+    assert outcome.refusal("no\nway", 2, "pod-0") == "reason=NotStarted host=pod-0 exit=2 retryable=false | no way\n"
+    assert len(outcome.refusal("ä" * 9000, 2, "pod-0").encode()) <= 4096
 
 
 def test_written_in_place(tmp_path):

@@ -39,7 +39,7 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
 
 def refuse(problem: LaunchError, path: str) -> None:
     """Write why nothing was started to where the person who reads the pod's status finds it."""
-    write_last_words(outcome.refusal(str(problem), problem.exit_code), path)
+    write_last_words(outcome.refusal(str(problem), problem.exit_code, os.uname().nodename), path)
 
 
 def write_last_words(text: str, path: str) -> None:

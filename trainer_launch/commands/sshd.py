@@ -24,6 +24,7 @@ from trainer_launch.settings import Settings
 from trainer_launch.ssh import client, server
 from trainer_launch.ssh.environment import Handed, handed_on, named
 from trainer_launch.ssh.sessions import Sessions
+from trainer_launch.ssh.unheard import Unheard
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
@@ -70,11 +71,14 @@ def _main(parsed: Parsed) -> int:
         with ground.kept_clean(scratch) as sweep:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")
-            system = System(color=use_color(settings), clean=sweep)
+            probes = None if settings.log_level == "debug" else Unheard()
+            system = System(color=use_color(settings), clean=sweep, sieve=probes)
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
                 sweep()
+                if probes is not None and probes.count:
+                    _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)
                 ended = conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

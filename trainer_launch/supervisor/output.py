@@ -33,14 +33,23 @@ _STDOUT, _STDERR = 1, 2
 
 
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
+Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
 
 
 class Output:
     """Pumps pipes into our stdout and stderr, line by line; a listener hears all of it, in the pump's thread."""
 
-    def __init__(self, *, color: bool = False, watched: bool = False, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        color: bool = False,
+        watched: bool = False,
+        listener: Listener | None = None,
+        sieve: Sieve | None = None,
+    ) -> None:
         self._color = color
         self._watched = watched  # nothing is inherited
+        self._sieve = sieve
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
@@ -77,6 +86,7 @@ class Output:
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink)
+        pipe.sieve = self._sieve
         if self._listener is not None:
             pipe.listener = partial(self._listener, process, streams[-1])
         self._pipes |= {(process, rank, stream): pipe for stream in streams}
@@ -193,6 +203,7 @@ class _Pipe:
     def __init__(self, fd: int, source: Source, sink: _Sink) -> None:
         self.fd, self.source, self.sink = fd, source, sink
         self.listener: Callable[[bytes], None] | None = None
+        self.sieve: Sieve | None = None
         self.heard_at_s = 0.0
         self.bytes = 0
 
@@ -211,7 +222,8 @@ class _Pipe:
     def _take(self, data: bytes, now_s: float) -> None:
         self.heard_at_s = now_s
         self.bytes += len(data)
-        self.sink.put(lambda: self.source.feed(data))
+        shown = data if self.sieve is None else self.sieve(data)
+        self.sink.put(lambda: self.source.feed(shown))
         if self.listener is not None:
             self.listener(data)
 

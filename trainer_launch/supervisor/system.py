@@ -25,7 +25,7 @@ from trainer_launch.supervisor import inheritance, unstarted
 from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve
-from trainer_launch.supervisor.output import Listener, Output
+from trainer_launch.supervisor.output import Listener, Output, Sieve
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class System:
         resolver: Resolve = resolve,
         clean: Callable[[], None] = lambda: None,
         listener: Listener | None = None,
+        sieve: Sieve | None = None,
     ) -> None:
         inheritance.fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -53,7 +54,7 @@ class System:
         self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inheritance.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color, watched=watched, listener=listener)
+        self._output = Output(color=color, watched=watched, listener=listener, sieve=sieve)
         self._resolver = resolver
         self.clean = clean  # removes what the dead have left in shared memory
         self._gate: Gate | None = None
