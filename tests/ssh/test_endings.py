@@ -167,7 +167,7 @@ def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mo
         assert it.wait() == 143
         assert all(map(gone, pids))
         assert survivors(it.token) == []
-        assert it.last_words().startswith(f"reason=Stopped host={os.uname().nodename} exit=143 ")
+        assert it.last_words().startswith(f"reason=Stopped node=0 host={os.uname().nodename} exit=143 ")
         for client in clients:
             client.wait(20)
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from tests.process.world import eventually
 from tests.ssh.secrets import client_of, secret, ssh, worker
+from tests.waiting import eventually
 from trainer_launch.ssh.unheard import Unheard
 
 PROBE = (

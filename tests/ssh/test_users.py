@@ -65,7 +65,7 @@ def test_an_ordinary_user_without_a_home_on_a_read_only_root(folder, mount) -> N
         assert done.stdout.split("\n") == [str(pods.UID), "/tmp", "read-only", ""], (done.stderr, it.log())
         it.process.terminate()
         assert it.wait() == 143
-        assert it.last_words().startswith(f"reason=Stopped host={os.uname().nodename} exit=143 ")
+        assert it.last_words().startswith(f"reason=Stopped node=0 host={os.uname().nodename} exit=143 ")
 
 
 def test_a_user_that_has_no_entry_is_told_so(folder, mount) -> None:
