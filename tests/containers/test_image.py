@@ -11,6 +11,7 @@ import pytest
 import trainer_launch
 from tests.containers.images import DOCKERFILE, MAKING_S, NAME, bases, build, image, revision
 from tests.containers.podman import podman
+from tests.kubernetes.programs import LAUNCHER, MPI
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 ADDED_BYTES = 25_000_000  # by the launcher, to a user's image
@@ -65,6 +66,12 @@ def test_an_image_says_what_it_is_and_whose_pid_1_is_the_launcher(target: str) -
     assert config["Entrypoint"] == ["trainer-launch", *command]
     assert "Healthcheck" not in config
     assert in_image(image(target), "trainer-launch", "--version").split()[-1] == trainer_launch.__version__
+
+
+@pytest.mark.parametrize(("target", "programs"), [("torch", LAUNCHER), ("mpi", MPI)])
+def test_an_image_has_the_programs_that_the_manifests_start(target: str, programs: frozenset[str]) -> None:
+    found = in_image(image(target), "sh", "-c", f"PATH=$PATH:/usr/sbin; command -v {' '.join(sorted(programs))}")
+    assert {path.rpartition("/")[2] for path in found.split()} == programs, found
 
 
 def test_two_builds_of_one_tree_give_the_same_layer_and_python_compiles_nothing_again() -> None:

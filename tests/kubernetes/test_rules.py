@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes import job_rules, pod_rules, published
+from tests.kubernetes import job_rules, pod_rules, programs, published
 from tests.kubernetes.published import Pod
 
 RUNTIMES = tuple(sorted((published.KUBERNETES / "runtimes").glob("[!k]*.yaml")))
@@ -39,6 +39,30 @@ def test_a_pod_for_production(path: Path, rule: Callable[[Pod], Iterator[str]]) 
 @each("path", published.ALL, ids=published.name)
 def test_what_a_pod_refers_to_is_there(path: Path) -> None:
     assert wrong_in(path, pod_rules.references) == []
+
+
+@each("path", published.ALL, ids=published.name)
+def test_each_program_that_a_manifest_starts_is_in_its_image(path: Path) -> None:
+    assert [text for document in published.documents(path) for text in programs.missing(document)] == []
+
+
+@each(
+    ("words", "started"),
+    [
+        (
+            ["trainer-launch", "run", "--", "mpirun", "-np", "4", "-x", "PATH", "python", "train.py"],
+            "mpirun python",
+        ),
+        (["trainer-launch", "run", "--", "horovodrun", "-np", "2", "python", "train.py"], "horovodrun python"),
+        (["trainer-launch", "sshd"], "sshd"),
+        (["trainer-launch", "run", "--", "train.py", "--", "python"], ""),
+        (["trainer-launch", "preflight", "--storage", "/x"], ""),
+        (["sleep", "1d"], "sleep"),
+    ],
+)
+def test_the_programs_of_a_command_are_found(words: list[str], started: str) -> None:
+    own = ("trainer-launch",) if words[0] == "trainer-launch" else ()
+    assert tuple(programs.started(words)) == (*own, *started.split())
 
 
 @each("path", RUNTIMES, ids=published.name)
