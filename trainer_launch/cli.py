@@ -15,7 +15,7 @@ PROGRAM = "trainer-launch"
 
 
 def main() -> None:
-    """The program's entry; ends the process with the pod's exit code."""
+    """Run the command line and end the process with the pod's exit code."""
     early.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     early.open_streams()
     sys.exit(run_command(sys.argv[1:]))
@@ -23,7 +23,7 @@ def main() -> None:
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line; errors become one line on stderr."""
-    from trainer_launch.commands import options  # settings are loaded once the handlers stand
+    from trainer_launch.commands import options  # settings load after the handlers are installed
 
     try:
         parsed = options.parse(PROGRAM, argv)
@@ -31,7 +31,7 @@ def run_command(argv: Sequence[str]) -> int:
     except LaunchError as problem:
         print(f"{PROGRAM}: error: {problem}", file=sys.stderr)  # noqa: T201  the one line for people
         return problem.exit_code
-    except OSError as problem:  # whoever read our output has gone, or its disk is full
+    except OSError as problem:  # the reader of our output is gone, or its disk is full
         with contextlib.suppress(OSError):
             os.write(2, f"{PROGRAM}: error: {problem}\n".encode(errors="replace"))
         os._exit(FAILED)  # and not by way of Python's own flush, which would fail again

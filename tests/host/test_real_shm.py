@@ -69,7 +69,7 @@ def test_a_launched_function_gets_room_where_elastic_asks_for_it() -> None:
 def test_run_makes_room_for_its_workers() -> None:
     done = inside([*LAUNCHER, "run", "--engine", "plain", "--nproc-per-node", "2", "--", "df", "-m", "/dev/shm"])
     assert done.returncode == 0
-    assert "/dev/shm is now 512 MiB large" in done.stderr
+    assert "enlarged /dev/shm to 512 MiB" in done.stderr
     assert " 512 " in done.stdout
 
 

@@ -90,7 +90,7 @@ def test_why_it_was_not_drawn_is_said_plainly(
     caplog.set_level(logging.WARNING)
     plotting.plot("pairs.png", None)
     plotting.plot("pairs.png", Seen())
-    assert caplog.text.count("--plot: no pairs of nodes were tested, so pairs.png was not written") == 2
+    assert caplog.text.count("--plot: pairs.png was not written: no pairs of nodes were tested") == 2
     told = seen(4, bad=1)
     plotting.plot(str(tmp_path / "no" / "pairs.png"), told)
     assert "pairs.png was not written: No such file or directory" in caplog.text

@@ -45,7 +45,7 @@ def test_what_cannot_be_written_is_said_once(path: str, caplog: pytest.LogCaptur
     for _ in range(3):
         file.write(b"{}\n")
     file.close()
-    assert caplog.text.count("the job goes on without") == 1
+    assert caplog.text.count("the job continues without an event log") == 1
 
 
 def test_a_fifo_whose_reader_hangs_or_goes_stops_nobody(tmp_path: Path) -> None:

@@ -177,4 +177,4 @@ def test_a_port_that_is_taken_ends_no_job(caplog: pytest.LogCaptureFixture) -> N
         server = scrape.Server(taken.getsockname()[1], str)
         assert server.start() is None
         server.close()
-    assert "the job goes on without" in caplog.text
+    assert "the job continues without metrics" in caplog.text

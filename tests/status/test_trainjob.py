@@ -200,7 +200,7 @@ def test_no_token_goes_over_plain_http(
     training.latest = at(0.1)
     poster.close(1.0, succeeded=True)
     assert server.requests == 0
-    assert "not https" in caplog.text
+    assert "does not use https" in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, "", "two words here", "line\nbreak: yes", "x" * 100 + "\n!"])

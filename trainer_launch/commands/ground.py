@@ -68,7 +68,7 @@ def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decisi
     if decision.enlarge_to is not None:
         try:
             room = shm.enlarge(decision.enlarge_to)
-            _log.info("/dev/shm is now %.0f MiB large", room.size_bytes / MIB)
+            _log.info("enlarged /dev/shm to %.0f MiB", room.size_bytes / MIB)
         except NodeError:  # a user namespace's CAP_SYS_ADMIN is not enough
             reading = replace(reading, host=replace(reading.host, may_enlarge_shm=False))
             decision = decided(reading, topology, settings)

@@ -27,7 +27,7 @@ def check(paths: Mapping[str, str | None]) -> None:
     for flag, path in paths.items():
         problem = None if path is None else _within_limit(functools.partial(_try, path))
         if problem is not None and problem.errno in _OF_THE_SETTING:
-            raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable folder")
+            raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
 def write(flag: str, path: str, text: str, mode: int = 0o644) -> None:

@@ -27,7 +27,7 @@ def held(folder: Path) -> Iterator[None]:
                 argv, stdin=read, stdout=null, stderr=null, start_new_session=True, timeout=_START_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as problem:
-            _log.warning("nothing will end the pods if this rehearsal is killed by SIGKILL: %s", problem)
+            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", problem)
         finally:
             os.close(read)
         yield

@@ -92,9 +92,9 @@ def findings(
 
 def _obstacle(subject: Subject, settings: Settings) -> str | None:
     if settings.level == "container":
-        return "only this container was asked for (--level container)"
+        return "--level container checks this container only"
     if subject.job.details.get("launch_agent") == KUBEXEC:
-        return "the hosts are reached by kubectl exec and not by ssh; `run` waits for them"
+        return "the hosts are reached with kubectl exec, not ssh; `run` waits for them"
     return None if subject.job.members else "no hosts are listed yet"
 
 
@@ -117,8 +117,8 @@ def _ring(
 ) -> Iterator[Finding]:
     client, dialect = seen.client, seen.dialect
     if client is None or dialect is None:
-        unknown = f"{about.mpirun} is no MPI that we know" if about.mpirun else "Horovod's ranks talk without MPI"
-        why = "nobody lets us in" if client is None else unknown
+        unknown = f"{about.mpirun} is not a known MPI" if about.mpirun else "Horovod's ranks do not use MPI"
+        why = "no host accepts the key" if client is None else unknown
         yield Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
         return
 

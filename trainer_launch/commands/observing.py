@@ -1,4 +1,4 @@
-"""Who observes a run, as the settings and the contract ask for it."""
+"""Set up the observer of a run, as the settings and the contract ask."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def observed(request: Request, plan: Plan, settings: Settings, system: System) -
 
 
 def view(request: Request, plan: Plan) -> node.View:
-    """What the launcher says of itself before anything has happened."""
+    """The launcher's state before the run starts."""
     me = tree.read(os.getpid())
     job, place = plan.meeting or (None, None)
     now_s = time.time()

@@ -18,7 +18,7 @@ _WHYS = {3: "it needs matplotlib: pip install 'trainer-launch[report]'"}  # by t
 def plot(path: str, seen: Seen | None) -> None:
     """Draw it, or say why not: no job ends for want of a picture."""
     if seen is None or not seen.tests:
-        log.warn(f"--plot: no pairs of nodes were tested, so {path} was not written")
+        log.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
         return
     argv = (sys.executable, str(_DRAWS), path)
     try:

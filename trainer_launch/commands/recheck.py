@@ -33,12 +33,12 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
     data = LiveFiles(document.MAX_BYTES + 1).read(path)
     if data is None:
         if os.path.exists(path):
-            _log.warning("%s cannot be read: run both containers as the same user", path)
+            _log.warning("cannot read %s; run both containers as the same user", path)
         return
     try:
         before = {finding.check: finding for finding in document.parse(data)}
     except ValueError as problem:
-        _log.warning("%s is not what a preflight of this version leaves: %s", path, problem)
+        _log.warning("%s was not written by a preflight of this version: %s", path, problem)
         return
     fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
     subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)

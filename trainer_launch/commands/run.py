@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Nothing that only `run` knows."""
+    """`run` has no options of its own."""
 
 
 def main(parsed: Parsed) -> int:
@@ -153,7 +153,10 @@ def _tell(request: Request, plan: Plan) -> None:
         topology.coordinator or "-",
     )
     if job.contract == bare.NAME and request.command.is_worker and plan.engine == "plain":
-        _log.info("no platform was recognised: one process, without RANK and WORLD_SIZE; torch: --nproc-per-node N")
+        _log.info(
+            "no platform was found: running one process without RANK and WORLD_SIZE; "
+            "for torch workers add --nproc-per-node N"
+        )
 
 
 def _become(plan: Plan) -> NoReturn:
@@ -165,4 +168,4 @@ def _become(plan: Plan) -> NoReturn:
         os.execvpe(process.argv[0], process.argv, dict(process.env))
     except OSError as problem:
         found = not isinstance(problem, FileNotFoundError)
-        raise NotRunnableError(f"cannot become {process.argv[0]!r}: {problem.strerror}", found=found) from None
+        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", found=found) from None

@@ -1,4 +1,4 @@
-"""What the commands that run something in a pod share: colours, and last words."""
+"""What the commands that run something in a pod share: colors and the termination message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def use_color(settings: Settings) -> bool:
 
 
 def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
-    """Say how it ended to everybody who reads it; the outcome with its place."""
+    """Report how the run ended to the log, the termination message and the observer."""
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
     _log.info("%s", outcome.summary(ended))
     if ended.failure and ended.failure.hint:
@@ -38,12 +38,12 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
 
 
 def refuse(problem: LaunchError, path: str) -> None:
-    """Write why nothing was started to where the person who reads the pod's status finds it."""
+    """Write the reason why nothing was started to the termination message."""
     write_last_words(outcome.refusal(str(problem), problem.exit_code, os.uname().nodename), path)
 
 
 def write_last_words(text: str, path: str) -> None:
-    """Write the pod's termination message; without Kubernetes there is no place for it."""
+    """Write the pod's termination message; the default file exists only in Kubernetes."""
     default = Settings.model_fields["termination_log"].default
     if path == default and not Path(path).exists():
         return  # not in a Kubernetes container

@@ -27,7 +27,7 @@ def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system
     """
     rules = Rules(timeout_s=seconds(timeout), weak_signs=_works_here(request.job))
     if not tree.readable():
-        _log.warning("--hang-timeout is without effect: /proc does not show this container's processes")
+        _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
         return None
     below_agent = plan.engine == "torchrun"
     sources = Sources(

@@ -1,4 +1,4 @@
-"""Write `--events`: a daemon thread, so that neither a full disk nor a reader that hangs is felt by the job."""
+"""Write `--events` from a daemon thread: a full disk or a hanging reader never delays the job."""
 
 from __future__ import annotations
 
@@ -102,4 +102,8 @@ class File:
     def _say(self, problem: OSError) -> None:
         if not self._is_said:
             self._is_said = True
-            _log.warning("--events %s: %s; the job goes on without", self._path, problem.strerror)
+            _log.warning(
+                "--events: cannot write %s: %s; the job continues without an event log",
+                self._path,
+                problem.strerror,
+            )

@@ -1,4 +1,4 @@
-"""What the agent of a torch job tells PID 1 of its generations and workers: lines in a file of the run's folder."""
+"""Read what torch's agent reports to PID 1 about generations and workers: lines in the runtime directory."""
 
 from __future__ import annotations
 

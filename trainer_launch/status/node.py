@@ -1,4 +1,4 @@
-"""A launcher's view of its node, in a file of its run's folder: for `status` in the same container."""
+"""A launcher's view of its node, in a file of its runtime directory: `status` reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 10**15  # of any number in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a launcher says of itself; times in seconds since the epoch."""
+    """A launcher's own state; times in seconds since the epoch."""
 
     version: str
     pid: int
@@ -46,7 +46,7 @@ class View:
 
 
 def write(view: View) -> None:
-    """Replace the file; without room for it the job goes on."""
+    """Replace the file; a full disk does not stop the job."""
     with contextlib.suppress(OSError):
         run_folder.replace(f"{view.run_dir}/{run_folder.LAUNCHER}", asdict(view))
 

@@ -1,4 +1,4 @@
-"""Who observes a run: keeps the node's view, and hands what happens to whoever was asked for.
+"""Observe a run: keep the node's view, and pass events to the log, the metrics and the TrainJob status.
 
 The supervisor's loop calls it and never waits: it notes values, writes one small file when something has changed,
 and leaves the rest to threads, which exist only when an event log, an endpoint or a port was asked for. So does the

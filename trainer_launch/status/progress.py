@@ -1,4 +1,4 @@
-"""What this node's training processes have last said of themselves by `trainer_launch.report()`. Reads only."""
+"""Read the last `trainer_launch.report()` of each training process of this node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Progress:
 
 
 def read(folder: str) -> tuple[Progress, ...]:
-    """The latest reports of all processes of a run, lowest rank first; what is no report is left out."""
+    """The latest reports of all processes of a run, lowest rank first; invalid files are skipped."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -46,7 +46,7 @@ def read(folder: str) -> tuple[Progress, ...]:
 
 
 def first(reports: Sequence[Progress]) -> Progress | None:
-    """The one that stands for all: the lowest rank's."""
+    """The report of the lowest rank, which represents the node."""
     return min(reports, key=_order, default=None)
 
 

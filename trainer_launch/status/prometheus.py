@@ -1,4 +1,4 @@
-"""Text for Prometheus (format 0.0.4), made of what this node's launcher knows. Pure."""
+"""Format this node's metrics for Prometheus (text format 0.0.4). Pure."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def _of_node(view: View, now_s: float) -> Iterable[str]:
     }
     yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
     phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in Phase]
-    yield _gauge("phase", "1 for the phase that this node's launcher is in.", phases)
+    yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
     yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
     yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])
     yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
-    yield _gauge("processes", "Processes of the launcher that run now.", [({}, len(view.processes))])
+    yield _gauge("processes", "Running processes of the launcher.", [({}, len(view.processes))])
     yield _counter("exits", "Processes of the launcher that have ended.", view.ended)
     last = view.exits[-1:]
-    yield _gauge("exit_code", "Exit code of the process that ended last.", [({"process": n}, c) for n, c in last])
+    yield _gauge("exit_code", "Exit code of the last process that ended.", [({"process": n}, c) for n, c in last])
 
 
 def _of_job(standing: Standing, view: View) -> Iterable[str]:
     workers = standing.workers if standing.workers is not None else len(view.processes)
-    yield _gauge("workers", "Workers that were started last on this node.", [({}, workers)])
-    yield _gauge("generation", "The job's generation: how often its nodes have met.", _one(standing.generation))
+    yield _gauge("workers", "Workers of this node in the current generation.", [({}, workers)])
+    yield _gauge("generation", "The job's generation: how many times it was formed.", _one(standing.generation))
     yield _gauge("nodes", "Nodes in the job's generation.", _one(standing.nodes))
-    yield _counter("restarts", "Failures of workers that the job has restarted after.", standing.restarts)
+    yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
 
 
 def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
     each = [(one, {"rank": str(one.local_rank if one.rank is None else one.rank)}) for one in reports]
     steps = [(labels, float(one.step)) for one, labels in each if one.step is not None]
-    yield _gauge("step", "Steps of the training that are done, as reported.", steps)
+    yield _gauge("step", "Finished training steps, as reported.", steps)
     parts = [(labels, one.progress) for one, labels in each if one.progress is not None]
-    yield _gauge("progress_ratio", "The part of the training that is done, as reported.", parts)
+    yield _gauge("progress_ratio", "Finished share of the training, 0 to 1, as reported.", parts)
     ages = [(labels, max(0.0, at_s - one.at_s)) for one, labels in each]
     yield _gauge("progress_age_seconds", "Seconds since the last report.", ages)
     etas = [(labels, one.eta_s) for one, labels in each if one.eta_s is not None]

@@ -1,4 +1,4 @@
-"""Serve one text by HTTP: small, bounded, one answer for each connection, asleep while nobody calls."""
+"""Serve one text over HTTP: one bounded answer per connection, no CPU time without requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Server:
             self._listener = _listen(self._port)
         except (OSError, OverflowError) as problem:
             why = getattr(problem, "strerror", None) or problem
-            _log.warning("--metrics-port %d: %s; the job goes on without", self._port, why)
+            _log.warning("--metrics-port %d: %s; the job continues without metrics", self._port, why)
             return None
         self._thread.start()
         return int(self._listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The vocabulary of `--events`: a job's life as flat values. Pure; docs/observing.md has the table."""
+"""The events of `--events` as flat values. Pure; docs/observing.md lists them."""
 
 from __future__ import annotations
 

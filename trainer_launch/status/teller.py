@@ -1,4 +1,4 @@
-"""Tell a run's life to an event log: what the supervisor sees, warnings, and what others left in the folder."""
+"""Write a run's events to the event log: the supervisor's, warnings, and what the runtime directory shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kubeflow's TrainJob status endpoint: rank 0's progress, posted by a daemon thread that nothing waits for.
+"""Post rank 0's progress to Kubeflow's TrainJob status endpoint, from a daemon thread.
 
 The token rotates, so its file is read for each request; it is shown to nobody and sent over verified TLS only.
 """
@@ -71,7 +71,9 @@ class Poster:
     def start(self) -> None:
         """Begin, unless the token would have to cross the network in the clear."""
         if self._endpoint.scheme != "https":
-            _log.warning("the TrainJob status endpoint is not https: the token is not sent, progress not posted")
+            _log.warning(
+                "the TrainJob status endpoint does not use https: progress is not posted, to protect the token"
+            )
             return
         self._thread.start()
 
@@ -114,9 +116,9 @@ class Poster:
         """Each kind of trouble once; training is not concerned."""
         if answer.why not in self._said and len(self._said) < 20:
             self._said.add(answer.why)
-            _log.warning("progress was not posted to the TrainJob's status: %s (said once)", answer.why)
+            _log.warning("cannot post progress to the TrainJob's status: %s (logged once)", answer.why)
         if self._refusals == REFUSALS:
-            _log.warning("the TrainJob status endpoint has refused %d times; nothing more is sent", REFUSALS)
+            _log.warning("the TrainJob status endpoint refused %d reports; no more are sent", REFUSALS)
 
 
 def send(endpoint: StatusEndpoint, text: bytes) -> Answer:
@@ -141,18 +143,18 @@ def send(endpoint: StatusEndpoint, text: bytes) -> Answer:
     except ContractError as problem:
         return Answer(None, str(problem))
     except ssl.SSLCertVerificationError as problem:
-        return Answer(None, f"its certificate is not good: {problem.verify_message}")
+        return Answer(None, f"invalid certificate: {problem.verify_message}")
     except OSError as problem:
         place = f" ({problem.filename})" if isinstance(problem.filename, str) else ""
         return Answer(None, f"{_os_text(problem)}{place}")
     except (http.HTTPException, ValueError) as problem:  # its text may quote what was sent
-        return Answer(None, f"no HTTP was spoken: {type(problem).__name__}")
+        return Answer(None, f"the answer is not HTTP: {type(problem).__name__}")
     return Answer(answer.status, f"the server answered {answer.status}")
 
 
 def _os_text(problem: OSError) -> str:
     if isinstance(problem, TimeoutError):
-        return "no answer in time"
+        return "no answer before the timeout"
     return problem.strerror or (os.strerror(problem.errno) if problem.errno else type(problem).__name__)
 
 
