@@ -34,7 +34,7 @@ def test_a_paddlejob_gets_over_the_loss_of_a_worker() -> None:
 def test_under_exit_code_the_survivor_of_a_lost_master_is_retryable_too(tmp_path: Path) -> None:
     manifest = changed("paddlejob-charlm.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
     output = got_over("paddle", manifest, PODS[0], after=r"step 100/")
-    assert re.search(rf"{PODS[1]} failed \(exit code (138|250)\): it is deleted and made anew", output)
+    assert re.search(rf"{PODS[1]} failed \(exit code (138|250)\): the controller recreates it", output)
     assert [lives(output, pod) for pod in PODS] == [(2, 0)] * 2
     assert "resumed at step" in output
     assert_trained(output)

@@ -75,7 +75,7 @@ def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_pa
     with tensorflow(manifest, f"kill pod node=1 {AT_100}") as job:
         code, output = job.ended()
     assert code == 0, output
-    assert f"{WORKERS[0]} failed (exit code 138): it is deleted and made anew" in output
+    assert f"{WORKERS[0]} failed (exit code 138): the controller recreates it" in output
     assert [lives(output, pod) for pod in WORKERS] == [(2, 0), (2, 0)]
     assert "resumed at step" in output
 

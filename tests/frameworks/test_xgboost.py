@@ -38,7 +38,7 @@ def test_under_exit_code_a_pod_that_lost_its_master_is_retryable_too(tmp_path: P
     """XGBoost itself ends with 1, which the policy takes for the end of the job."""
     manifest = changed("xgboostjob-digits.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
     output = got_over("xgboost", manifest, V1[0], after=r"step 20/")
-    assert f"{V1[1]} failed (exit code 138): it is deleted and made anew" in output
+    assert f"{V1[1]} failed (exit code 138): the controller recreates it" in output
     assert [lives(output, pod) for pod in V1] == [(2, 0)] * 3
     assert "resumed at step" in output
     assert_trained(output)

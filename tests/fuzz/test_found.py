@@ -90,7 +90,7 @@ def _finding() -> Finding:
     ],
 )
 def test_values_that_yaml_itself_trips_over_are_refused_with_their_place(text: str, why: str) -> None:
-    with pytest.raises(UsageError, match=r"^job.yaml is no YAML at line 1.*") as caught:
+    with pytest.raises(UsageError, match=r"^job.yaml is not valid YAML at line 1.*") as caught:
         read_values(text, "job.yaml")
     assert why in str(caught.value)
 
@@ -218,7 +218,7 @@ def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, 
     ended = launch("local", "--nodes", digits, "--nproc-per-node", "1", "--", "true")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     spec = f"{{nprocPerNode: '{digits}', pytorchReplicaSpecs: {{Master: {replica('pytorch')}}}}}"
-    with pytest.raises(UsageError, match="expected a number as text, or auto, cpu, gpu"):
+    with pytest.raises(UsageError, match="expected a number as a string, or auto, cpu or gpu"):
         job_of(pytorch(spec))
 
 

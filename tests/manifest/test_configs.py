@@ -78,15 +78,15 @@ def test_of_another_namespace_nothing_is_taken() -> None:
     text = refused(
         job("envFrom: [{configMapRef: {name: c}}]"), CONFIG.replace("name: c", "name: c, namespace: other")
     )
-    assert "the ConfigMap 'c', which is in none of the files (there is none)" in text
+    assert "the ConfigMap 'c', which is in none of the files (found: none)" in text
 
 
 @pytest.mark.parametrize(
     ("container", "part"),
     [
-        ("env: [{name: A, valueFrom: {secretKeyRef: {name: nil, key: k}}}]", "names the Secret 'nil'"),
-        ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: nil}}}]", "names the key 'nil'"),
-        ("envFrom: [{secretRef: {name: nil}}]", "envFrom[0].secretRef names the Secret 'nil'"),
+        ("env: [{name: A, valueFrom: {secretKeyRef: {name: nil, key: k}}}]", "refers to the Secret 'nil'"),
+        ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: nil}}}]", "refers to the key 'nil'"),
+        ("envFrom: [{secretRef: {name: nil}}]", "envFrom[0].secretRef refers to the Secret 'nil'"),
         ("envFrom: [{prefix: x}]", "a configMapRef or a secretRef"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, kye: no}}}]", "did you mean key?"),
     ],
@@ -153,11 +153,11 @@ def test_a_projected_volume_has_several_of_them() -> None:
 @pytest.mark.parametrize(
     ("volume", "part"),
     [
-        ("configMap: {name: nil}", "names the ConfigMap 'nil'"),
-        ("configMap: {name: c, items: [{key: nil, path: x}]}", "names the key 'nil'"),
-        ("configMap: {name: c, items: [{key: LR, path: ../x}]}", "a path inside of the volume"),
+        ("configMap: {name: nil}", "refers to the ConfigMap 'nil'"),
+        ("configMap: {name: c, items: [{key: nil, path: x}]}", "refers to the key 'nil'"),
+        ("configMap: {name: c, items: [{key: LR, path: ../x}]}", "a path inside the volume"),
         ("configMap: {name: c, defaultMode: 4096}", "defaultMode"),
-        ("secret: {name: s}", "secret.name is there; expected no such field"),
+        ("secret: {name: s}", "secret.name; correct its name"),
     ],
 )
 def test_a_volume_of_nothing_is_refused(volume: str, part: str) -> None:
@@ -174,11 +174,11 @@ def test_a_volume_of_nothing_is_refused(volume: str, part: str) -> None:
     [
         (
             "kind: Secret\nmetadata: {name: s}\nstringData: {pin: 123456}",
-            "stringData.pin is there; expected a text",
+            "stringData.pin is there; expected a string",
         ),
         ("kind: Secret\nmetadata: {name: s}\ndata: {pin: 123-456}", "data.pin is there; expected text in base64"),
         ("kind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}", "did you mean stringData?"),
-        ("kind: ConfigMap\nmetadata: {name: s}\nstringData: {pin: '123456'}", "no such field"),
+        ("kind: ConfigMap\nmetadata: {name: s}\nstringData: {pin: '123456'}", "unknown field stringData"),
         ("kind: ConfigMap\nmetadata: {name: s}\ndata: {a/b: '123456'}", "a key of letters"),
     ],
 )

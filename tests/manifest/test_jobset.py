@@ -43,7 +43,7 @@ def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None
     job = train(policy="maxRestarts: 1, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [side]}]")
     fails(job, "node-0-1")
     assert starts(job) == {"node-0-0": 2, "node-0-1": 2, "side-0-0": 2}
-    assert "all pods start again (1 of 1)" in job.said[-1]
+    assert "the controller restarts all pods (1 of 1)" in job.said[-1]
     fails(job, "node-0-0", 7)
     assert job.verdict == (False, "BackoffLimitExceeded")
     assert job.state.condition is not None
@@ -101,7 +101,7 @@ def test_one_job_alone_may_be_restarted(action: str, limit: int) -> None:
         job.wait(3600)
         fails(job, "side-0-0")
     assert starts(job) == {"node-0-0": 1, "node-0-1": 1, "side-0-0": 3}
-    assert "all pods of Job job-side-0 start again" in job.said[-1]
+    assert "the controller restarts all pods of Job job-side-0" in job.said[-1]
     job.wait(3600)
     fails(job, "side-0-0")
     assert (job.verdict is None) is (limit == 0)
@@ -246,10 +246,10 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
     more = "coordinator: {replicatedJob: node}, suspend: true, failurePolicy: {restartStrategy: InPlaceRestart}"
     made = job_of(trainjob(more="suspend: true, managedBy: x.io/y"), runtime(jobs=jobs, more=more))
     assert made.ignored == (
-        "suspend: it runs all the same",
+        "suspend: the rehearsal runs anyway",
         "managedBy",
         "coordinator",
-        "restartStrategy InPlaceRestart: pods are made anew",
+        "restartStrategy InPlaceRestart: pods are recreated",
         "ttlSecondsAfterFinished of a Job",
         "successPolicy of a Job",
     )
@@ -270,7 +270,7 @@ def test_what_of_a_run_policy_means_nothing_here_is_named_once(version: str) -> 
         f"apiVersion: kubeflow.org/{version}\nkind: MPIJob\nmetadata: {{name: j}}\n"
         f"spec: {{runPolicy: {policy}, mpiReplicaSpecs: {{Launcher: {pod}, Worker: {pod}}}}}"
     )
-    wanted = ("suspend: it runs all the same", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
+    wanted = ("suspend: the rehearsal runs anyway", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
     assert made.ignored[:6] == (*wanted, "hostAliases", "lifecycle.preStop")
 
 

@@ -178,7 +178,7 @@ def test_exit_code_makes_the_pod_anew_from_128_on(code: int) -> None:
     assert job.end("j-worker-0", code) == ["start j-worker-0/pytorch"]
     assert job.state.states["j-worker-0"].starts == 2, "another pod of the same name"
     assert job.state.states["j-worker-0"].restart_count == 0
-    assert job.said == [f"j-worker-0 failed (exit code {code}): it is deleted and made anew"]
+    assert job.said == [f"j-worker-0 failed (exit code {code}): the controller recreates it"]
 
 
 @pytest.mark.parametrize("code", [1, 2, 126, 127])
@@ -266,7 +266,7 @@ def test_clean_pod_policy_none_leaves_them_alone_for_a_while() -> None:
     assert job.end("j-master-0") == []
     assert job.end("j-worker-0") == []
     assert job.wait(LINGER_S) == ["stop j-worker-1/pytorch"]
-    assert job.said == ["still running after the end, and stopped: j-worker-1"]
+    assert job.said == ["stopped after the end of the job: j-worker-1"]
 
 
 # -- a pod ------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_a_pods_fields_that_stand_too_high_in_a_runtime_are_told_their_place(tmp
     )
     ended = launch("local", "-f", str(path))
     assert ended.returncode == 2
-    assert "a pod's fields stand in replicatedJobs[].template.spec.template.spec" in ended.stderr
+    assert "a pod's fields belong to replicatedJobs[].template.spec.template.spec" in ended.stderr
 
 
 def test_where_workers_say_themselves_where_they_meet_nothing_is_added(tmp_path: Path) -> None:

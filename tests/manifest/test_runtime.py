@@ -201,7 +201,7 @@ def test_references_that_grow_without_end_are_refused() -> None:
     items = ["{name: A0, value: xxxxxxxxxxxxxxxx}"]
     items += [f"{{name: A{n + 1}, value: $(A{n})$(A{n})$(A{n})$(A{n})}}" for n in range(40)]
     worker = replica("pytorch", f"env: [{', '.join(items)}]")
-    with pytest.raises(UsageError, match="too long"):
+    with pytest.raises(UsageError, match="longer than"):
         pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
 
 

@@ -36,7 +36,7 @@ def test_the_root_of_what_we_see_may_be_divided(tmp_path: Path) -> None:
 def test_a_group_of_somebody_else_is_left_alone(tmp_path: Path, version: int, hint: str) -> None:
     inner = group(tmp_path / "user.slice" / "session-1.scope")
     why = memory_groups.why_not(Groups(version=version, memory=(inner, tmp_path)))
-    assert "session-1.scope is not ours to divide" in why
+    assert "session-1.scope belongs to another program" in why
     assert hint in why
 
 

@@ -94,10 +94,10 @@ def main(parsed: Parsed) -> int:
         return _from_manifests(parsed, asked, followers, own_network=own_network)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
-            raise UsageError(f"--{flag.partition('_')[0]} is about the pods of a manifest; name it with -f")
+            raise UsageError(f"--{flag.partition('_')[0]} needs a manifest; add -f FILE")
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     if not parsed.argv:
-        raise UsageError("nothing to rehearse was given; write a command after --, or name a manifest with -f")
+        raise UsageError("missing command; write one after --, or add a manifest with -f")
     command = programs.recognise(parsed.argv, path)
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
@@ -126,7 +126,9 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
     from trainer_launch.commands import manifests  # only who has a manifest pays for it
 
     if parsed.argv:
-        raise UsageError("with -f the manifest has the command; --command 'PROGRAM ARG ...' runs another one")
+        raise UsageError(
+            "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
+        )
     documents = _overridden(manifests.read(parsed.flags["file"]), parsed.settings)
     workload = workload_of(documents)
     if parsed.flags["command_line"] is None:

@@ -26,7 +26,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
         UsageError: a file cannot be read, or what is in it does not fit.
     """
     if len(paths) > MAX_FILES:
-        raise UsageError(f"-f is given {len(paths)} times; a job and its runtime are at most {MAX_FILES} files")
+        raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
     documents: list[Field] = []
     for path in paths:
         documents += read_documents(text_of(path, "-f"), path)
@@ -52,7 +52,7 @@ def render(workload: Workload, folder: str) -> str:
     try:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
-            raise UsageError(f"--render {folder} is not empty; name a new folder")
+            raise UsageError(f"--render {folder} is not empty; expected a new directory")
         for name, snapshot in made.items():
             (place / name).write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
     except OSError as problem:
@@ -77,4 +77,4 @@ def text_of(path: str, flag: str) -> str:
     except OSError as problem:
         raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{flag} {path} is no text in UTF-8") from None
+        raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None

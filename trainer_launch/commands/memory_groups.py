@@ -39,15 +39,15 @@ def why_not(groups: cgroup.Groups | None = None) -> str:
     """Why no memory cgroup can be made for a pod here, and what to do; empty when it can be tried."""
     groups = cgroup.own_groups() if groups is None else groups
     if not groups.memory:
-        return "it needs memory cgroups, and this machine has none mounted; use kill worker instead"
+        return "this machine has no memory cgroups mounted; use kill worker instead"
     home = groups.memory[0]
     if not _is_ours(groups):
         hint = _SCOPE if groups.version == 2 else "use kill worker instead"
-        return f"the cgroup {home} is not ours to divide; {hint}"
+        return f"the cgroup {home} belongs to another program; {hint}"
     if groups.version == 2 and "memory" not in _text(home / "cgroup.controllers").split():
         return f"the cgroup {home} has no memory controller; {_SCOPE}"
     if not os.access(home / "cgroup.procs", os.W_OK) or os.statvfs(home).f_flag & os.ST_RDONLY:
-        return f"the cgroup {home} cannot be written; run it in a container that is --privileged, or {_SCOPE}"
+        return f"the cgroup {home} is not writable; run in a --privileged container, or {_SCOPE}"
     return ""
 
 
@@ -70,7 +70,7 @@ class MemoryGroups:
             self._divide(self._own)
         except OSError as problem:
             self.close()
-            raise NodeError(f"no memory cgroup can be made in {self._home}: {problem}") from None
+            raise NodeError(f"cannot create a memory cgroup in {self._home}: {problem}") from None
 
     def wrap(self, pod: str, process: Process) -> Process:
         """The same process, in its pod's group from its beginning.
@@ -82,7 +82,7 @@ class MemoryGroups:
         try:
             self._pods[pod].mkdir(exist_ok=True)
         except OSError as problem:
-            raise NodeError(f"no memory cgroup can be made for {pod}: {problem}") from None
+            raise NodeError(f"cannot create a memory cgroup for {pod}: {problem}") from None
         enter = ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self._pods[pod] / "cgroup.procs"))
         return replace(process, argv=(*enter, *process.argv))
 
@@ -94,7 +94,7 @@ class MemoryGroups:
         """
         group = self._pods.get(pod)
         if group is None:
-            raise NodeError(f"{pod} has not begun")
+            raise NodeError(f"{pod} has not started")
         used, limit, no_limit = _FILES[self._version]
         enter = ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs"))
         before, end_s = _kills(group), time.monotonic() + _SQUEEZE_S
@@ -108,12 +108,12 @@ class MemoryGroups:
                 (group / limit).write_text(no_limit)
                 eater.kill()
         except (OSError, ValueError) as problem:
-            raise NodeError(f"the memory of {pod} cannot be limited: {problem}") from None
+            raise NodeError(f"cannot limit the memory of {pod}: {problem}") from None
         finally:
             with contextlib.suppress(OSError):
                 (group / limit).write_text(no_limit)
         if _kills(group) == before:
-            raise NodeError(f"the kernel killed nobody in {pod}, however little memory was left")
+            raise NodeError(f"the kernel killed no process of {pod}, although its memory limit was reached")
 
     def close(self) -> None:
         """Leave the tree as it was; whatever still runs in the groups is killed."""

@@ -160,7 +160,7 @@ def _child(argv: Argv) -> Iterator[int]:
         said = child.stdout.readline().strip()
         if said != "ready":
             child.kill()
-            raise NodeError(f"the pods' own network: a pod's namespaces could not be made: {shown(said)}")
+            raise NodeError(f"cannot create a pod's namespaces: {shown(said)}")
         yield child.pid
 
 
@@ -176,9 +176,11 @@ def _run(commands: Sequence[Argv], text: str = "") -> None:
                 argv, input=text, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as problem:
-            raise NodeError(f"the pods' own network: {' '.join(argv)[:200]}: {problem}") from None
+            raise NodeError(f"cannot set up the pods' network: {' '.join(argv)[:200]}: {problem}") from None
         if done.returncode != 0:
-            raise NodeError(f"the pods' own network: {' '.join(argv)[:200]} says {shown(done.stderr.strip())}")
+            raise NodeError(
+                f"cannot set up the pods' network: {' '.join(argv)[:200]}: {shown(done.stderr.strip())}"
+            )
 
 
 def _make_room(pods: int) -> None:

@@ -31,7 +31,7 @@ def private_folder() -> str:
         try:
             made = _make(run_folder.SHM)
         except OSError as problem:
-            raise UsageError(f"no folder may be written ({problem}); mount an emptyDir at /tmp") from None
+            raise UsageError(f"no writable directory ({problem}); mount an emptyDir at /tmp") from None
     if os.getpid() == 1:
         forget_killed(os.path.dirname(made))
     return made

@@ -76,7 +76,9 @@ class Stage:
     def _take_in(self, workload: Workload) -> None:
         """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
         if len(workload.drafts) > loopback.MAX_PODS:
-            raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal takes {loopback.MAX_PODS}")
+            raise UsageError(
+                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {loopback.MAX_PODS}"
+            )
         address_of = loopback.address_of if self.network is None else wiring.address_of
         numbers = {pod.name: number for number, pod in enumerate(self.pods)}
         for draft in workload.drafts:
@@ -258,8 +260,8 @@ class Stage:
 def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
     if any(_FLUX in container.files for pod in pods for container in pod.containers):
         raise UsageError(
-            "a job of Flux is started by `flux run`, and neither flux nor its controller's scripts are here; "
-            "--render DIR writes its pods for explain --pod, --command 'PROGRAM ARG' runs that in each node instead"
+            "a Flux job cannot be rehearsed: `flux run` and its controller's scripts are not on this machine; "
+            "use --render DIR to write its pods, or --command 'PROGRAM ARG' to run another program in each node"
         )
 
 

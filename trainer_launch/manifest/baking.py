@@ -124,7 +124,9 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
     size = len(text) + sum(len(value(found)) for found in _REFERENCE.finditer(text))
     if size > MAX_VALUE_BYTES:  # looked at before it is made: references to references grow without end
         start = shown(text[:40])
-        raise UsageError(f"the value that begins with {start} is too long; Linux takes {MAX_VALUE_BYTES} bytes")
+        raise UsageError(
+            f"the value that begins with {start} is longer than {MAX_VALUE_BYTES} bytes, which is Linux's limit"
+        )
     return _REFERENCE.sub(value, text)
 
 

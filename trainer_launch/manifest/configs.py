@@ -41,8 +41,8 @@ class Configs:
         if values is None and not ref.optional:
             names = ", ".join(name for kind, name in self.given if kind == ref.kind) or "none"
             raise UsageError(
-                f"{ref.where} names the {ref.kind} {ref.name[:80]!r}, which is in none of the files "
-                f"(there is {names}); give it with another -f, or set optional: true"
+                f"{ref.where} refers to the {ref.kind} {ref.name[:80]!r}, which is in none of the files "
+                f"(found: {names}); add its file with another -f, or set optional: true"
             )
         if values is None or not ref.key:
             return values
@@ -51,7 +51,7 @@ class Configs:
         if ref.optional:
             return None
         raise UsageError(
-            f"{ref.where} names the key {ref.key[:80]!r}, which the {ref.kind} {ref.name} does not have "
+            f"{ref.where} refers to the key {ref.key[:80]!r}, which the {ref.kind} {ref.name} does not have "
             f"(it has {', '.join(values) or 'none'}); correct it, or set optional: true"
         )
 
@@ -82,7 +82,7 @@ def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
             if _KEY.fullmatch(key) is None:
                 raise one.bad("a key of letters, digits, '-', '_' and '.'", found=HIDDEN if is_secret else key)
             if not isinstance(one.value, str):
-                raise one.bad("a text; quote it", found=HIDDEN if is_secret else None)
+                raise one.bad("a string; quote it", found=HIDDEN if is_secret else None)
             yield key, _decoded(one) if part == coded else one.value
 
 

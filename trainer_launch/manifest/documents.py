@@ -41,7 +41,7 @@ def read_values(text: str, name: str) -> list[Any]:
         UsageError: PyYAML is missing, or the text is no YAML, or too much of it.
     """
     if len(text) > MAX_BYTES:
-        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; no Kubernetes object is")
+        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; expected the manifests of one job")
     try:
         import yaml
     except ImportError:
@@ -56,9 +56,9 @@ def read_values(text: str, name: str) -> list[Any]:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         why = getattr(problem, "problem", None) or str(problem)
-        raise UsageError(f"{name} is no YAML{place}: {' '.join(why.split())[:200]}") from None
+        raise UsageError(f"{name} is not valid YAML{place}: {' '.join(why.split())[:200]}") from None
     except MALFORMED as problem:  # what PyYAML itself trips over
-        raise UsageError(f"{name} is no YAML that can be read: {shown(str(problem))}") from None
+        raise UsageError(f"{name} is not valid YAML: {shown(str(problem))}") from None
 
 
 def _strict(yaml: Any, loader: Any) -> Any:
@@ -115,7 +115,7 @@ def _bound(events: Iterator[Any], name: str) -> None:
             anchor, before = open_nodes.pop()
             sizes[anchor or ""] = count - before
         if len(open_nodes) > MAX_DEPTH:
-            raise UsageError(f"{name} is nested deeper than {MAX_DEPTH} levels; no Kubernetes object is")
+            raise UsageError(f"{name} is nested deeper than {MAX_DEPTH} levels; expected the manifests of one job")
         if count > MAX_NODES or documents > MAX_DOCUMENTS:
             raise UsageError(
                 f"{name} holds more than {MAX_NODES} values or {MAX_DOCUMENTS} documents, aliases counted as what "

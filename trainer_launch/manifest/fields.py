@@ -70,7 +70,7 @@ class Field:
             raise self.bad("an object")
         for key in self.value:
             if not isinstance(key, str):
-                raise self.bad("keys that are text", key)
+                raise self.bad("keys that are strings", key)
         return self.value
 
     def fields(self) -> list[tuple[str, Field]]:
@@ -83,21 +83,21 @@ class Field:
         for key in self.mapping():
             if key not in words:
                 near = did_you_mean(key, words)
-                advice = f"; {near}" if near else ""
+                advice = f"; {near}" if near else "; correct its name or remove it"
                 if key in _OF_PODS and "replicatedJobs" in words:
-                    advice = "; a pod's fields stand in replicatedJobs[].template.spec.template.spec"
-                raise self.get(key).bad(f"no such field{advice}", found=_Unknown())
+                    advice = "; a pod's fields belong to replicatedJobs[].template.spec.template.spec"
+                raise UsageError(f"{self.where}: unknown field {self.get(key).path}{advice}")
 
     # -- leaves ---------------------------------------------------------------------------------
 
     def text(self, default: str | _Required = REQUIRED) -> str:
         """A text."""
         if self.value is None:
-            return self._default(default, "a text")
+            return self._default(default, "a string")
         if not isinstance(self.value, str):
-            raise self.bad("a text; quote it" if isinstance(self.value, bool | int | float) else "a text")
+            raise self.bad("a string; quote it" if isinstance(self.value, bool | int | float) else "a string")
         if "\0" in self.value:
-            raise self.bad("a text without NUL")
+            raise self.bad("a string without NUL")
         return self.value
 
     def name(self, default: str | _Required = REQUIRED) -> str:

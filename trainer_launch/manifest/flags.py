@@ -174,7 +174,7 @@ def _as_typed(word: str) -> str:
 
 def _checked(nodes: int) -> int:
     if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"--nodes is {nodes}; a rehearsal takes 1 to {MAX_NODES}")
+        raise UsageError(f"invalid value {nodes} for --nodes: a rehearsal runs 1 to {MAX_NODES} nodes")
     return nodes
 
 

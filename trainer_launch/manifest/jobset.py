@@ -120,7 +120,7 @@ def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
         if spec.get(key).given:
             yield _said(spec, key)
     if spec.get("failurePolicy", "restartStrategy").value == "InPlaceRestart":
-        yield "restartStrategy InPlaceRestart: pods are made anew"
+        yield "restartStrategy InPlaceRestart: pods are recreated"
     for job in jobs:
         batch = job.get("template", "spec")
         if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").value:
@@ -132,5 +132,5 @@ def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
 
 def _said(found: Field, key: str, whose: str = "") -> str:
     if key == "suspend":
-        return "suspend: it runs all the same" if found.get(key).flag() else "suspend"
+        return "suspend: the rehearsal runs anyway" if found.get(key).flag() else "suspend"
     return f"{key} {whose}".rstrip()

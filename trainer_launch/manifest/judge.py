@@ -26,7 +26,7 @@ def decide(view: View) -> list[Decision]:
         return [Condition(True, f"{_word(view)}Succeeded", f"{view.kind} has completed")]
     deadline_s = view.rules.deadline_s
     if deadline_s is not None and view.age_s >= deadline_s:
-        text = f"it ran longer than activeDeadlineSeconds, {deadline_s:g} s"
+        text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
         return [Condition(False, "DeadlineExceeded", text, exits.FAILED)]
     decisions = list(_v1(view) if view.rules.family == "v1" else jobs.decide(view))
     decisions = [_without_hope(view, one) for one in decisions] + [*_cannot_run(view), *_crash_loops(view)]
@@ -72,7 +72,7 @@ def _crash_loops(view: View) -> Iterator[Decision]:
     for name, state in view.states.items():
         count = max(state.restart_count, state.failures - view.counted)
         if count >= GIVE_UP and view.age_s < count * _SHORT_LIFE_S:
-            text = f"{name} was started again {count} times; a cluster would go on, the rehearsal gives up"
+            text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(view, name, "CrashLoopBackOff", text)
 
 

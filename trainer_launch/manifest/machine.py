@@ -168,7 +168,7 @@ def _settle(state: State, now_s: float) -> Step:
         state, more = _stop_all(replace(state, stop_at_s=None), now_s)
         actions += more
         left = sorted({action.pod for action in more})
-        said += [f"still running after the end, and stopped: {', '.join(left)}"] if left else []
+        said += [f"stopped after the end of the job: {', '.join(left)}"] if left else []
     return state, actions, said
 
 
@@ -213,7 +213,7 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
     state = _with(state, decision.pod, anew)
     counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}
     state = replace(state, failed={**state.failed, **counts})
-    return state, [], [f"{decision.pod} failed (exit code {code}): it is deleted and made anew"]
+    return state, [], [f"{decision.pod} failed (exit code {code}): the controller recreates it"]
 
 
 def _again(state: State, decision: AllAgain, now_s: float) -> Step:
@@ -233,7 +233,7 @@ def _again(state: State, decision: AllAgain, now_s: float) -> Step:
         begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
     )
     who = "all pods" if child is None else f"all pods of Job {child}"
-    return state, actions, [f"{decision.because.message}: {who} start again ({limit})"]
+    return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
 
 
 def _pending(state: PodState, now_s: float) -> PodState:

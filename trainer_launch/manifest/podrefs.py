@@ -64,7 +64,7 @@ def _filling(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Fill
         item.only(("key", "path", "mode"))
         path = item.get("path").text()
         if not path or path.startswith("/") or ".." in path.split("/"):
-            raise item.get("path").bad("a path inside of the volume")
+            raise item.get("path").bad("a path inside the volume")
         given = item.get("mode")
         items.append((item.get("key").text(), path, _mode(given, 0) if given.given else None))
     return Filling(ref=_ref(found, kind, name), items=tuple(items), mode=_mode(found.get("defaultMode"), mode))

@@ -164,7 +164,7 @@ def _mount(found: Field) -> Mount:
         raise expression.bad("subPath or subPathExpr, not both")
     text = (expression if expression.given else part).text("").strip("/")
     if ".." in text.split("/"):
-        raise part.bad("a path inside of the volume", found=text)
+        raise part.bad("a path inside the volume", found=text)
     return Mount(path.rstrip("/") or "/", found.get("name").text(), text, expands=expression.given)
 
 
@@ -206,7 +206,7 @@ def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Containe
     names = [one.name for one in (*init, *containers)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise spec.get("containers").bad("containers that differ in their names", found=twice)
+        raise spec.get("containers").bad("unique container names", found=twice)
 
 
 def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:
@@ -227,7 +227,7 @@ def _ignored(spec: Field) -> Iterator[str]:
         if kind == "projected" and left:
             yield f"volume {volume.get('name').text()} (projected): without {left}"
         elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
-            yield f"volume {volume.get('name').text()} ({kind}): an empty folder instead"
+            yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
     for container in (*spec.get("initContainers").items(), *spec.get("containers").items()):
         yield from _ignored_of_container(container)
 

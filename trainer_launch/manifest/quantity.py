@@ -28,7 +28,7 @@ def whole(text: str, divisor: str = "1") -> int:
 def _exact(text: str) -> Fraction:
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{text[:60]!r} is no quantity; expected a number such as 4, 500m or 16Gi")
+        raise UsageError(f"invalid quantity {text[:60]!r}: expected a number such as 4, 500m or 16Gi")
     value, suffix = Fraction(found[1]), found[4] or ""
     if found[2]:
         value *= Fraction(10) ** int(found[3])

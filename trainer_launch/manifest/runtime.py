@@ -129,7 +129,7 @@ def _runtime(found: Field, request: Request) -> Field:
     if name in _SHIPPED:
         return Field(_shipped(_SHIPPED[name]), "", f"the runtime {name} as Kubeflow ships it")
     has = ", ".join(request.runtimes) or "none"
-    raise reference.bad(f"a runtime that is given too, with another -f (there is {has})")
+    raise reference.bad(f"a runtime from one of the files (found: {has}); add its file with another -f")
 
 
 def _shipped(policy: str) -> dict[str, Any]:

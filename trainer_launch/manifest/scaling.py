@@ -20,8 +20,8 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     changed = tuple(_scaled(found, more) for found in documents)
     if not any(new is not old for new, old in zip(changed, documents, strict=True)):
         raise UsageError(
-            "no node can be added to this job: that takes Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
-            "the number of nodes of a TrainJob is fixed once it runs"
+            "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
+            "the number of nodes of a running TrainJob is fixed"
         )
     return changed
 

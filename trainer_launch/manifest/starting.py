@@ -45,5 +45,5 @@ def is_stuck(states: States, now_s: float) -> bool:
 def without_the_lost(states: States) -> Condition:
     """How a job ends that is stuck."""
     lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED]
-    text = f"nothing of it runs any more, and it cannot complete without {', '.join(lost)}"
+    text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
     return Condition(False, "PodLost", text, exits.INFRASTRUCTURE)

@@ -21,7 +21,7 @@ def tuned(container: Container, job: TrainJob, nodes: int, nproc: str) -> Contai
     args = job.trainer.get("args").texts()
     for item in job.trainer.get("args").items():
         if item.text().partition("=")[0] in _FIXED:
-            raise item.bad("no setting that the runtime fixes")
+            raise item.bad("a setting that the runtime does not fix")
     devices = quantity.gpus(*resources_of(job))
     recipe, suffix = _recipe(nodes, nproc, devices, args)
     several = nodes > 1 or (int(nproc) > 1 if nproc.isdigit() else devices > 1)

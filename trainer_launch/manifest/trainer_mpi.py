@@ -30,7 +30,7 @@ def mpi(job: TrainJob) -> TrainJob:
     policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")
     for item in job.trainer.get("env").items():
         if item.get("name").value in _RESERVED:
-            raise item.get("name").bad("no variable that the mpi runtime sets itself")
+            raise item.get("name").bad("a variable that the mpi runtime does not set itself")
     works = policy.get("runLauncherAsNode").flag()
     job = replace(job, jobs=tuple(_counted(one, job, works=works) for one in job.jobs))
     slots = _slots(job)

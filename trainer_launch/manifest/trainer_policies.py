@@ -111,7 +111,7 @@ def flux(job: TrainJob) -> TrainJob:
     job.policy_field.only(("numProcPerNode",))
     main = job.main
     if main is None or not job.trainer.get("numNodes").given:
-        raise job.trainer.get("numNodes").bad("a number of nodes: the Flux runtime needs it")
+        raise job.trainer.get("numNodes").bad("a number of nodes, which the Flux runtime needs")
     last = "0" if main.count == 1 else f"0-{main.count - 1}"
     files = {
         f"{_FLUX_CONFIG}/entrypoint.sh": File(mode=0o755),
@@ -159,4 +159,4 @@ def _refuse_reserved(job: TrainJob) -> None:
         return
     for item in job.trainer.get("env").items():
         if item.get("name").value in _RESERVED[job.policy]:
-            raise item.get("name").bad(f"no variable that the {job.policy} runtime sets itself")
+            raise item.get("name").bad(f"a variable that the {job.policy} runtime does not set itself")

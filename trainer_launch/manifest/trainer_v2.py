@@ -79,7 +79,11 @@ def _ignored_of_job(job: TrainJob) -> Iterator[str]:
     """What the TrainJob and its runtime wish for beside their pods."""
     for key in ("suspend", "managedBy", "ttlSecondsAfterFinished"):
         if job.job.get("spec", key).given:
-            yield "suspend: it runs all the same" if key == "suspend" and job.job.get("spec", key).flag() else key
+            yield (
+                "suspend: the rehearsal runs anyway"
+                if key == "suspend" and job.job.get("spec", key).flag()
+                else key
+            )
     if job.has_pod_group:
         yield "podGroupPolicy"
     yield from jobset.ignored(job.jobset, [one.field for one in job.jobs])

@@ -79,7 +79,7 @@ def _replicas(role: str, spec: Field, kind: Kind) -> Replicas:
     if main is None:
         names = ", ".join(one.name for one in template.containers)
         raise spec.get("template", "spec", "containers").bad(
-            f"a container called {kind.container}, in which the controller puts its variables; here is {names}"
+            f"a container named {kind.container}, which gets the controller's variables (found: {names})"
         )
     return Replicas(
         role=role,
@@ -159,7 +159,7 @@ def of_run_policy(found: Field) -> Iterator[str]:
     run = found.get("spec", "runPolicy")
     for key in _RUN_POLICY_IGNORED:
         if run.get(key).given:
-            yield "suspend: it runs all the same" if key == "suspend" and run.get(key).flag() else key
+            yield "suspend: the rehearsal runs anyway" if key == "suspend" and run.get(key).flag() else key
 
 
 def everyone(pods: Sequence[Draft], role: str) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def _nproc(spec: Field) -> str | None:
         raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
     text = given.text("")
     if text and parse_number(text, 0, MAX_COUNT) is None and text not in ("auto", "cpu", "gpu"):
-        raise given.bad("a number as text, or auto, cpu, gpu")
+        raise given.bad("a number as a string, or auto, cpu or gpu")
     return text or (None if old.given else "auto")
 
 
@@ -129,7 +129,7 @@ def _elastic(job: str, spec: Field, worker: v1.Replicas | None) -> Mapping[str, 
         return None
     policy.only(_ELASTIC)
     if worker is None:
-        raise spec.get("pytorchReplicaSpecs", "Worker").bad("workers: the job has an elasticPolicy")
+        raise spec.get("pytorchReplicaSpecs", "Worker").bad("Worker replicas, because the job has an elasticPolicy")
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
     least = low.number(high.number(worker.count, least=1), least=1)
     most = high.number(least if low.given else worker.count, least=1)
