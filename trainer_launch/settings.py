@@ -243,7 +243,9 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
         first = problem.errors()[0]
         name = str(first["loc"][0]).lower()
         where = flag_of(name) if name in flags else PREFIX + name.upper()
-        raise UsageError(f"{where} is {str(first['input'])[:60]!r}; {_expected(first['msg'])}") from None
+        raise UsageError(
+            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
+        ) from None
 
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ V2 = {
     ("words", "env", "code", "said"),
     [
         (["run"], {}, 2, "missing command; write it after --"),
-        (["run", "--grace", "soon", "--", "true"], {}, 2, "--grace is 'soon'"),
+        (["run", "--grace", "soon", "--", "true"], {}, 2, "invalid value 'soon' for --grace: expected a number"),
         (["run", "--graze", "1", "--", "true"], {}, 2, "--graze"),
         (["run", "--nproc", "2", "--", "true"], {}, 2, "unknown option --nproc; did you mean --nproc-per-node?"),
         (
@@ -56,7 +56,7 @@ V2 = {
         (["run", "--", "no-such-program"], {}, 127, "no-such-program"),
         (["run", "--", "/etc/passwd"], {}, 126, "/etc/passwd"),
         (["local", "--nodes", "0", "--", "true"], {}, 2, "--nodes"),
-        (["local", "--nodes", "1:3", "--", "true"], {}, 2, "--nodes"),
+        (["local", "--nodes", "3:1", "--", "true"], {}, 2, "--nodes"),
         (["local", "--nproc-per-node", "lots", "--", "true"], {}, 2, "--nproc-per-node"),
         (["explain", "--pod", "/no/such/file"], {}, 2, "/no/such/file"),
     ],

@@ -191,7 +191,7 @@ def test_a_progress_file_that_changes_keeps_a_sleeper_alive(tmp_path: Path) -> N
 def test_a_timeout_that_is_none_is_refused(value: str) -> None:
     ended = launch("run", f"--hang-timeout={value}", "--", "true")
     assert ended.returncode == 2
-    assert f"--hang-timeout is '{value}'; expected seconds, 1 to 604800, or auto" in ended.stderr
+    assert f"invalid value '{value}' for --hang-timeout: expected seconds, 1 to 604800, or auto" in ended.stderr
 
 
 def test_explain_shows_it_and_refuses_what_run_would_refuse() -> None:

@@ -160,7 +160,10 @@ def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_po
         (("--report", "out.pdf"), "invalid value 'out.pdf' for --report: expected a file that ends with"),
         (("--report", "no/out.html"), "--report 'no/out.html' cannot be written: No such file or directory"),
         (("--report", "out.html", "--render", "pods"), "--report and --render exclude each other"),
-        (("--max-lost-steps", "few"), "--max-lost-steps is 'few'; expected a whole number, 0 or more"),
+        (
+            ("--max-lost-steps", "few"),
+            "invalid value 'few' for --max-lost-steps: expected a whole number, 0 or more",
+        ),
     ],
 )
 def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(

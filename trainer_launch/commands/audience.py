@@ -90,5 +90,5 @@ def _steps(text: str | None) -> int:
     if text is None:
         return MAX_LOST_STEPS
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise UsageError(f"--max-lost-steps is {text[:40]!r}; expected a whole number, 0 or more")
+        raise UsageError(f"invalid value {text[:40]!r} for --max-lost-steps: expected a whole number, 0 or more")
     return int(text)

@@ -61,7 +61,9 @@ def seconds(text: str) -> float | None:
     except ValueError:
         timeout_s = 0.0
     if not 1 <= timeout_s <= _LONGEST_S:
-        raise UsageError(f"--hang-timeout is {text!r}; expected seconds, 1 to {_LONGEST_S:.0f}, or auto")
+        raise UsageError(
+            f"invalid value {text!r} for --hang-timeout: expected seconds, 1 to {_LONGEST_S:.0f}, or auto"
+        )
     return timeout_s
 
 
