@@ -183,10 +183,10 @@ def _recognise(word: str) -> tuple[Option | None, str | None]:
         return next(iter(meant.values())), joined
     if meant:
         names = ", ".join(sorted(one.flags[0] for one in meant.values()))
-        raise UsageError(f"{flag[:60]} could be any of horovodrun's {names}; write it in full")
+        raise UsageError(f"ambiguous option {flag[:60]}: horovodrun has {names}; write it in full")
     if word.startswith("--") and equals:
         return None, None
     raise UsageError(
-        f"{word[:60]} is no option of horovodrun that trainer-launch knows; check the spelling, put options of the "
-        "program after the program, or write one of a newer Horovod as --name=value"
+        f"unknown option of horovodrun: {word[:60]}; check the spelling, put options of the program after the "
+        "program, or write one of a newer Horovod as --name=value"
     )

@@ -80,7 +80,7 @@ def with_minimum(job: Job, least: int | None) -> Job:
         return job
     if job.nodes is None or least > job.nodes.max:
         size = None if job.nodes is None else counted(job.nodes.max, "node")
-        has = f"it has {size}" if size else "nothing tells how many nodes this job has"
+        has = f"the job has {size}" if size else "the number of nodes is unknown"
         raise UsageError(f"--min-nodes is {least}, but {has} (contract {job.contract}); see --nodes")
     fact = Fact(name="--min-nodes", value=str(least), origin=Origin.FLAG, field="min_nodes")
     changed = replace(job, nodes=NodeRange(least, job.nodes.max), facts=(*job.facts, fact))

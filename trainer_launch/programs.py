@@ -60,8 +60,8 @@ def check_torch(engine: str) -> None:
     if engine != "torchrun" or importlib.util.find_spec("torch") is not None:
         return
     raise NotRunnableError(
-        f"torch is not installed for {sys.executable}, which is to start this job's workers; install torch there, "
-        "install trainer-launch beside the torch that the image has, or run the program alone by --engine plain",
+        f"torch is not installed for {sys.executable}, which starts this job's workers; install torch there, "
+        "or install trainer-launch beside the image's torch, or add --engine plain to run the program as it is",
         found=False,
     )
 

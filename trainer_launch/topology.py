@@ -56,7 +56,7 @@ def _alone(job: Job) -> NodeRange | None:
 
 def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
     if job.details.get("foreign_replicated_job"):
-        why = "this pod belongs to another replicated job than the trainer's nodes, and was told its index there"
+        why = "this pod belongs to another replicatedJob than the trainer's; PET_NODE_RANK is its index there"
         return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
     if job.node_rank is not None:
         if nodes is not None and job.node_rank >= nodes.max:
@@ -64,22 +64,22 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
                 f"this node's rank is {job.node_rank} but the job has at most {counted(nodes.max, 'node')}; "
                 f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
             )
-        return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "the platform told it")
+        return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "set by the platform")
     index = job.details.get("completion_index")  # 0 tells nothing until something speaks of nodes
     if isinstance(index, int) and nodes is not None and nodes.max > 1:
-        return index, _fact("node_rank", str(index), Origin.ENV, "it is the pod's completion index")
+        return index, _fact("node_rank", str(index), Origin.ENV, "the pod's completion index")
     behind = job.details.get("rank_behind_workers")
     if isinstance(behind, int):
         if nodes is not None and behind >= nodes.max:
-            return None, _fact("node_rank", "none", Origin.ENV, "the workers are as many as the job may have nodes")
-        return behind, _fact("node_rank", str(behind), Origin.ENV, "the master comes behind the workers")
+            return None, _fact("node_rank", "none", Origin.ENV, "the Workers already take all nodes of the job")
+        return behind, _fact("node_rank", str(behind), Origin.ENV, "the Master's rank follows the Workers' ranks")
     # With parameter servers master 0 and worker 0 have the same index, and Paddle's own launcher gives the ranks.
     if job.hostname_index is not None and job.details.get("mode") != "ps":
         rank = job.hostname_index
-        return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "the host name ends with it")
+        return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "from the host name")
     if nodes is not None and nodes.max == 1:
         return 0, _fact("node_rank", "0", Origin.DEFAULT, "the job has one node")
-    return None, _fact("node_rank", "unknown", Origin.DEFAULT, "nothing told it")
+    return None, _fact("node_rank", "unknown", Origin.DEFAULT, "nothing sets it")
 
 
 def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
@@ -87,9 +87,9 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
     given, gpus, cpus = job.nproc_per_node, host.gpus, host.cpus
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {_quota(cpus.quota)}"
     if isinstance(given, int):
-        return given, _fact("nproc_per_node", str(given), Origin.ENV, "it was given")
+        return given, _fact("nproc_per_node", str(given), Origin.ENV, "as given")
     if given is None:
-        return 1, _fact("nproc_per_node", "1", Origin.DEFAULT, "nobody said, and torchrun starts one")
+        return 1, _fact("nproc_per_node", "1", Origin.DEFAULT, "the default, as with torchrun")
     if given == "cpu" or (given == "auto" and gpus.count == 0):
         why = cpu_reason if given == "cpu" else f"{gpus.reason}; {cpu_reason}"
         return cpus.usable, _fact("nproc_per_node", str(cpus.usable), Origin.MACHINE, f"{given}: {why}")
@@ -101,16 +101,16 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
 def _coordinator(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, Fact]:
     """Where all nodes meet: as told, else the first member, else this machine when it is alone."""
     if job.coordinator is not None:
-        return job.coordinator, _fact("coordinator", str(job.coordinator), Origin.ENV, "the platform told it")
+        return job.coordinator, _fact("coordinator", str(job.coordinator), Origin.ENV, "set by the platform")
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
         endpoint = job.rendezvous.endpoint
-        return endpoint, _fact("coordinator", str(endpoint), Origin.ENV, "it is the rendezvous endpoint")
+        return endpoint, _fact("coordinator", str(endpoint), Origin.ENV, "the rendezvous endpoint")
     if nodes is not None and nodes.max == 1:
         return None, _fact("coordinator", "none", Origin.DEFAULT, "one node needs none")
     if job.members:
         endpoint = Endpoint(job.members[0].host, DEFAULT_PORT)
         return endpoint, _fact("coordinator", str(endpoint), Origin.HOSTNAME, "the job's first node by name")
-    return None, _fact("coordinator", "unknown", Origin.DEFAULT, "nothing told it")
+    return None, _fact("coordinator", "unknown", Origin.DEFAULT, "nothing sets it")
 
 
 def _quota(quota: float | None) -> str:

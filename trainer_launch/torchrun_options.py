@@ -112,7 +112,7 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
         elif rest:
             options[option.name] = rest.pop(0)
         else:
-            raise UsageError(f"{word} needs a value; write {option.flag}=VALUE before the training script")
+            raise UsageError(f"missing value for {word}; write {option.flag}=VALUE before the training script")
     if not rest:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")
     return TorchrunCommand(MappingProxyType(options), tuple(rest), tuple(unknown))
@@ -189,12 +189,12 @@ def _by_name(name: str, word: str) -> Option | None:
         return matches[0]
     if matches:
         names = ", ".join(option.flag for option in matches)
-        raise UsageError(f"{word} could be any of torchrun's {names}; write it in full")
+        raise UsageError(f"ambiguous option {word}: torchrun has {names}; write it in full")
     return None
 
 
 def _unknown(word: str) -> UsageError:
     return UsageError(
-        f"{word} is no option of torchrun that trainer-launch knows; check the spelling, put options of the "
+        f"unknown option of torchrun: {word}; check the spelling, put options of the "
         f"training script after the script, or write one of a newer torch as --name=value"
     )

@@ -63,7 +63,7 @@ def test_typed_hosts_slots_and_scripts_go_before_the_platforms() -> None:
         ("horovodrun -np 2 -p 65536 x", "expected 1 to 65535"),
         ("horovodrun -np 2 --min-np 0 x", "expected a number"),
         ("horovodrun -np 2", "names no program"),
-        ("horovodrun -np 2 --bogus x", "no option of horovodrun"),
+        ("horovodrun -np 2 --bogus x", "unknown option of horovodrun"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(line: str, says: str) -> None:

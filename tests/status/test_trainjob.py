@@ -211,7 +211,7 @@ def test_a_token_file_that_holds_none_is_told_unshown(
     path.unlink() if content is None else path.write_text(content)
     answer = send(endpoint, body(at(0.1), finished=False))
     assert answer.status is None
-    assert "holds no token" in answer.why
+    assert "no valid token" in answer.why
     assert not content or content[:8] not in answer.why
     assert server.requests == 0
 

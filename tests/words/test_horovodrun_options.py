@@ -61,8 +61,8 @@ def test_it_is_elastic_by_horovods_own_rule(line: str, elastic: bool) -> None:
         ("-np", "needs a value"),
         ("--blacklist-cooldown-range 1", "needs a value"),
         ("--gloo=1 x", "takes no values"),
-        ("--nope x", "no option of horovodrun"),
-        ("-x 1 y", "no option of horovodrun"),
+        ("--nope x", "unknown option of horovodrun"),
+        ("-x 1 y", "unknown option of horovodrun"),
         ("--log x y", "write it in full"),
     ],
 )

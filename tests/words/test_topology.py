@@ -55,7 +55,7 @@ def test_a_pod_of_another_replicated_job_is_no_node() -> None:
     foreign = place(read_job(pod_of(V2_TORCH, hostname="job-checker-0-1")), machine())
     assert foreign.node_rank is None
     (rank,) = (fact.value for fact in foreign.facts if fact.field == "node_rank")
-    assert rank.startswith("none (this pod belongs to another replicated job")
+    assert rank.startswith("none (this pod belongs to another replicatedJob")
 
 
 def test_the_reason_for_the_number_of_workers_is_kept() -> None:

@@ -119,8 +119,8 @@ def _strongest(fitting: list[Contract], source: Source) -> Contract:
             return contract
     seen = "; ".join(f"{c.NAME} ({_marks(c, source)})" for c in fitting[:3])
     raise ContractError(
-        f"several contracts fit this pod: {seen}; expected the variables of one: "
-        f"unset the others, or set --contract / TRAINER_LAUNCH_CONTRACT"
+        f"several contracts fit this pod: {seen}; "
+        f"unset the variables of the others, or set --contract (TRAINER_LAUNCH_CONTRACT)"
     )
 
 

@@ -89,10 +89,10 @@ def oddities(source: Source) -> dict[str, Json]:
         details["standalone"] = standalone
         if source.blank(STANDALONE):
             details["must_unset_before_torchrun"] = (STANDALONE,)
-            source.warn(f"{STANDALONE} is empty: it means standalone, but torchrun itself fails on it")
+            source.warn(f"{STANDALONE} is empty: the launcher reads it as 1, but torchrun itself fails on it")
     if source.has(MISSPELLED):
         details["misspelled_env"] = MISSPELLED
-        source.warn(f"{MISSPELLED} is misspelled and says nothing to torchrun; PET_NPROC_PER_NODE is meant")
+        source.warn(f"torchrun ignores the misspelled {MISSPELLED}; did you mean PET_NPROC_PER_NODE?")
     return details
 
 

@@ -95,7 +95,7 @@ def authorization_header(token: str) -> str:
     bare = token.strip()
     if not _BEARER.fullmatch(bare):
         raise ContractError(
-            f"the file that {_TOKEN} names holds no token ({len(token)} characters); "
+            f"the file that {_TOKEN} names has no valid token ({len(token)} characters); "
             f"expected one word of letters, digits and ._~+/=-"
         )
     return f"Bearer {bare}"

@@ -24,7 +24,7 @@ def read(source: Source) -> Job:
     servers = source.count("PADDLE_SERVER_NUM", "server_num", default=None)
     trainers = source.count("PADDLE_TRAINER_NUM", "trainer_num", default=None)
     if servers is not None and trainers is not None:
-        raise source.error("PADDLE_SERVER_NUM", str(servers), "only one of it and PADDLE_TRAINER_NUM")
+        raise source.error("PADDLE_SERVER_NUM", str(servers), "either this or PADDLE_TRAINER_NUM, not both")
     collective = servers is None and trainers is None
     own = names.split_v1(source.pod.hostname)
     return Job(

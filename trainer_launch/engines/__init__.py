@@ -53,8 +53,8 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     if asked != "auto":
         named = {engine.NAME: engine for engine in ENGINES}
         if asked not in named:
-            raise UsageError(f"--engine is {asked!r}; expected one of auto, {', '.join(named)}")
-        return named[asked], "--engine names it"
+            raise UsageError(f"invalid value {asked!r} for --engine: expected one of auto, {', '.join(named)}")
+        return named[asked], "--engine selects it"
     if job.role == "rank":
         return plain, "this process is already a rank of a running job"
     engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))

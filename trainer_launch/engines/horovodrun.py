@@ -31,7 +31,7 @@ def plan(request: Request, reason: str) -> Plan:
         UsageError: the command does not parse.
     """
     if request.replace_launcher:
-        raise UsageError("--exec replaces the launcher, and horovodrun needs it: set --engine plain")
+        raise UsageError("--exec replaces the launcher, which horovodrun needs; drop --exec, or add --engine plain")
     argv = request.command.argv
     command = split_command(argv[1:])
     if not command.has("num_proc") and not command.only_asks:
@@ -42,9 +42,9 @@ def plan(request: Request, reason: str) -> Plan:
         raise UsageError(f"horovodrun's --ssh-port is {command.number('ssh_port')}; expected 1 to {_MAX_PORT}")
     spec, why = mpi_spec.of(request, frozenset())
     kind = (
-        "elastic: Horovod adds and drops hosts itself"
+        "elastic: Horovod adds and removes hosts itself"
         if command.is_elastic
-        else "static: a lost host is waited for"
+        else "static: the launcher waits for a lost host"
     )
     return mpi_spec.plan(request, NAME, NAME, argv, _typed_over(spec, command), (reason, why, kind))
 

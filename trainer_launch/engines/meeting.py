@@ -19,8 +19,7 @@ def nodes_of(request: Request) -> NodeRange:
     """How many nodes the job has; nobody having said so is an error."""
     if request.topology.nodes is None:
         raise ContractError(
-            f"nothing tells how many nodes this job has (contract {request.job.contract}); "
-            f"set --nodes or TRAINER_LAUNCH_NODES"
+            f"the number of nodes is unknown (contract {request.job.contract}); set --nodes or TRAINER_LAUNCH_NODES"
         )
     return request.topology.nodes
 
@@ -169,12 +168,12 @@ def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
         return 0, Endpoint("127.0.0.1", request.loopback_port)
     if topology.node_rank is None:
         raise ContractError(
-            f"this job has {nodes} nodes but nothing tells which of them this is "
+            f"this job has {nodes} nodes, but the rank of this node is unknown "
             f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
         )
     if topology.coordinator is None:
         raise ContractError(
-            f"this job has {nodes} nodes but nothing tells where they meet "
+            f"this job has {nodes} nodes, but the address of node 0 is unknown "
             f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
         )
     return topology.node_rank, topology.coordinator
@@ -200,7 +199,7 @@ def _static(request: Request, nodes: NodeRange) -> dict[str, str]:
     if nodes.fixed is None:
         raise UsageError(
             f"{nodes} nodes need an elastic rendezvous; "
-            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or give one number of nodes"
+            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or set a fixed number of nodes"
         )
     rendezvous = request.topology.rendezvous
     run_id = rendezvous.run_id if rendezvous else None

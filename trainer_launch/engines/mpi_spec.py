@@ -107,7 +107,7 @@ def _slots(request: Request) -> tuple[int | None, bool]:
     size = request.topology.local_world_size
     if size is None or (fact.value in ("auto", "gpu") and not request.host.gpus.count):
         raise UsageError(
-            f"--nproc-per-node is {fact.value!r}, but this launcher shows no device to count "
+            f"invalid value {fact.value!r} for --nproc-per-node: this launcher has no device to count "
             f"({request.host.gpus.reason}); set it to a number"
         )
     return size, True
@@ -118,10 +118,10 @@ def _agent(request: Request, names: frozenset[str]) -> tuple[str, str]:
     if details.get("launch_agent") == "kubexec":
         return KUBEXEC, "hosts are reached by the platform's kubexec.sh"
     if not names.isdisjoint(_OWN_OPTIONS) or any(request.env.get(name) for name in _OWN_AGENTS):
-        return OWN, "hosts are reached as the image or the command says"
+        return OWN, "hosts are reached as the image or the command configures it"
     if details.get("ssh_dir") is None and details.get("launch_agent") != "ssh":
-        return OWN, "there is no key of the job: hosts are reached as the image's ssh is configured"
-    return SSH, "hosts are reached by ssh with the job's key, and have to show it"
+        return OWN, "the job has no ssh key: hosts are reached with the image's ssh configuration"
+    return SSH, "hosts are reached by ssh; both sides authenticate with the job's key"
 
 
 def _flag(job: Job, field: str) -> Fact | None:

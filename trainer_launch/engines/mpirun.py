@@ -19,7 +19,7 @@ def serves(job: Job, command: Command) -> str | None:
     """An mpirun command, and a Python program in the launcher of an MPI job."""
     if typed.is_mpirun(command.argv[0]):
         return "the command is mpirun"
-    return f"contract {job.contract} is made for it" if command.is_worker and job.engine == "mpirun" else None
+    return f"contract {job.contract} uses mpirun" if command.is_worker and job.engine == "mpirun" else None
 
 
 def plan(request: Request, reason: str) -> Plan:
@@ -29,7 +29,7 @@ def plan(request: Request, reason: str) -> Plan:
         UsageError: the command does not parse, or nothing can be counted that slots are asked for by.
     """
     if request.replace_launcher:
-        raise UsageError("--exec replaces the launcher, and mpirun needs it: set --engine plain to run it as it is")
+        raise UsageError("--exec replaces the launcher, which mpirun needs; drop --exec, or add --engine plain")
     command = _command(request)
     spec, why = mpi_spec.of(request, typed.parse(command).names)
     return mpi_spec.plan(request, NAME, "mpirun", command, spec, (reason, why))

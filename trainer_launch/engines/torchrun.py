@@ -21,7 +21,7 @@ def serves(job: Job, command: Command) -> str | None:
     if not command.is_worker:
         return None
     if job.engine == NAME:
-        return f"contract {job.contract} is made for it"
+        return f"contract {job.contract} uses torch"
     says_how_many = job.nodes is not None or job.nproc_per_node is not None or job.rendezvous is not None
     return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
@@ -95,7 +95,7 @@ def _check_membership(request: Request) -> None:
     nodes = request.topology.nodes
     if "rank_behind_workers" in request.job.details and request.topology.node_rank is None and nodes is not None:
         raise ContractError(
-            f"this pod is the Master of a job of at most {nodes.max} nodes, and there are as many Workers "
+            f"this pod is the Master of a job with at most {nodes.max} nodes, and the Workers take them all "
             f"(contract {request.job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
             f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
         )
@@ -139,7 +139,7 @@ def _workers(request: Request) -> str:
     if size is not None or asked == "xpu":
         return str(size or asked)
     raise UsageError(
-        f"workers per node are asked for as '{asked}', but this container shows no such device "
+        f"invalid value '{asked}' for the number of workers per node: this container has no such device "
         f"({request.host.gpus.reason}); request devices in the pod's resources, or set --nproc-per-node to a number"
     )
 

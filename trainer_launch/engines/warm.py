@@ -18,13 +18,13 @@ def settings(request: Request, options: Mapping[str, str], program: str) -> tupl
     reason = _obstacle(request, options, program)
     asked = request.start_method
     if asked == "exec" or (reason and asked == "auto"):
-        return None, f"workers start the ordinary way: {reason or '--start-method is exec'}"
+        return None, f"workers start without the fork server: {reason or '--start-method is exec'}"
     if reason:
         raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
     is_module = "module" in options
     script = None if is_module else program
     words = {"script": script, "preload": request.preload, "required": asked == "forkserver"}
-    return json.dumps(words), "workers are forked from a process that has imported torch"
+    return json.dumps(words), "the fork server, which has imported torch, forks the workers"
 
 
 def _obstacle(request: Request, options: Mapping[str, str], program: str) -> str | None:
@@ -32,13 +32,13 @@ def _obstacle(request: Request, options: Mapping[str, str], program: str) -> str
     if request.replace_launcher:
         return "with --exec torchrun itself starts them"
     if "no_python" in options:
-        return "the program is not run by the launcher's own Python without options"
+        return "the program is not a script or module of the launcher's own Python"
     if "run_path" in options:
         return "with --run-path torch runs the program itself"
     if "numa_binding" in options:
-        return "--numa-binding starts them by numactl"
+        return "--numa-binding starts them with numactl"
     if request.env.get("PYTHON_EXEC", request.python) != request.python:
         return "PYTHON_EXEC names another Python"
     if "module" not in options and not program.endswith(".py"):
-        return f"{program!r} is no file that ends in .py"
+        return f"{program!r} is not a .py file"
     return None
