@@ -70,7 +70,8 @@ def test_an_image_says_what_it_is_and_whose_pid_1_is_the_launcher(target: str) -
 
 @pytest.mark.parametrize(("target", "programs"), [("torch", LAUNCHER), ("mpi", MPI)])
 def test_an_image_has_the_programs_that_the_manifests_start(target: str, programs: frozenset[str]) -> None:
-    found = in_image(image(target), "sh", "-c", f"PATH=$PATH:/usr/sbin; command -v {' '.join(sorted(programs))}")
+    script = f"PATH=$PATH:/usr/sbin; for one in {' '.join(sorted(programs))}; do command -v $one; done"
+    found = in_image(image(target), "sh", "-c", script)
     assert {path.rpartition("/")[2] for path in found.split()} == programs, found
 
 
