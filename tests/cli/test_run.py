@@ -59,6 +59,18 @@ def test_output_is_untouched_and_nothing_of_ours_is_on_stdout() -> None:
     assert ended.stdout == "no newline at the end"
 
 
+def test_an_output_limit_says_how_much_it_dropped_and_the_diagnosis_still_has_the_last_lines(
+    tmp_path: Path,
+) -> None:
+    words = tmp_path / "words"
+    program = "seq 1000; seq 1000 >&2; exit 3"
+    ended = launch("run", "--output-limit", "5", "--termination-log", str(words), "--", "sh", "-c", program)
+    assert ended.returncode == 3
+    assert ended.stdout.startswith("1\n2\n3\n4\n5\n... 995 lines dropped (--output-limit 5)\n")
+    assert "... 995 lines dropped" in ended.stderr
+    assert "1000" in words.read_text().splitlines()
+
+
 def test_a_script_and_a_module_are_started_with_python(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
     ended = launch("run", "--", "train.py", "--lr", "1", cwd=tmp_path)

@@ -79,6 +79,7 @@ COMMANDS = {
 }
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 METAVARS = {
+    "output_limit": "LINES",
     "contract": "NAME",
     "nodes": "N[:MAX]",
     "nproc_per_node": "N|auto",
@@ -137,5 +138,5 @@ GROUPS = {
     "stopping": ("grace", "stop_order", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
     "container": ("shm_size", "state_dir"),
-    "output and monitoring": ("prefix", "color", "events", "metrics_port", "log_level"),
+    "output and monitoring": ("prefix", "fold", "output_limit", "color", "events", "metrics_port", "log_level"),
 }

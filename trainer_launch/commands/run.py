@@ -26,6 +26,7 @@ from trainer_launch.model import Plan
 from trainer_launch.settings import Settings
 from trainer_launch.status import news
 from trainer_launch.status.observer import Observer
+from trainer_launch.supervisor.flood import Flood
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
@@ -84,7 +85,8 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
         with ground.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
             watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
-            system = System(color=use_color(settings), watched=watched, clean=sweep)
+            flood = Flood(folds=settings.fold, lines_per_s=settings.output_limit)
+            system = System(color=use_color(settings), watched=watched, flood=flood, clean=sweep)
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 with _hosted(plan, secret, observer):

@@ -7,7 +7,7 @@ else writes then begins with \n, so that two sources never share a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
 CUT = b" [...]\n"
@@ -33,6 +33,7 @@ class Source:
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
+        self.gate: Callable[[bytes], bytes] | None = None  # leaves lines out
         self._prefix = prefix
         self._stream = stream
         self._pending = b""  # the begin of a line whose end has not come
@@ -54,6 +55,8 @@ class Source:
         if data:
             self._after_cr = False
         body = self._whole_lines(data)
+        if body and self.gate is not None:
+            body = self.gate(body)
         out = start + self._prefixed(body)
         return self._stream.admit(self, out) if out else b""
 

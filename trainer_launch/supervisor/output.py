@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer_launch.log import PATIENCE_S
+from trainer_launch.supervisor.flood import Flood
 from trainer_launch.supervisor.lines import Source, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
@@ -44,12 +45,14 @@ class Output:
         *,
         color: bool = False,
         watched: bool = False,
+        flood: Flood | None = None,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
         self._color = color
         self._watched = watched  # nothing is inherited
         self._sieve = sieve
+        self._flood = flood or Flood()
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
@@ -66,8 +69,8 @@ class Output:
 
         A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
         """
-        if label is not None:
-            return {stream: self._open(process, label, (stream,), rank) for stream in (_STDOUT, _STDERR)}
+        if label is not None or self._flood.lines_per_s:
+            return {stream: self._open(process, label or "", (stream,), rank) for stream in (_STDOUT, _STDERR)}
         if _same_file():
             both = self._watched or not os.isatty(_STDERR)
             return dict.fromkeys((1, 2), self._open(process, None, (_STDOUT, _STDERR), rank)) if both else {}
@@ -82,7 +85,9 @@ class Output:
         if label is None:
             source: Source = Untouched(b"", sink.stream)
         else:
-            source = Source(self._prefix(label), sink.stream)
+            prefix = self._prefix(label)
+            source = Source(prefix, sink.stream)
+            source.gate = self._flood.gate(process, streams[-1], rank, prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink)
@@ -159,10 +164,16 @@ class Output:
                 elif not key.data.pump(time.monotonic()):
                     self._forget(key.data)
             self._show_partial_lines()
+            self._tell_left_out(time.monotonic())
         for pipe in self._readers():
             for _ in range(_PIPE_BYTES // _READ_BYTES):
                 pipe.pump(time.monotonic())
             self._forget(pipe)
+        self._tell_left_out(None)
+
+    def _tell_left_out(self, now_s: float | None) -> None:
+        for stream, text in self._flood.told(now_s):
+            self._sinks[stream].put(partial(self._own[stream].feed, text))
 
     def _goes_on(self) -> bool:
         if self._stop_at_s is None:
@@ -186,8 +197,7 @@ class Output:
 
     def _timeout_s(self) -> float | None:
         times = [pipe.heard_at_s + _PAUSE_S for pipe in self._readers() if pipe.source.paused_in_line]
-        if self._stop_at_s is not None:
-            times.append(self._stop_at_s)
+        times += [at_s for at_s in (self._stop_at_s, self._flood.due_s) if at_s is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _show_partial_lines(self) -> None:

@@ -24,6 +24,7 @@ from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance, unstarted
 from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.evidence import Witness
+from trainer_launch.supervisor.flood import Flood
 from trainer_launch.supervisor.gate import Gate, Resolve, resolve
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
@@ -41,6 +42,7 @@ class System:
         *,
         color: bool = False,
         watched: bool = False,
+        flood: Flood | None = None,
         resolver: Resolve = resolve,
         clean: Callable[[], None] = lambda: None,
         listener: Listener | None = None,
@@ -54,7 +56,7 @@ class System:
         self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inheritance.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color, watched=watched, listener=listener, sieve=sieve)
+        self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
         self._resolver = resolver
         self.clean = clean  # removes what the dead have left in shared memory
         self._gate: Gate | None = None

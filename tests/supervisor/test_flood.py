@@ -1,0 +1,65 @@
+"""A flood of lines: equal lines of many ranks are shown once with their number, and a limit counts the rest."""
+
+from __future__ import annotations
+
+from trainer_launch.supervisor.flood import Flood
+
+
+class Clock:
+    """Time as the test has it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def told(flood: Flood, now_s: float | None) -> bytes:
+    return b"".join(text for _, text in flood.told(now_s))
+
+
+def test_the_same_line_of_eight_ranks_is_shown_once_and_then_with_its_number() -> None:
+    clock = Clock()
+    flood = Flood(folds=True, clock=clock)
+    gates = [flood.gate("agent", 1, rank, f"[0:{rank}] ".encode()) for rank in range(8)]
+    shown = [gate(b"loading\n" + f"rank {rank}\n".encode()) for rank, gate in enumerate(gates)]
+    assert shown == [b"loading\nrank 0\n", *[f"rank {rank}\n".encode() for rank in range(1, 8)]]
+    assert flood.due_s == 101.0
+    assert told(flood, 100.9) == b""
+    assert told(flood, 101.0) == "[0:0] loading (\u00d7 8 ranks)\n".encode()
+    assert flood.due_s is None
+
+
+def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
+    clock = Clock()
+    flood = Flood(folds=True, clock=clock)
+    one, two, _ = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(3)]
+    assert one(b"a\n") == b"a\n"
+    assert one(b"a\n") == b"a\n"
+    clock.now_s += 1
+    assert two(b"a\n") == b"a\n"
+    assert told(flood, None) == b"", "each was shown"
+
+
+def test_nothing_is_folded_by_default_nor_of_two_ranks_nor_of_different_streams() -> None:
+    for flood, count in ((Flood(), 8), (Flood(folds=True), 2)):
+        gates = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(count)]
+        gates += [flood.gate("agent", 2, 0, b"[x] ")]
+        assert [gate(b"a\n\n") for gate in gates] == [b"a\n\n"] * len(gates)
+        assert flood.told(None) == []
+
+
+def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> None:
+    clock = Clock()
+    flood = Flood(lines_per_s=3, clock=clock)
+    gate = flood.gate("program", 1, None, b"[0] ")
+    assert gate(b"1\n2\n") == b"1\n2\n"
+    assert gate(b"3\n4\n5\n") == b"3\n"
+    assert flood.due_s == 101.0
+    clock.now_s = 101.5
+    assert gate(b"6\n") == b"... 2 lines dropped (--output-limit 3)\n6\n"
+    assert gate(b"7\n8\n9\n") == b"7\n8\n"
+    assert told(flood, 102.4) == b""
+    assert told(flood, 102.5) == b"[0] ... 1 line dropped (--output-limit 3)\n"
+    assert flood.due_s is None
