@@ -43,7 +43,7 @@ def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
 
 
 def test_nothing_is_folded_by_default_nor_of_two_ranks_nor_of_different_streams() -> None:
-    for flood, count in ((Flood(), 8), (Flood(folds=True), 2)):
+    for flood, count in ((Flood(clock=Clock()), 8), (Flood(folds=True, clock=Clock()), 2)):
         gates = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(count)]
         gates += [flood.gate("agent", 2, 0, b"[x] ")]
         assert [gate(b"a\n\n") for gate in gates] == [b"a\n\n"] * len(gates)

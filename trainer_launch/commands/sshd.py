@@ -72,7 +72,8 @@ def _main(parsed: Parsed) -> int:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else Unheard()
-            system = System(color=use_color(settings), clean=sweep, sieve=probes)
+            system = System(color=use_color(settings), sieve=probes)
+            system.clean = sweep
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)

@@ -5,7 +5,6 @@ The last lines that are kept for a diagnosis are those of the program, whatever 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -110,7 +109,7 @@ class Limit:
 class Flood:
     """All of it for one launcher."""
 
-    def __init__(self, *, folds: bool = False, lines_per_s: int = 0, clock: Clock = time.monotonic) -> None:
+    def __init__(self, *, folds: bool = False, lines_per_s: int = 0, clock: Clock) -> None:
         self.lines_per_s = lines_per_s  # 0: no limit
         self._is_folding = folds
         self._clock = clock

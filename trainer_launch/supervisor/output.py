@@ -52,7 +52,7 @@ class Output:
         self._color = color
         self._watched = watched  # nothing is inherited
         self._sieve = sieve
-        self._flood = flood or Flood()
+        self._flood = flood or Flood(clock=time.monotonic)
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}

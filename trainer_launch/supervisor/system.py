@@ -44,7 +44,6 @@ class System:
         watched: bool = False,
         flood: Flood | None = None,
         resolver: Resolve = resolve,
-        clean: Callable[[], None] = lambda: None,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
@@ -58,7 +57,7 @@ class System:
         self._witness = Witness()
         self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
         self._resolver = resolver
-        self.clean = clean  # removes what the dead have left in shared memory
+        self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self._gate: Gate | None = None
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
