@@ -144,7 +144,7 @@ def test_in_mode_warn_a_failure_is_only_told() -> None:
         (("--skip", "dnss"), "--skip names 'dnss', which is no check"),
         (("--mode", "hope"), "invalid value 'hope' for --preflight"),
         (("--report", "/nowhere/report"), "--report /nowhere/report cannot be written: No such file or directory"),
-        (("--port-range", "9-1"), "--port-range is '9-1'; expected LOW-HIGH"),
+        (("--port-range", "9-1"), "invalid value '9-1' for --port-range: expected LOW-HIGH"),
         (("--node-rank", "5", "--nodes", "2", "--master-addr", "a"), "rank"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What cannot be done here is said beforehand: which fault, why, and what to do."""
+"""What is not possible on this machine is said beforehand: which fault, why, and what to do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_needs_only_signals_can_be_done_everywhere() -> None:
 )
 def test_the_reason_and_the_remedy_are_said(text: str, machine: Machine, parts: list[str]) -> None:
     (sentence,) = refused(machine, text)
-    assert sentence.startswith(f"--fault '{grammar.parse(text).text}' cannot be done here: ")
+    assert sentence.startswith(f"--fault '{grammar.parse(text).text}' is not possible on this machine: ")
     for part in parts:
         assert part in sentence
 
@@ -56,7 +56,7 @@ def test_only_a_slow_link_needs_nft() -> None:
 
 def test_oom_says_why_no_group_can_be_made() -> None:
     assert refused(Machine(why_no_memory="because of this"), "oom")[0].endswith(
-        "cannot be done here: because of this"
+        "is not possible on this machine: because of this"
     )
 
 

@@ -46,7 +46,7 @@ def test_texts_and_objects_are_the_same_faults() -> None:
         ("faults: [oom, kil pod]", ["f.yaml: faults[1] 'kil pod'", "did you mean kill pod?"]),
         ("faults: [oom, 3]", ["f.yaml: faults[1]", "the number 3", "kill worker node=1"]),
         ("faults: [{kind: oom}]", ["f.yaml: faults[0].fault is missing"]),
-        ("faults: [{fault: oom, for: 3}]", ["f.yaml: faults[0] (oom)", "for does not go with oom"]),
+        ("faults: [{fault: oom, for: 3}]", ["f.yaml: faults[0] (oom)", "oom has no for"]),
         ("faults: [{fault: oom, node: true}]", ["faults[0].node is true", "a string"]),
         ("faults: [{fault: oom, node: [1]}]", ["faults[0].node"]),
         ("faults: [{fault: explode}]", ["faults[0] (explode)", "expected one of"]),

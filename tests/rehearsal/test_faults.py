@@ -210,7 +210,7 @@ def test_who_waits_for_a_step_of_a_program_that_tells_none_hears_how_steps_are_t
     [
         ("kill worker node=2", "there is no node 2"),
         ("kill pod pod=worker-7", "no pod worker-7"),
-        ("burn pod", "begins with no fault"),
+        ("burn pod", "unknown fault"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, fault: str, part: str) -> None:

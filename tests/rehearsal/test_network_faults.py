@@ -152,7 +152,7 @@ def network_of(pid: int) -> str | None:
 def test_what_cannot_be_done_is_said_before_anything_starts(tmp_path: Path) -> None:
     told = launch("local", "--fault", "partition", "--", "sh", "-c", "echo began", env={"PATH": str(tmp_path)})
     assert told.returncode == 2
-    assert "--fault 'partition' cannot be done here: unshare and nsenter and ip" in told.stderr
+    assert "--fault 'partition' is not possible on this machine: unshare and nsenter and ip" in told.stderr
     assert "install util-linux and iproute2" in told.stderr
     told = launch("local", "--fault", "partition node=7", "--", "sh", "-c", "echo began")
     assert told.returncode == 2

@@ -34,7 +34,7 @@ def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
         ("kill pod node=3", ["no node 3", "nodes 0 to 2"]),
         ("kill pod pod=job-node-0-3", ["no pod job-node-0-3", "did you mean job-node-0-"]),
         ("kill pod pod=zebra", ["no pod zebra", "job-node-0-0"]),
-        ("kill pod pod=0", ["0 may be", "whole name"]),
+        ("kill pod pod=0", ["0 is ambiguous", "full name"]),
     ],
 )
 def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> None:

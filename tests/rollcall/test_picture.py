@@ -43,7 +43,7 @@ def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
         Seen(("a", "b", "c"), (*tests, pairs.Tested((1, 2), ("", "no"), 7), pairs.Tested((1, 2), ("", ""), 7)))
     )
     assert shown["tests"] == [[0, 1, 5.0], [1, 2, None]]
-    assert shown["title"] == "Bandwidth between 3 nodes, 4 tests: all is well"
+    assert shown["title"] == "Bandwidth between 3 nodes, 4 tests: no fault found"
 
 
 def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
@@ -52,7 +52,7 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
     shown: Mapping[str, Any] = drawing(job.hall.seen)
     assert shown["guilty"] == [2]
     assert {tuple(row[:2]) for row in shown["tests"] if row[2] is None} >= {(1, 2), (2, 3)}
-    assert shown["title"].endswith("at fault: node 2 (job-node-0-2)")
+    assert shown["title"].endswith("faulty: node 2 (job-node-0-2)")
     assert Simulation(4).hall.seen == Seen()
 
 
@@ -60,7 +60,7 @@ def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> N
     tests = (pairs.Tested((0, 1), ("", ""), 9_000_000, 0), pairs.Tested((0, 1), ("", "no"), 0, 1))
     shown = drawing(Seen(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
     assert (shown["guilty"], shown["tests"]) == ([1], [[0, 1, None]])
-    assert "at fault: b, rail 1" in str(shown["title"])
+    assert "faulty: b, rail 1" in str(shown["title"])
 
 
 @pytest.fixture

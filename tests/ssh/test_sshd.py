@@ -180,9 +180,7 @@ def test_sshd_takes_no_command(tmp_path) -> None:
 def test_run_without_a_command_names_it(mount) -> None:
     done = launch("run", env={"JOB_COMPLETION_INDEX": "0", "TRAINER_LAUNCH_SSH_DIR": str(mount)})
     assert done.returncode == 2
-    assert (
-        "this pod is an MPI worker, which runs sshd in the place of a command: trainer-launch sshd" in done.stderr
-    )
+    assert "missing command; this pod is an MPI worker, whose command is: trainer-launch sshd" in done.stderr
 
 
 def test_insecure_host_keys_are_said_loudly(tmp_path, mount) -> None:

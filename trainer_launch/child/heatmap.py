@@ -125,7 +125,7 @@ class Picture:
         for one, other in self.links:
             self._outline(axes, other - 0.5, one - 0.5, 1, 1)
             self._outline(axes, one - 0.5, other - 0.5, 1, 1)
-        axes.set_xlabel(f"node; grey: not tested, red: failed, framed: at fault; {len(self.tests)} pairs")
+        axes.set_xlabel(f"node; grey: not tested, red: failed, outlined: faulty; {len(self.tests)} pairs")
         axes.figure.colorbar(image, ax=axes, label=self.unit, shrink=0.7)
 
     def grid(self, axes: Any) -> None:
@@ -172,7 +172,7 @@ class Picture:
             list(range(0, across, step)), [f"+{column}" for column in range(0, across, step)], fontsize=8
         )
         axes.set_xlabel(
-            "each square is a node: its slowest test with nodes not at fault; red: one failed, framed: at fault; "
+            "each square is a node: its slowest test with a healthy node; red: a test failed, outlined: faulty; "
             f"{len(self.tests)} of {self.count * (self.count - 1) // 2} pairs tested",
             fontsize=9,
         )

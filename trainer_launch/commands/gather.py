@@ -87,9 +87,7 @@ def request_of(
     """
     pod = reading.pod
     if reading.command is None and reading.job.engine == "sshd":
-        raise UsageError(
-            "this pod is an MPI worker, which runs sshd in the place of a command: trainer-launch sshd"
-        )
+        raise UsageError("missing command; this pod is an MPI worker, whose command is: trainer-launch sshd")
     command = reading.command or parse_command(pod.command)
     path = pod.env.get("PATH")
     ports = ports_of(settings)
@@ -142,7 +140,9 @@ def ports_of(settings: Settings) -> PortRange | None:
     text = settings.port_range
     ports = None if text is None else grammar.parse_port_range(text)
     if text is not None and ports is None:
-        raise UsageError(f"--port-range is {text[:60]!r}; expected LOW-HIGH, two ports from 1 to 65535")
+        raise UsageError(
+            f"invalid value {text[:60]!r} for --port-range: expected LOW-HIGH, two ports from 1 to 65535"
+        )
     return ports
 
 
@@ -169,5 +169,7 @@ def _names(words: str | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in (words or "").split(",") if name.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--preload names {name!r}; expected Python modules, as in numpy,my_package.data")
+            raise UsageError(
+                f"invalid value {name!r} for --preload: expected Python modules, such as numpy,my_package.data"
+            )
     return names

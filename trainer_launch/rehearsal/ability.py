@@ -12,16 +12,16 @@ PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "hostname": "hostname"}  # Debian's; all else is of util-linux
 # What has to work in a network of the pods' own, by the word that the try-out says; in the order of trying.
 GROUND = {
-    "lo": "a network of its own cannot be brought up",
-    "name": "a host name of its own cannot be set",
-    "veth": "the kernel has no veth, the cable from pod to pod",
-    "forward": "/proc/sys/net cannot be written, so nothing would be forwarded from pod to pod",
-    "rule": "the kernel has no routing rules, by which packets are lost",
-    "hosts": "nothing can be mounted over /etc/hosts",
-    "shm": "no memory file system can be mounted at /dev/shm",
+    "lo": "a network namespace cannot be brought up",
+    "name": "the host name cannot be set",
+    "veth": "the kernel has no veth devices, which connect pods",
+    "forward": "/proc/sys/net is read-only, so packets between pods cannot be forwarded",
+    "rule": "the kernel has no routing rules, which drop the packets",
+    "hosts": "/etc/hosts cannot be mounted over",
+    "shm": "tmpfs cannot be mounted at /dev/shm",
 }
 OWN_NETWORK = ("partition", "slow link", "delay dns", "fill shm")
-_PRIVILEGED = "run it as root, or in a container that is --privileged"
+_PRIVILEGED = "run it as root, or in a --privileged container"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def cannot(faults: Iterable[Fault], machine: Machine) -> tuple[str, ...]:
     """A sentence for each fault that cannot be carried out here: why, and what to do. Of one kind once."""
     firsts = {fault.kind: fault for fault in reversed(tuple(faults))}
     found = ((fault, why) for fault in firsts.values() if (why := _why_not(fault.kind, machine)))
-    return tuple(f"--fault {shown(fault.text)} cannot be done here: {why}" for fault, why in found)
+    return tuple(f"--fault {shown(fault.text)} is not possible on this machine: {why}" for fault, why in found)
 
 
 def _why_not(kind: str, machine: Machine) -> str:
@@ -76,7 +76,7 @@ def why_no_network(machine: Machine) -> str:
         return f"{' and '.join(missing)} not found in PATH; install {_packages(missing)}"
     if not machine.namespaces:
         said = f" ({machine.why})" if machine.why else ""
-        return f"this machine lets us make no network for each pod{said}; {_PRIVILEGED}"
+        return f"network namespaces are not permitted here{said}; {_PRIVILEGED}"
     broken = next((why for word, why in GROUND.items() if word not in machine.works), None)
     return f"{broken}; {_PRIVILEGED}" if broken else ""
 
@@ -84,7 +84,7 @@ def why_no_network(machine: Machine) -> str:
 def _why_no_limit(machine: Machine) -> str:
     if "nft" in machine.missing:
         return f"nft not found in PATH; install {_packages(['nft'])}"
-    return "" if "limit" in machine.works else "the kernel's nftables take no limit of bytes; use partition instead"
+    return "" if "limit" in machine.works else "the kernel's nftables have no byte limit; use partition instead"
 
 
 def _packages(programs: Iterable[str]) -> str:

@@ -63,14 +63,14 @@ def parse(text: str, where: str = "--chaos") -> Chaos:
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals:
             near = "" if key in _KEYS else did_you_mean(key, [f"{name}=" for name in _KEYS])
-            hint = near or f"it takes {', '.join(_KEYS)}"
-            raise UsageError(f"{said}: {shown(word)} is nothing that it knows; {hint}")
+            hint = near or f"expected {', '.join(_KEYS)}"
+            raise UsageError(f"{said}: unknown key {shown(word)}; {hint}")
         field, read, expected = _KEYS[key]
         if field in fields:
-            raise UsageError(f"{said}: {key} stands twice")
+            raise UsageError(f"{said}: {key} is given twice")
         fields[field] = read(value)
         if fields[field] is None:
-            raise UsageError(f"{said}: {key} is {shown(value)}; expected {expected}")
+            raise UsageError(f"{said}: invalid value {shown(value)} for {key}=: expected {expected}")
     for key, example in (("seed", "7"), ("rate", "1/30s")):
         if _KEYS[key][0] not in fields:
             raise UsageError(f"{said} has no {key}; add {key}={example}")
@@ -143,7 +143,7 @@ _MAY = ", ".join(kind.replace(" ", "-") for kind in grammar.KINDS if kind not in
 _KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "seed": ("seed", _seed, "a whole number"),
     "rate": ("gap_s", _gap, f"a number in a time, such as 1/30s; {1 / _LEAST_GAP_S:.0f}/s at most"),
-    "kinds": ("kinds", _kinds, f"some of {_MAY}, each once, with commas between"),
+    "kinds": ("kinds", _kinds, f"some of {_MAY}, separated by commas"),
     "for": ("for_s", _lasting, words.DURATION),
     "nodes": ("nodes", _nodes, "indices of nodes, such as 0,2 or 1-3, each once"),
 }

@@ -40,7 +40,7 @@ def read(text: str, source: str) -> tuple[Fault, ...]:
     if not entries:
         raise document.get("faults").bad("a list of faults")
     if len(entries) > MAX_FAULTS:
-        raise UsageError(f"{source} holds {len(entries)} faults; {MAX_FAULTS} are the most")
+        raise UsageError(f"{source} holds {len(entries)} faults; the maximum is {MAX_FAULTS}")
     return tuple(map(_fault, entries))
 
 

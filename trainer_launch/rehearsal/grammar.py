@@ -23,8 +23,8 @@ MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
 _POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 _AT = (
-    "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes when it has blanks, "
-    "and without repeats or choices in a repeat, as in (a+)+"
+    "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks, "
+    "without nested repeats such as (a+)+"
 )
 
 _AT_STEP_1 = When(step=1)
@@ -80,13 +80,13 @@ def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
     for key, value in pairs:
         _check_key(key, kind, said)
         if key in given:
-            raise UsageError(f"{said}: {key} stands twice")
+            raise UsageError(f"{said}: {key} is given twice")
         given[key] = value
     missing = [key for key in form.needs if key not in given]
     if missing:
         raise UsageError(f"{said}: {kind} needs {missing[0]}={_VALUES[missing[0]].example}")
     if "node" in given and "pod" in given:
-        raise UsageError(f"{said}: node and pod both say whom it is for; give one of them")
+        raise UsageError(f"{said}: node and pod exclude each other; give one of them")
     fields: dict[str, Any] = {"when": form.first}
     for key, value in given.items():
         fields |= _value(key, value, said)
@@ -138,7 +138,7 @@ def _form(kind: str, said: str) -> Form:
     if kind in KINDS:
         return KINDS[kind]
     hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
-    raise UsageError(f"{said} begins with no fault; {hint}" if kind else f"{said} names no fault; {hint}")
+    raise UsageError(f"{said}: unknown fault; {hint}" if kind else f"{said}: missing fault; {hint}")
 
 
 def _pair(word: str, kind: str, said: str) -> tuple[str, str]:
@@ -147,7 +147,7 @@ def _pair(word: str, kind: str, said: str) -> tuple[str, str]:
         return key, value
     bare = KINDS[kind].bare
     if not bare or _VALUES[bare].parse(word) is None:
-        raise UsageError(f"{said}: {shown(word)} is no KEY=VALUE; {_takes(kind)}")
+        raise UsageError(f"{said}: {shown(word)} is not KEY=VALUE; {_takes(kind)}")
     return bare, word
 
 
@@ -156,7 +156,7 @@ def _check_key(key: str, kind: str, said: str) -> None:
     if key in fitting:
         return
     if key in _KEYS:
-        raise UsageError(f"{said}: {key} does not go with {kind}; {_takes(kind)}")
+        raise UsageError(f"{said}: {kind} has no {key}; {_takes(kind)}")
     hint = f"{did_you_mean(key, fitting)} {_takes(kind)}".strip()
     raise UsageError(f"{said}: there is no {shown(key)}; {hint}")
 
@@ -226,9 +226,11 @@ def _value(key: str, text: str, said: str) -> dict[str, Any]:
         return {how.field: None}
     value = how.parse(text)
     if value is None and key == "at" and text.isdecimal():
-        raise UsageError(f"{said}: at is {shown(text)}, without a unit; write at={text}s or at=step:{text}")
+        raise UsageError(
+            f"{said}: invalid value {shown(text)} for at=: no unit; write at={text}s or at=step:{text}"
+        )
     if value is None:
-        raise UsageError(f"{said}: {key} is {shown(text)}; expected {how.expected}")
+        raise UsageError(f"{said}: invalid value {shown(text)} for {key}=: expected {how.expected}")
     return {how.field: value}
 
 

@@ -38,6 +38,6 @@ def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
         return found[0]
     said = f"--fault {shown(fault.text)}"
     if found:
-        raise UsageError(f"{said}: {name} may be {' or '.join(found[:5])}; give the whole name")
+        raise UsageError(f"{said}: {name} is ambiguous: {' or '.join(found[:5])}; give the full name")
     hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
     raise UsageError(f"{said}: the job has no pod {name}; {hint}")

@@ -41,7 +41,7 @@ def split(text: str, where: str) -> list[str]:
             words.append(word)
             word = None
     if quote:
-        raise UsageError(f"{where} {shown(text)} has a {quote} that is not closed")
+        raise UsageError(f"{where} {shown(text)} has an unclosed {quote}")
     return words if word is None else [*words, word]
 
 

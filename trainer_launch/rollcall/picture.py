@@ -43,5 +43,5 @@ def _title(seen: Seen) -> str:
     blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.guilty.rails]
     blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.guilty.links]
     blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.guilty.unresolved]
-    what = f"at fault: {listed(blamed)}" if blamed else "all is well"
+    what = f"faulty: {listed(blamed)}" if blamed else "no fault found"
     return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"
