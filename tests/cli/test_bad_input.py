@@ -42,7 +42,7 @@ V2 = {
         (["run", "--engine", "torch", "--", "true"], {}, 2, "expected 'auto', 'torchrun'"),
         (["walk"], {}, 2, "trainer-launch run -- walk"),
         (["loc", "--", "true"], {}, 2, "unknown command 'loc'; did you mean local?"),
-        (["local"], {}, 2, "write a command after --, or name a manifest with -f"),
+        (["local"], {}, 2, "missing command; write one after --, or add a manifest with -f"),
         ([], {}, 2, "missing command; expected one of run, preflight, "),
         (["run", "--", "true"], {"TRAINER_LAUNCH_GRACE": "soon"}, 2, "TRAINER_LAUNCH_GRACE"),
         (["run", "--contract", "trainer-v2-troch", "--", "true"], {}, 2, "did you mean trainer-v2-torch"),
