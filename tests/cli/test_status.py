@@ -215,7 +215,13 @@ def test_nobody_is_woken_while_nobody_asks(train: str, tmp: dict[str, str], tmp_
     words = ("run", "--engine=plain", "--metrics-port", str(free_port()), "--", train)
     with start(*words, env=tmp) as run:
         run.read_until("ready")
-        eventually(lambda: waits(run.pid) == waits(run.pid), "the launcher is asleep")
+        seen: list[dict[str, int]] = []
+
+        def is_asleep() -> bool:
+            seen.append(waits(run.pid))
+            return seen[-10:] == [seen[-1]] * 10
+
+        eventually(is_asleep, "the launcher is asleep")
         before = waits(run.pid)
         launch("status", env=tmp)  # takes a while, and reads files only
         assert waits(run.pid) == before

@@ -41,7 +41,7 @@ EXAMPLES = """exit codes:
 
 examples:
   trainer-launch preflight -- train.py                 # check the command, too
-  trainer-launch preflight --storage shared:/ckpt   # test the volume
+  trainer-launch preflight --storage shared:/ckpt      # test the volume
   trainer-launch preflight --level container           # this container only
   trainer-launch preflight --level deep                # test everything
   trainer-launch preflight --skip dns --fatal cpu,mtu
