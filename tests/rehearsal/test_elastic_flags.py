@@ -104,7 +104,7 @@ def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
         (("--nodes", "0"), "invalid value '0' for --nodes"),
         (("--nodes", "1:2", "--engine", "mpi"), "invalid value '1:2' for --nodes: expected N for an MPI job"),
         (("--nodes", "2:3", "--fault", "add node", "--fault", "add node at=9s"), "leaves room for 1 added node,"),
-        (("--nodes", "1:201"), "--nodes is 201"),
+        (("--nodes", "1:201"), "invalid value 201 for --nodes: a rehearsal runs 1 to 200 nodes"),
     ],
 )
 def test_a_range_that_does_not_fit_is_one_error(words: tuple[str, ...], part: str) -> None:
