@@ -39,7 +39,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
     options = meeting.options(request, nodes)
     if options.get("rdzv_backend") != "trainer-launch":
         backend = request.topology.rendezvous and request.topology.rendezvous.backend
-        raise UsageError(f"launch meets at its own coordinator, not by {backend}; unset PET_RDZV_BACKEND")
+        raise UsageError(f"launch uses its own coordinator, not the backend {backend}; unset PET_RDZV_BACKEND")
     workers = request.topology.local_world_size
     if workers is None:
         raise UsageError(
@@ -71,7 +71,7 @@ def _request(elastic: Elastic) -> Request:
     reading = read(live_pod(("python", sys.argv[0] or "-")), settings)
     if reading.job.role == "rank":
         raise UsageError(
-            "this process is already a worker of a torchrun job; call the function itself, without launch"
+            "this process is already a worker of a torchrun job; call the function directly, without launch"
         )
     reading = replace(reading, job=_job(reading.job, elastic))
     topology = place(reading.job, reading.host)

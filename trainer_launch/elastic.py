@@ -140,7 +140,7 @@ def _check_meeting(configs: Mapping[str, Any]) -> None:
     for name, value in configs.items():
         if name not in (*_OURS, *_TORCHS, *_TORCHS_TOO):
             advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
-            raise UsageError(f"Elastic(rdzv_configs=) has {name!r}, which means nothing here; {advice}")
+            raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
         if name in _OURS and not (_is_number(value) and value >= 0):
             raise UsageError(f"{name} of Elastic(rdzv_configs=) is {str(value)[:60]!r}; expected a number from 0")
 

@@ -429,7 +429,7 @@ def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "before: 3 alive: 0 shared: False" in ended.stdout
     # Three, and the one that made the daemon, if it has not gone by itself yet.
-    assert re.search(r"ended [34] processes that dead workers had left running", ended.stderr), ended.stderr
+    assert re.search(r"ended [34] processes left running by dead workers", ended.stderr), ended.stderr
     assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr, ended.stderr
 
 

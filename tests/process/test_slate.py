@@ -41,7 +41,7 @@ def agent(tmp_path, *words, **more):
 
 
 def ended_in(launcher: Launcher) -> int:
-    told = re.search(r"ended (\d+) processes that dead workers had left running", launcher.log())
+    told = re.search(r"ended (\d+) process(?:es)? left running by dead workers", launcher.log())
     return int(told[1]) if told else 0
 
 

@@ -22,7 +22,7 @@ from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 
 Fault = Callable[[Job], None]
 DEADLINE_S = 60.0
-_FAILURES = re.compile(r"store at .*, (\d+) failures so far")
+_FAILURES = re.compile(r"store at .*, (\d+) failures? so far")
 _STEADY = 5  # steps after which a job is running, and not just starting
 
 

@@ -26,9 +26,9 @@ def need_torch() -> None:
     ("text", "reason"),
     [
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), name='busy', daemon=True).start()",
-         "importing has left threads running, which a fork would not have (busy)"),
+         "an import started threads, which a fork does not copy (busy)"),
         ("import torch\ntorch.cuda.is_initialized = lambda: True",
-         "importing has initialised CUDA, which does not survive a fork"),
+         "an import initialised CUDA, which does not survive a fork"),
         ("import no_such_thing",
          "importing mine failed (ModuleNotFoundError: No module named 'no_such_thing')"),
         ("raise SystemExit(3)", "importing mine failed (SystemExit: 3)"),
@@ -59,7 +59,7 @@ def test_workers_start_the_ordinary_way_when_the_server_cannot_serve(tmp_path: P
     (tmp_path / "mine.py").write_text("import no_such_thing")
     code, out, err = run(tmp_path, TRAINED, "--preload", "mine")
     assert (code, out) == (0, "trained\n" * 2), err
-    assert err.count("workers start the ordinary way: importing mine failed") == 1
+    assert err.count("workers start without the fork server: importing mine failed") == 1
     code, _, err = run(tmp_path, TRAINED, "--preload", "mine", "--start-method", "forkserver")
     assert code == 2
     assert "--start-method is forkserver, but importing mine failed" in err
@@ -135,7 +135,7 @@ def test_a_killed_server_costs_the_job_one_restart(tmp_path: Path) -> None:
         launcher.read_until("ready 1", times=2)
         code, output = launcher.end()
     assert code == 0, output
-    assert "the fork-server has died" in output
+    assert "the fork server exited" in output
     assert not [process for process in before if process.is_running()]
 
 

@@ -77,7 +77,7 @@ def test_a_module_of_the_programs_folder_that_torch_would_take_is_not_passed_ove
     text = f"__path__ = [{os.path.dirname(real.origin)!r}]\nexec(open({real.origin!r}).read())\n"
     (folder / name).write_text(text if name.startswith("numpy") else "")
     module = name.partition(".")[0].partition("/")[0]
-    assert asked(folder) == (f"torch imports {module}, and {folder / name} is one", "False")
+    assert asked(folder) == (f"torch imports {module}, and {folder / name} hides it", "False")
 
 
 def test_a_plug_in_for_torch_in_the_programs_folder_is_not_passed_over(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_plug_in_for_torch_in_the_programs_folder_is_not_passed_over(folder: P
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\nplug = plug:load\n")
     (folder / "plug.py").write_text("def load():\n    pass\n")
-    assert asked(folder) == (f"{folder} has a plug-in for torch", "False")
+    assert asked(folder) == (f"{folder} contains a plug-in for torch", "False")
 
 
 def test_what_the_import_leaves_running_keeps_the_agent_from_being_forked(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_what_the_import_leaves_running_keeps_the_agent_from_being_forked(tmp_pa
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = launch("run", "--nproc-per-node", "2", "--", train, env={"PYTHONPATH": path})
     assert (ended.returncode, ended.stdout) == (0, "trained\n" * 2), ended.stderr
-    assert "importing has left threads running, which a fork would not have (busy)" in ended.stderr
+    assert "an import started threads, which a fork does not copy (busy)" in ended.stderr

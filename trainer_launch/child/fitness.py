@@ -17,10 +17,10 @@ def unfit() -> str | None:
     for name in ("cuda", "xpu"):
         device = getattr(torch, name, None)
         if device is not None and (device.is_initialized() or _is_in_bad_fork(device)):
-            return f"importing has initialised {name.upper()}, which does not survive a fork"
+            return f"an import initialised {name.upper()}, which does not survive a fork"
     names = _threads_after_fork()
     if names:
-        return f"importing has left threads running, which a fork would not have ({', '.join(names)})"
+        return f"an import started threads, which a fork does not copy ({', '.join(names)})"
     return None
 
 

@@ -169,7 +169,7 @@ def _obstacle(fn: Callable[..., Any], arguments: object, start_method: str) -> s
         )
     main = sys.modules["__main__"]
     if module == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
-        return f"{name} is defined in a session, which a worker started by {start_method} cannot import"
+        return f"{name} is defined in an interactive session: a worker started by {start_method} cannot import it"
     problem = _unpicklable(fn) or _unpicklable(arguments)
     if problem is None:
         return None
@@ -210,7 +210,7 @@ def _load(rank: int, data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
-        text = f"what rank {rank} returned cannot be read in this process ({problem}); return plain values"
+        text = f"the result of rank {rank} cannot be unpickled in this process ({problem}); return plain values"
         raise WorkerFailedError(text, rank, None, None) from None
 
 

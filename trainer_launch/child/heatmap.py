@@ -204,7 +204,7 @@ class Picture:
                 axes.text(column, number, text, ha="center", va="center", **self._ink(rate, 9))
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9, color=_RED, fontweight="bold")
         axes.set_xticks([])
-        axes.set_xlabel(f"the tests of those at fault, in {self.unit}", fontsize=9)
+        axes.set_xlabel(f"tests of faulty nodes and links, in {self.unit}", fontsize=9)
 
     def _mark(self, axes: Any, row: int, column: int, rate: float | None) -> None:
         if rate is None:

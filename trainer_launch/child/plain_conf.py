@@ -54,7 +54,7 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
     for name in conf:
         if name not in (*OURS, *TORCHS, *_TORCHS_TOO):
             advice = did_you_mean(name, OURS) or f"expected one of {', '.join(OURS)}"
-            raise UsageError(f"--rdzv-conf has {name!r}, which the backend trainer-launch does not know; {advice}")
+            raise UsageError(f"unknown key {name!r} in --rdzv-conf of the backend trainer-launch; {advice}")
     alone = nodes.max == 1
     told = dict(conf)
     if "node_rank" not in told and env.get("PET_NODE_RANK", "").strip():

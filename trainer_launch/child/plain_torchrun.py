@@ -87,7 +87,10 @@ class PlainTorchrun(CoordinatedRendezvous):
                 is_done = self.finish()
             self._close(None)
             if not is_done:
-                _end("other workers failed after this node's had ended; start it again", exits.INFRASTRUCTURE)
+                _end(
+                    "workers of another node failed after this node's had finished; start this torchrun again",
+                    exits.INFRASTRUCTURE,
+                )
         elif isinstance(failure, ChildFailedError):
             self._tell_last_failure(failure)
             self._close(f"{self._me.host} {_QUIT}")
@@ -146,7 +149,9 @@ def _host(conf: Conf, secret: bytes | None) -> tuple[Server | None, Endpoint]:
         port = server.start()
     except NodeError:
         if conf.is_host is None and conf.node_rank is None:
-            _log.info("port %d is taken here: another torchrun of this machine hosts", conf.endpoint.port)
+            _log.info(
+                "port %d is in use: another torchrun on this machine hosts the coordinator", conf.endpoint.port
+            )
             return None, conf.endpoint
         raise
     return server, Endpoint(conf.endpoint.host, port)

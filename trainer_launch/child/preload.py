@@ -94,7 +94,7 @@ def _unfit() -> str | None:
         try:
             multiprocessing.get_context("fork").Lock()  # torch needs such ones for what it forks
         except OSError as problem:
-            reason = f"no semaphore can be made in /dev/shm ({problem})"
+            reason = f"a semaphore cannot be created in /dev/shm ({problem})"
     return reason
 
 
@@ -110,6 +110,6 @@ def _tell(path: str, state: State) -> None:
     run_folder.replace(path, {"pid": state.pid, "reason": state.reason, "files": files})
 
 
-STATE = State(reason="this is no fork-server")
+STATE = State(reason="this is not a fork server")
 if SERVER_SETTINGS in os.environ:
     STATE = _serve(json.loads(os.environ.pop(SERVER_SETTINGS)))

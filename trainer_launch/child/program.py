@@ -55,7 +55,9 @@ def become(who: Identity) -> None:
     except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
         ready = False
         text = f"{type(problem).__name__}: {problem}"
-        os.write(2, f"[trainer-launch] this worker starts the ordinary way: {text}\n".encode(errors="replace"))
+        os.write(
+            2, f"[trainer-launch] this worker starts without the fork server: {text}\n".encode(errors="replace")
+        )
     signal.pthread_sigmask(signal.SIG_SETMASK, who.state.mask)
     if not ready:
         _exec(who)

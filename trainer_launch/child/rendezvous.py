@@ -17,6 +17,7 @@ from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.sizes import counted
 
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 _GONE_S = 30.0  # and so long after this node's workers have succeeded
@@ -173,7 +174,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._ended is not None:
             self._leave(self._ended)
         if self._is_away(self._patience_s):
-            text = f"the coordinator at {self._coordinator} was not there for {self._patience_s:g} s"
+            text = f"the coordinator at {self._coordinator} did not answer for {self._patience_s:g} s"
             raise GaveUpError(say.GiveUp(text), None)
         if isinstance(message, say.Waiting) and message.missing:
             _log.info(
@@ -190,7 +191,7 @@ class CoordinatedRendezvous(RendezvousHandler):
     def _note(self, message: object) -> None:
         """Keep what outlasts a look: whether the coordinator is there, and whether the job goes on."""
         if isinstance(message, Disconnected):
-            _log.warning("the coordinator is away: %s", message.reason)
+            _log.warning("the coordinator is unreachable: %s", message.reason)
             self._away_since_s = self._away_since_s or time.monotonic()
         elif isinstance(message, Connected):
             self._away_since_s = None
@@ -234,8 +235,9 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._store is None:
             self._store = reach_store(go.host, go.port, self.num_nodes_waiting)
         _log.info(
-            "generation %d: this is node %d of %d, store at %s:%d, %d failures so far",
-            *(formed.generation, formed.group_rank, formed.size, go.host, go.port, formed.restarts),
+            "generation %d: this is node %d of %d, store at %s:%d, %s so far",
+            *(formed.generation, formed.group_rank, formed.size, go.host, go.port),
+            counted(formed.restarts, "failure"),
         )
         store = GenerationStore(f"generation/{formed.generation}", self._store, is_over=self.num_nodes_waiting)
         meeting_point = RendezvousStoreInfo(go.host, go.port)

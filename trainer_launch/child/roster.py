@@ -40,7 +40,7 @@ class Roster:
         """New workers are about to start."""
         self.look()
         if self._cleared:
-            _log.info("ended %s that dead workers had left running", counted(self._cleared, "process"))
+            _log.info("ended %s left running by dead workers", counted(self._cleared, "process"))
             self._cleared = 0
         self.environments = environments
         self.oom_kills_before = cgroup.oom_kills(cgroup.own_groups())

@@ -70,7 +70,7 @@ class Server:
             try:
                 forkserver.ensure_running()
             except OSError as problem:
-                raise ServerError(f"no fork-server can be started ({problem})") from None
+                raise ServerError(f"the fork server cannot be started ({problem})") from None
 
     def wait(self) -> None:
         """Wait until it is ready, or has told why it will never be.
@@ -84,9 +84,9 @@ class Server:
                 self._said = json.load(file)
                 os.unlink(file.name)  # 100 KiB: an agent that is killed leaves none
             if self._said is None and not self._is_running():
-                raise ServerError("the fork-server ended while it imported")
+                raise ServerError("the fork server exited during its imports")
             if time.monotonic() > end_s:
-                raise ServerError(f"the fork-server has imported for more than {_PATIENCE_S:g} s")
+                raise ServerError(f"the fork server did not finish its imports within {_PATIENCE_S:g} s")
             time.sleep(_PACE_S)
 
     def renew(self) -> str | None:
@@ -95,7 +95,7 @@ class Server:
         Raises:
             ServerError: no new one can be had.
         """
-        why = "the fork-server has died" if not self._is_running() else self._changed()
+        why = "the fork server exited" if not self._is_running() else self._changed()
         if why is None:
             return None
         self._end()

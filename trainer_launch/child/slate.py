@@ -71,9 +71,9 @@ def end_leftovers(run_dir: str) -> None:
     """End what dead workers have left running; within seconds, whatever it does."""
     count, stuck = end_all(lambda: left_running(run_dir))
     if count:
-        _log.info("ended %s that dead workers had left running", counted(count, "process"))
+        _log.info("ended %s left running by dead workers", counted(count, "process"))
     for entry in stuck:
-        _log.warning("SIGKILL does not end %s, which a dead worker has left running", entry)
+        _log.warning("SIGKILL did not end %s, which a dead worker left running", entry)
 
 
 def left_running(run_dir: str) -> list[tree.Entry]:

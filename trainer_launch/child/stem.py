@@ -135,10 +135,10 @@ def _shadow(directory: str, names: set[str]) -> str | None:
         for name in sorted(names & {entry.partition(".")[0] for entry in os.listdir(directory)}):
             spec = PathFinder.find_spec(name, [directory])
             if spec and spec.loader and spec.origin != getattr(sys.modules.get(name), "__file__", None):
-                return f"torch imports {name}, and {spec.origin} is one"
+                return f"torch imports {name}, and {spec.origin} hides it"
     for distribution in importlib.metadata.distributions(path=[directory]):
         if any(entry.group == _PLUGINS for entry in distribution.entry_points):
-            return f"{directory} has a plug-in for torch"
+            return f"{directory} contains a plug-in for torch"
     return None
 
 

@@ -15,9 +15,7 @@ from trainer_launch.model import PortRange
 STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
 _REACH_S = 1.0  # for one attempt to connect
 _SOON_S, _LOOK_S = 0.002, 0.1  # between two looks at the store, at first and at most
-_ADVICE = (
-    "its port is one of --port-range, or any where that is not given: let the job's pods reach each other there"
-)
+_ADVICE = "the store uses a port of --port-range, or any free port: allow traffic between the job's pods there"
 _TRIES = 5  # another program may take a port between our look and our use
 
 

@@ -47,7 +47,7 @@ def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
         config, command, command_args = _config(argv)
         _take_over_signals(config, stop)
     except (AssertionError, KeyError, OSError, RuntimeError, ValueError) as problem:
-        return _refuse(f"torch refuses its options ({type(problem).__name__}: {problem}); see torchrun --help")
+        return _refuse(f"torch refused its options ({type(problem).__name__}: {problem}); see torchrun --help")
     rank_output = os.environ.pop("TRAINER_LAUNCH_RANK_OUTPUT", "")
     if rank_output:
         config.logs_specs = logs.PipedLogs(json.loads(rank_output), config.logs_specs)

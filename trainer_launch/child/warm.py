@@ -66,7 +66,7 @@ class Forked(Ordinary):
         self._program.environments = environments
         why = self._server.renew()
         if why:
-            _log.info("the workers' fork-server was started anew: %s", why)
+            _log.info("the fork server was restarted: %s", why)
         if why and self._server.reason:
             tell(self._server.reason)
 
@@ -95,7 +95,7 @@ def choose(
     reason = no_server or _obstacle(server, command)
     if reason is None:
         if server.apart:
-            _log.info("the workers' fork-server has imported torch for itself: %s", server.apart)
+            _log.info("the fork server imported torch separately: %s", server.apart)
         assert isinstance(command, str)
         return Forked(config, command, arguments, server)
     server.close()
@@ -114,14 +114,14 @@ def _obstacle(server: Server, command: object) -> str | None:
 
 
 def tell(reason: str) -> None:
-    """Say why workers start the ordinary way."""
-    _log.info("workers start the ordinary way: %s", reason)
+    """Say why workers start without the fork server."""
+    _log.info("workers start without the fork server: %s", reason)
 
 
 def _changed(before: dict[str, str]) -> str | None:
     for name in {**before, **os.environ}:
         if name.startswith(_READ_AT_LOAD) and before.get(name) != os.environ.get(name):
-            return f"torch's options have changed {name} after torch was loaded"
+            return f"torch's options changed {name} after torch was imported"
     return None
 
 
