@@ -97,7 +97,7 @@ def write_last_words(text: str, path: str, *, create: bool = False) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        log.warning("cannot write the last words to %s: %s", path, error.strerror)
+        log.warning("cannot write the termination message to %s: %s", path, error.strerror)
 
 
 def _place(failure: Failure) -> list[str]:

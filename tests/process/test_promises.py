@@ -230,7 +230,7 @@ def test_a_checkpoint_signal_reaches_the_worker_and_ends_nothing(tmp_path):
         it.await_note("ready")
         it.send(signal.SIGUSR1)
         it.await_note(f"got {int(signal.SIGUSR1)}")
-        it.await_log("SIGUSR1: the workers are told to save and go on")
+        it.await_log("SIGUSR1: the workers were told to save and continue")
         it.send(signal.SIGTERM)
         it.await_note(f"got {int(signal.SIGTERM)}")
         it.send(signal.SIGINT)  # still a request to stop
@@ -246,7 +246,7 @@ def test_a_drain_lets_the_worker_end_in_its_own_time_and_is_a_stop(tmp_path, wra
         it.send(signal.SIGTERM)
         assert it.wait() == 143
         assert it.notes() == ["ready", "term", "saved"]
-        assert "nothing is started again" in it.log()
+        assert "no more restarts" in it.log()
         assert survivors(it.token) == []
 
 
@@ -257,7 +257,7 @@ def test_who_dies_of_a_signal_that_we_handed_on_is_told_so(tmp_path):
         launcher.await_note("ready")
         launcher.send(signal.SIGUSR1)
         assert launcher.wait() == 128 + signal.SIGUSR1
-    assert "this launcher handed the signal on as it got it" in words.read_text()
+    assert "the launcher received this signal and forwarded it" in words.read_text()
 
 
 def test_a_stop_in_the_instant_of_the_start(tmp_path, wrap):

@@ -29,6 +29,8 @@ FULL = Evidence(shm_free_bytes=4096, shm_size_bytes=64 << 20)
 ROOMY = Evidence(shm_free_bytes=60 << 20, shm_size_bytes=64 << 20)
 LOST = Evidence(agent=AgentFailure(reason="PeerLost", message="nobody came", exit_code=138))
 
+UNEVEN = Evidence(agent=AgentFailure(reason="ProgramError", message="rank 1 finished", exit_code=1))
+
 
 def said(line):
     return Evidence(last_lines=("before", line))
@@ -54,6 +56,7 @@ ROWS = [
         138,
     ),
     (death(2), Evidence(agent=AgentFailure(reason="Misconfigured", message="no", exit_code=2)), "Misconfigured", 2),
+    (death(1), UNEVEN, "ProgramError", 1),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
     (death(number=4), Evidence(), "Crashed", 132),
@@ -110,10 +113,10 @@ def test_who_is_killed_from_outside_has_not_said_why():
 def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
     usr1 = int(signal.SIGUSR1)
     ours = classify(death(number=usr1), Evidence(handed_on=frozenset({usr1})))
-    assert "handed the signal on" in (ours.hint or "")
+    assert "add a handler for this signal" in (ours.hint or "")
     assert "--signals" in (ours.hint or "")
     foreign = classify(death(number=int(signal.SIGTERM)), Evidence(handed_on=frozenset({usr1})))
-    assert "did not send it" in (foreign.hint or "")
+    assert "the launcher did not" in (foreign.hint or "")
     killed = classify(death(number=9), NO_OOM)
     assert killed.evidence == ("the kernel's count of memory kills in this container did not rise",)
 

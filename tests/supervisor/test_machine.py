@@ -255,7 +255,7 @@ def test_a_stop_signal_that_is_forwarded_asks_nobody_to_stop():
 def test_a_checkpoint_is_handed_on_with_a_word_in_the_log():
     state, actions = play(plan(signals={USR1: CHECKPOINT}), EVENTS["other"])
     assert (state.phase, actions[:-1]) == (Phase.RUNNING, to_leaders(USR1))
-    assert "SIGUSR1: the workers are told to save and go on" in actions[-1].text
+    assert "SIGUSR1: the workers were told to save and continue" in actions[-1].text
 
 
 def test_a_drain_waits_for_the_workers_and_ends_as_a_stop():

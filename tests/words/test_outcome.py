@@ -131,7 +131,7 @@ def test_created_only_when_told(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         outcome.write_last_words("words", str(path))
     assert not path.exists()
-    assert "cannot write the last words" in caplog.text
+    assert "cannot write the termination message" in caplog.text
     outcome.write_last_words("words", str(path), create=True)
     assert path.read_text() == "words"
 

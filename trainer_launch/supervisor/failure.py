@@ -89,13 +89,13 @@ _FIRST = (
     _Rule(
         "Stopped",
         lambda _, evidence: evidence.stopped,
-        "nothing, unless work was lost: then give it more grace",
+        "nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
         exit_code=exits.STOPPED,
     ),
     _Rule(
         "Hung",
         _agent_says("Hung"),
-        "read the saved stacks: the rank that is not in the collective where the others wait is the guilty one",
+        "read the saved stacks: the rank outside the collective in which the others wait is the cause",
         exit_code=exits.INFRASTRUCTURE,
         again=True,
         shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),
@@ -131,7 +131,7 @@ _FIRST = (
     _Rule(
         "Misconfigured",
         _agent_says("Misconfigured"),
-        "correct torchrun's option or its PET_ variable; trying again cannot help",
+        "correct torchrun's option or its PET_ variable; a restart will not help",
         exit_code=exits.MISCONFIGURED,
         again=False,
     ),
@@ -146,24 +146,22 @@ _LAST = (
     _Rule(
         "Killed",
         _signal_is(signal.SIGKILL),
-        "look for who sent SIGKILL: a kill in the program or in kubectl exec, or the node itself when its own "
-        "memory ran out (kubectl describe node; its kernel log)",
+        "find out who sent SIGKILL: the program itself, kubectl exec, or the node when its own memory ran out "
+        "(kubectl describe node; its kernel log)",
         shows=_no_oom,
     ),
     _Rule(
         "Killed",
         lambda end, evidence: end.signal in evidence.handed_on,
-        "this launcher handed the signal on as it got it, and the program has no handler for it: write one, or let "
-        "--signals say what the signal is for",
-        shows=lambda _: ("the launcher itself was sent this signal, and handed it on",),
+        "add a handler for this signal to the program, or set its meaning with --signals",
+        shows=lambda _: ("the launcher received this signal and forwarded it",),
     ),
     _Rule(
         "Killed",
         lambda end, _: end.signal is not None,
-        "this launcher did not send it and was not asked to stop: look for a kill in the program itself, its "
-        "libraries and wrappers, or in kubectl exec",
+        "find out who sent it; the launcher did not: the program itself, its libraries, a wrapper or kubectl exec",
     ),
-    _Rule("Failed", lambda _end, _evidence: True, "the program's own lines tell why"),
+    _Rule("Failed", lambda _end, _evidence: True, "see the program's output above"),
 )
 RULES = (*_FIRST, *_LAST)
 
@@ -225,7 +223,7 @@ def unresolved(text: str) -> Failure:
         reason="PeerLost",
         message=text,
         exit_code=exits.INFRASTRUCTURE,
-        hint="see whether the job's headless service and the other pods exist",
+        hint="check that the job's headless Service and the other pods exist",
     )
 
 

@@ -210,7 +210,7 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
         case ev.Signalled(number=number):
             log.debug("%s", _name(number))
         case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
-            log.warning("the time to end politely is over")
+            log.warning("the grace period is over: killing what still runs")
 
 
 def _is_request(number: int, before: Phase, state: State) -> bool:

@@ -162,7 +162,7 @@ def _relay(state: State, event: ev.Signalled) -> Step:
     state = replace(state, handed_on=state.handed_on | {event.number})
     relayed = tuple(ev.SignalLeader(name, event.number) for name in state.alive)
     saves = purpose(state, event.number) is SignalAction.CHECKPOINT
-    says = (ev.Say(f"SIG{name_of(event.number)}: the workers are told to save and go on"),) if saves else ()
+    says = (ev.Say(f"SIG{name_of(event.number)}: the workers were told to save and continue"),) if saves else ()
     return state, (*relayed, *says)
 
 
@@ -170,7 +170,7 @@ def _drain(state: State, event: ev.Signalled) -> Step:
     state, relayed = _relay(_no_more(state, event)[0], event)
     return state, (
         *relayed,
-        ev.Say(f"SIG{name_of(event.number)}: nothing is started again, we end with the workers"),
+        ev.Say(f"SIG{name_of(event.number)}: no more restarts; the launcher exits when the workers do"),
     )
 
 

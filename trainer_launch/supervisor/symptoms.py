@@ -102,9 +102,9 @@ def _symptom(reason: str, *patterns: str, what: str, hint: str, code: int | None
 
 
 _START = r"\A(?:\[rank\d+\]: *)?"
-_FIX = "correct the program or its image; to start it again cannot help"
+_FIX = "correct the program or its image; a restart will not help"
 PEER_HINT = (
-    "look at the other pods (kubectl get pods): which one failed first, or why one that is missing does not run"
+    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
 )
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 
@@ -121,14 +121,14 @@ SYMPTOMS = (
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
         r"Error while finding module specification for|: No module named \S+$",
         what="because something it imports is not there",
-        hint="install it into the image, or correct PYTHONPATH; to start it again cannot help",
+        hint="install it into the image, or correct PYTHONPATH; a restart will not help",
         again=False,
     ),
     _symptom(
         "ProgramError",
         _START + slips.PATTERN,
         what="because it uses a name, an attribute or a parameter that does not exist",
-        hint="correct the program, or the version of the library that it calls; to start it again cannot help",
+        hint="correct the program, or the version of the library that it calls; a restart will not help",
         again=False,
     ),
     _symptom(
@@ -144,14 +144,14 @@ SYMPTOMS = (
         r"can't open file '.*': \[Errno 2\]",
         _START + r"FileNotFoundError: .*\.py'$",
         what="because its script is not there",
-        hint="correct the path, the working directory or the volume that has the code; to start again cannot help",
+        hint="correct the path, the working directory or the volume that has the code; a restart will not help",
         again=False,
     ),
     _symptom(
         "ProgramError",
         r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument |invalid choice)",
         what="because it refuses its arguments",
-        hint="correct the command's arguments; to start it again cannot help",
+        hint="correct the command's arguments; a restart will not help",
         again=False,
     ),
     _symptom(
