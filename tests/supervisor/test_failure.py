@@ -55,6 +55,12 @@ ROWS = [
         "Hung",
         138,
     ),
+    (
+        death(1),
+        Evidence(agent=AgentFailure(reason="ProgramError", message="rank 1 finished", exit_code=1)),
+        "ProgramError",
+        1,
+    ),
     (death(2), Evidence(agent=AgentFailure(reason="Misconfigured", message="no", exit_code=2)), "Misconfigured", 2),
     (death(1), UNEVEN, "ProgramError", 1),
     (death(number=11), Evidence(), "Crashed", 139),
