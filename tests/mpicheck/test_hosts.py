@@ -124,8 +124,8 @@ def well(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def test_well_hosts_pass_every_check_the_ring_too(well: Job) -> None:
     (*found, ring), code = well.preflight()
     assert found == [
-        ("mpi-hosts", "pass", "name, port and sshd are there on all 3 hosts"),
-        ("mpi-ssh", "pass", "all 3 hosts let us in with the job's key, and show it as theirs"),
+        ("mpi-hosts", "pass", "name, port and sshd answer on all 3 hosts"),
+        ("mpi-ssh", "pass", "all 3 hosts accept the job's key, and present it as their host key"),
         ("mpi-programs", "pass", f"mpirun {VERSION} and what it starts there are the same on all 3 hosts"),
         ("mpi-slots", "pass", "3 slots on 3 hosts"),
         ("mpi-callback", "pass", "all 3 hosts can connect back to the launcher"),
@@ -142,7 +142,7 @@ def test_a_key_that_ssh_itself_would_refuse_for_its_mode_does(well: Job) -> None
         found, code = well.preflight("--only", "mpi-ssh")
     finally:
         key.chmod(0o600)
-    assert found == [("mpi-ssh", "pass", "all 3 hosts let us in with the job's key, and show it as theirs")]
+    assert found == [("mpi-ssh", "pass", "all 3 hosts accept the job's key, and present it as their host key")]
     assert code == 0
 
 
@@ -201,7 +201,7 @@ def test_workers_are_tried_from_each_other_as_a_tree_of_daemons_would(
     if closed:
         assert "warn w-1 cannot log in to w-2: " in out
     else:
-        assert out.strip() == "pass all 2 ways between workers that a tree of daemons uses are open"
+        assert out.strip() == "pass all 2 paths between workers that a tree of daemons uses are open"
 
 
 TREE = """
@@ -279,13 +279,13 @@ def sshd_of(folder: Path, host_key: Path, authorized: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("check", "status", "text"),
     [
-        ("mpi-hosts", "fail", "no address is found for w-nowhere: "),
-        ("mpi-hosts", "fail", "no connection is made to the sshd of w-closed: Connection refused"),
+        ("mpi-hosts", "fail", "no address found for w-nowhere: "),
+        ("mpi-hosts", "fail", "cannot connect to sshd of w-closed: Connection refused"),
         ("mpi-hosts", "fail", "no sshd answers on w-no-sshd: what listens there is no sshd"),
         ("mpi-ssh", "fail", "another host key than the job's is shown by w-other-job: "),
         ("mpi-ssh", "fail", "the job's key is refused by w-refuses: "),
         ("mpi-ssh", "fail", f"no command runs on w-no-shell: {NO_SHELL}"),
-        ("mpi-ssh", "warn", "login shells print by themselves, on w-noise: 'Welcome to the cluster'"),
+        ("mpi-ssh", "warn", "login shells print output on w-noise: 'Welcome to the cluster'"),
         ("mpi-programs", "fail", "no orted is in the PATH of w-no-orted, and mpirun starts it there"),
         ("mpi-programs", "fail", f"mpirun is 5.0.1 on w-version, and {VERSION} on the launcher"),
         ("mpi-callback", "pass", "all 3 hosts can connect back to the launcher"),

@@ -157,7 +157,7 @@ def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> N
 
 def test_a_pass_does_not_claim_what_nobody_checked() -> None:
     *_, ssh = verdicts.reached({"w-0": None}, check_host_keys=False)
-    assert ssh.text == "the only host let us in with the job's key, and nobody checks theirs (--insecure-host-keys)"
+    assert ssh.text == "the only host accept the job's key, and host keys are not checked (--insecure-host-keys)"
 
 
 def test_hosts_like_the_launcher_pass() -> None:

@@ -95,7 +95,7 @@ def test_a_session_that_loses_its_connection_is_ended_with_all_it_started(tmp_pa
         client.kill()
         client.wait()
         eventually(lambda: all(map(gone, pids)), f"ended: {it.log()}")
-        assert "has lost its ssh connection" in it.log()
+        assert "lost its ssh connection; ending it" in it.log()
         assert it.output("echo still here") == "still here"
 
 

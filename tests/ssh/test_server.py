@@ -52,5 +52,5 @@ def test_what_an_older_one_reads_otherwise_is_left_out_and_named(reach, monkeypa
 
 def test_one_that_does_not_take_its_configuration_at_all_is_quoted(reach, monkeypatch) -> None:
     monkeypatch.setattr(config, "server", lambda settings: "Port no-number\n")
-    with pytest.raises(UsageError, match=r"does not take its configuration: .*Badly formatted port number"):
+    with pytest.raises(UsageError, match=r"rejects its configuration: .*Badly formatted port number"):
         prepared(reach, {})

@@ -49,8 +49,8 @@ def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
         assert found["PATH"] == f"{os.environ['PATH']}:{ours}"
         assert "HF_TOKEN" not in found
         assert "FUNCTION" not in found
-        assert "as they look like secrets: HF_TOKEN" in it.log()
-        assert "as sshd cannot say them: FUNCTION" in it.log()
+        assert "because they look like secrets: HF_TOKEN" in it.log()
+        assert "because sshd cannot pass them on: FUNCTION" in it.log()
         assert env["HF_TOKEN"] not in it.log()
 
 

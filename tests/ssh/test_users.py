@@ -105,7 +105,7 @@ def test_a_user_that_may_not_have_the_port_is_told_so(folder, mount) -> None:
         pytest.skip("here everybody may have any port")
     lines = (pods.opened(folder), pods.made_up_user(folder))
     with refused(folder, mount, "--ssh-port", "22", wrap=pods.wrapped(*lines, user=pods.UID)) as it:
-        assert "may not listen at port 22; set --ssh-port" in sentence(it)
+        assert "may not listen on port 22; set --ssh-port" in sentence(it)
 
 
 # -- root -------------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ class Agent:
             _say(f"start {start.number}: mpirun on {counted(len(start.members), 'host')}")
             secrets = forward.withheld(command.env, (*self._spec.forward, *self._typed.named))
             if secrets and start.number == 1:
-                _say(f"not handed on to ranks, as they look like secrets: {', '.join(secrets[:8])} (--forward-env)")
+                names = ", ".join(secrets[:8])
+                _say(f"not forwarded to ranks, because they look like secrets: {names} (--forward-env)")
         post = self._hosts.crew.post
         self._mpirun = started = Mpirun(
             command.argv,

@@ -140,7 +140,7 @@ class Hosts:
         if self._list.trouble != self._told_trouble:
             self._told_trouble = self._list.trouble
             if self._told_trouble:
-                log.warn(f"{self._told_trouble}; the hosts stay as they were")
+                log.warn(f"{self._told_trouble}; keeping the current list of hosts")
         if found != self.members:
             self.members = self._news = self._list.members = found
 

@@ -56,7 +56,7 @@ def main(parsed: Parsed) -> int:
     """
     try:
         if parsed.argv:
-            raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun brings it")
+            raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun provides it")
         return _main(parsed)
     except LaunchError as problem:
         refuse(problem, parsed.settings.termination_log)
@@ -133,9 +133,11 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
         _log.warning("%s", warning)
     _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, sshd.NAME, port, len(handed.env))
     if handed.secrets:
-        _log.info("not handed to ranks, as they look like secrets: %s (--forward-env)", _listed(handed.secrets))
+        _log.info(
+            "not forwarded to ranks, because they look like secrets: %s (--forward-env)", _listed(handed.secrets)
+        )
     if handed.unfit:
-        _log.warning("not handed to ranks, as sshd cannot say them: %s", _listed(handed.unfit))
+        _log.warning("not forwarded to ranks, because sshd cannot pass them on: %s", _listed(handed.unfit))
     if settings.insecure_host_keys:
         _log.warning("%s", client.INSECURE)
 

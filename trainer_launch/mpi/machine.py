@@ -144,7 +144,7 @@ def _lost(state: State, event: Lost) -> Step:
         return state, ()
     ending = replace(state, phase=Phase.ENDING, lost=lost, deadline_s=event.at_s + END_S)
     asks = () if event.said else (Signal(signal.SIGTERM),)
-    return ending, (Say(f"{event.host} is lost; the ranks on all hosts are ended"), *asks)
+    return ending, (Say(f"{event.host} is lost; ending the ranks on all hosts"), *asks)
 
 
 def _asked(state: State, event: Asked) -> Step:
@@ -168,7 +168,7 @@ def _tick(state: State, at_s: float) -> Step:
     if state.phase is Phase.RUNNING and state.admit_at_s is not None and at_s >= state.admit_at_s:
         known = {m.host for m in state.running}
         come = ", ".join(m.host for m in there(state) if m.host not in known)
-        return _end(state, at_s, (Say(f"{come} joins: the ranks on all hosts are ended and start again"),))
+        return _end(state, at_s, (Say(f"{come} joins; restarting the ranks on all hosts"),))
     if state.deadline_s is None or at_s < state.deadline_s:
         return state, ()
     if state.phase is Phase.ASKING:
@@ -178,7 +178,7 @@ def _tick(state: State, at_s: float) -> Step:
         return again, (Signal(signal.SIGTERM),)
     if state.phase in (Phase.ENDING, Phase.LEAVING):
         killed = replace(state, killed=True, deadline_s=at_s + 1.0)
-        return killed, (Say("mpirun does not end its ranks; it is killed"), Signal(signal.SIGKILL))
+        return killed, (Say("mpirun has not ended its ranks; killing it"), Signal(signal.SIGKILL))
     return state, ()
 
 

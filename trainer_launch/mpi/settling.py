@@ -33,7 +33,7 @@ def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
             return state, ()
         text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
         state, actions = wait(state, at_s, state.settings.rejoin_s, *missing)
-        return state, (Say(f"{text}; start {state.starts} ended, which costs no restart"), *actions)
+        return state, (Say(f"{text}; start {state.starts} ended; this costs no restart"), *actions)
     if state.ended_by_us or left:
         return wait(state, at_s, state.settings.rejoin_s)
     if is_unreached:
@@ -55,7 +55,7 @@ def _unreached(state: State, last: Exited, at_s: float) -> Step:
     state = replace(state, troubles_from_s=since_s, check_keys=True)
     hosts = tuple(m.host for m in state.members)
     state, actions = wait(state, at_s, left_s, *hosts)
-    return state, (Say(f"{text}; waiting until all hosts let us in"), *actions)
+    return state, (Say(f"{text}; waiting until all hosts accept the job's key"), *actions)
 
 
 def _count_early(state: State, at_s: float, why: str) -> State:

@@ -55,8 +55,8 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
     if answer.ended:
         return None
     if answer.began:
-        how = "did not end in time" if code is None else f"was ended with code {code}"
-        return Refusal(Stage.SHELL, f"what we ran there {how}")
+        how = "did not end in time" if code is None else f"exited with code {code}"
+        return Refusal(Stage.SHELL, f"the test command {how}")
     if code == _SSH_FAILED or code is None:
         for pattern, stage in _WORDS:
             told = next((line for line in lines if pattern.search(line)), None)
@@ -64,7 +64,7 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
                 return Refusal(stage, told.strip("@ \t")[:_SHOWN])
     if code is None:
         return Refusal(
-            Stage.SHELL, "it let us in, and then nothing ran in time" if answer.noise else "no answer in time"
+            Stage.SHELL, "login succeeded, but no command ran in time" if answer.noise else "no answer in time"
         )
     last = lines[-1][:_SHOWN] if lines else "it said nothing"
     if code == _SSH_FAILED:

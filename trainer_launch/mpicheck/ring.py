@@ -57,7 +57,7 @@ def findings(
 ) -> Iterator[Finding]:
     """Test the hosts; `has` runs a shell's command on a host, by ssh."""
     if len(hosts) < 2:
-        yield _skipped("there are no two hosts to test with each other")
+        yield _skipped("there are fewer than two hosts to test")
         return
     lacking = _lacking(hosts, python, has)
     if lacking:
@@ -86,8 +86,8 @@ def findings(
             check=verdicts.RING,
             status=Status.WARN,
             scope=Scope.JOB,
-            text=f"a hello over all hosts failed, while each pair is well: {first.why}",
-            action="run it once more; should it fail again, see mpirun's own words",
+            text=f"a hello over all hosts failed, while each pair passes: {first.why}",
+            action="run it again; if it fails again, see mpirun's output",
         )
 
 
@@ -178,8 +178,8 @@ def _stranger(python: str) -> Finding:
         check=verdicts.RING,
         status=Status.UNKNOWN,
         scope=Scope.JOB,
-        text=f"each rank takes itself for the only one: the mpi4py of {python} belongs to another MPI than mpirun",
-        action="build mpi4py with the MPI that mpirun is of, or let MPI4PY_MPIABI and LD_LIBRARY_PATH name it",
+        text=f"each rank sees a world of one: the mpi4py of {python} belongs to another MPI than mpirun",
+        action="build mpi4py with mpirun's MPI, or point MPI4PY_MPIABI and LD_LIBRARY_PATH to it",
     )
 
 

@@ -41,7 +41,7 @@ def findings(
         told = dict(zip(tried, pool.map(attempt, tried), strict=True))
     bad = {edge: one for edge, one in told.items() if one.code != 0}
     if not bad:
-        text = f"all {len(tried)} ways between workers that a tree of daemons uses are open"
+        text = f"all {len(tried)} paths between workers that a tree of daemons uses are open"
         return (Finding(check=verdicts.TREE, status=Status.PASS, scope=Scope.JOB, text=text),)
     whys = [f"{hosts[one]} - {hosts[other]}: {_why(bad[one, other])}" for one, other in list(bad)[:_SHOWN]]
     one, other = next(iter(bad))

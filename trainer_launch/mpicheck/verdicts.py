@@ -33,20 +33,22 @@ class _Told:
 
 _TOLD: Mapping[Stage, _Told] = {
     Stage.DNS: _Told(
-        HOSTS, Fault.NODE, "no address is found for", "see whether the pod and the job's headless Service are there"
+        HOSTS, Fault.NODE, "no address found for", "see whether the pod and the job's headless Service are there"
     ),
     Stage.PORT: _Told(
         HOSTS,
         Fault.NODE,
-        "no connection is made to the sshd of",
-        "see whether its sshd runs, on which port, and NetworkPolicies",
+        "cannot connect to sshd of",
+        "check that its sshd runs, its port, and NetworkPolicies",
     ),
-    Stage.BANNER: _Told(HOSTS, Fault.NODE, "no sshd answers on", "see the log of that pod; is the port sshd's?"),
+    Stage.BANNER: _Told(
+        HOSTS, Fault.NODE, "no sshd answers on", "see that pod's log; check that the port is sshd's"
+    ),
     Stage.HOST_KEY: _Told(
         SSH,
         Fault.JOB,
         "another host key than the job's is shown by",
-        "run trainer-launch sshd there, which shows the job's key; who does not have it may be an impostor",
+        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
     ),
     Stage.KEY: _Told(
         SSH,
@@ -86,7 +88,7 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
             stuck[refusal].append(host)
     at = {_TOLD[refusal.stage].check for refusal in stuck}
     if HOSTS not in at:
-        yield _passed(HOSTS, f"name, port and sshd are there on {all_of(len(refusals), 'host')}")
+        yield _passed(HOSTS, f"name, port and sshd answer on {all_of(len(refusals), 'host')}")
     for refusal, hosts in sorted(stuck.items(), key=lambda item: list(Stage).index(item[0].stage)):
         told = _TOLD[refusal.stage]
         yield Finding(
@@ -100,8 +102,12 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         )
     let_in = [host for host, refusal in refusals.items() if refusal is None]
     if let_in and SSH not in at:
-        shown = "and show it as theirs" if check_host_keys else "and nobody checks theirs (--insecure-host-keys)"
-        yield _passed(SSH, f"{_count(let_in, refusals)} let us in with the job's key, {shown}")
+        shown = (
+            "and present it as their host key"
+            if check_host_keys
+            else "and host keys are not checked (--insecure-host-keys)"
+        )
+        yield _passed(SSH, f"{_count(let_in, refusals)} accept the job's key, {shown}")
 
 
 def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
@@ -112,7 +118,7 @@ def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
             check=SSH,
             status=Status.WARN,
             subject=listed(loud),
-            text=f"login shells print by themselves, on {listed(loud)}: {answers[loud[0]].noise[0]!r}",
+            text=f"login shells print output on {listed(loud)}: {answers[loud[0]].noise[0]!r}",
             evidence=answers[loud[0]].noise[:_SHOWN],
             action="let .bashrc and .profile print only where there is a terminal ([ -t 1 ])",
         )
@@ -139,7 +145,7 @@ def _without_mpirun(own: Own) -> Iterator[Finding]:
             action="install MPI in the launcher's image, or type the path of its mpirun before the program",
         )
     elif not own.daemons:
-        text = f"{own.mpirun} --version tells of no MPI that we know, so the hosts' programs cannot be compared"
+        text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
         yield Finding(check=PROGRAMS, status=Status.UNKNOWN, text=text)
 
 

@@ -43,7 +43,7 @@ def key_folder(job: Job) -> str:
     if isinstance(folder, str):
         return folder
     raise UsageError(
-        "no ssh key of the job is mounted: looked for id_rsa and authorized_keys in $HOME/.ssh, /root/.ssh and "
+        "the job's ssh key is not mounted; looked for id_rsa and authorized_keys in $HOME/.ssh, /root/.ssh and "
         "/home/mpiuser/.ssh; set --ssh-dir to the job's sshAuthMountPath"
     )
 
@@ -61,7 +61,7 @@ def make(folder: str, keygen: str = "ssh-keygen") -> None:
         subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True)
         shutil.copy(f"{path}.pub", f"{folder}/{_AUTHORIZED}")
     except (OSError, subprocess.SubprocessError) as problem:
-        raise NodeError(f"no ssh key can be made for the job: {problem}") from None
+        raise NodeError(f"cannot create an ssh key for the job: {problem}") from None
 
 
 def take(folder: str, copy: str, keygen: str = "ssh-keygen") -> Key:
@@ -102,7 +102,7 @@ def _read(path: Path) -> bytes:
             f"let the pod's securityContext have fsGroup and the Secret defaultMode 0440"
         )
     if len(data) > _MAX_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_BYTES} bytes; that is no ssh key")
+        raise UsageError(f"{path} is larger than {_MAX_BYTES} bytes; this is not an ssh key")
     text = data.replace(b"\r\n", b"\n").strip()
     if not text.startswith(b"-----BEGIN ") or b"PRIVATE KEY-----" not in text:
         raise UsageError(
@@ -152,10 +152,10 @@ def _public(source: Path, copy: str, keygen: str) -> str:
         return f"{found[1]} {found[2]}"
     if "passphrase" in done.stderr:
         raise UsageError(
-            f"the job's ssh key {source} has a passphrase, which nobody can type in a pod; make one without"
+            f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
         )
     raise UsageError(
-        f"{source} is no private key that {keygen} understands; it may be cut short: make the Secret anew"
+        f"{source} is no private key that {keygen} understands; it may be cut short: recreate the Secret"
     )
 
 
@@ -167,5 +167,5 @@ def _check_authorized(path: Path, source: Path, public: str) -> None:
     text = data.decode(errors="replace")
     if public.partition(" ")[2] not in text.split():
         raise UsageError(
-            f"{path} does not name the key of {source}; they are of different jobs: make the Secret anew"
+            f"{path} does not name the key of {source}; they belong to different jobs: recreate the Secret"
         )

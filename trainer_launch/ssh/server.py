@@ -100,13 +100,13 @@ def prepared(reach: client.Client, handed: Handed, *, addresses: Sequence[str], 
 def _check_account(name: str, shell: str, *, is_root: bool) -> None:
     if os.path.basename(shell) in _CLOSED_SHELLS or (shell and not os.access(shell, os.X_OK)):
         raise UsageError(
-            f"user {name}'s shell in /etc/passwd is {shell}, with which nothing can be started by ssh; "
+            f"user {name}'s shell in /etc/passwd is {shell}, which starts no command over ssh; "
             f"give it /bin/sh in the image (usermod -s /bin/sh {name}), or let the pod run as another user"
         )
     shadow = LiveFiles(_MAX_BYTES).read("/etc/shadow") if is_root else None  # nobody else can read it, sshd neither
     if shadow and any(line.startswith(f"{name}:!".encode()) for line in shadow.splitlines()):
         raise UsageError(
-            f"user {name}'s account is locked in /etc/shadow (its password is !), and sshd lets nobody into it; "
+            f"user {name}'s account is locked in /etc/shadow (its password is !), and sshd refuses it; "
             f"unlock it in the image without giving it a password: usermod -p '*' {name}"
         )
 
@@ -154,7 +154,7 @@ def check_port(port: int, addresses: Sequence[str]) -> None:
 def _say_why(problem: OSError, port: int, address: str) -> None:
     if problem.errno in (errno.EACCES, errno.EPERM):
         raise UsageError(
-            f"uid {os.geteuid()} may not listen at port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to one "
+            f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to one "
             f"from 1024 up, the same in all pods: images use 2222"
         ) from None
     if problem.errno == errno.EADDRINUSE:
@@ -162,7 +162,7 @@ def _say_why(problem: OSError, port: int, address: str) -> None:
             f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set --ssh-port"
         ) from None
     if address != "::":  # there may be no IPv6 at all
-        raise NodeError(f"sshd cannot listen at {address} port {port}: {problem.strerror}") from None
+        raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
 
 
 # -- a trial ----------------------------------------------------------------------------------
@@ -192,9 +192,7 @@ def _give_up(folder: str) -> NoReturn:
 
 def _refusal(program: str, said: str) -> LaunchError:
     lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
-    return UsageError(
-        f"{program} does not take its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed"
-    )
+    return UsageError(f"{program} rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
 def _run(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:

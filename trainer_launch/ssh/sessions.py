@@ -113,7 +113,7 @@ class Sessions:
         self._commands = commands(entries)
         for orphan in orphans:
             if orphan.key not in self._doomed:
-                _log.warning("%s has lost its ssh connection: it is ended, and all that it has started", orphan)
+                _log.warning("%s lost its ssh connection; ending it and everything it started", orphan)
         left = {entry.pid: entry for entry in entries if entry.key in self._doomed}
         left |= {entry.pid: entry for entry in orphans}
         left |= {entry.pid: entry for entry in below(left, entries)}
