@@ -253,11 +253,11 @@ def test_the_secret_is_needed(cluster):
     await_(good, Connected)
     for secret in (b"wrong", None):
         refused = await_(cluster.node(1, secret=secret), msg.Refused)
-        assert (refused.reason, refused.retry) == ("the secret is not the job's", False)
+        assert (refused.reason, refused.retry) == ("its secret differs from the job's", False)
     strange = cluster.raw()
     hello = msg.Hello(msg.VERSION, "job", 1, "pod-1", "x", proof="\ud800")
     strange.sendall(msg.render(hello))
-    assert hear(strange, msg.Refused).reason == "the secret is not the job's"
+    assert hear(strange, msg.Refused).reason == "its secret differs from the job's"
     await_(cluster.node(1, secret=b"right"), Connected)
 
 

@@ -113,7 +113,7 @@ def test_a_secret_is_needed_where_there_is_one(cluster):  # noqa: F811
     cluster.serve(2, secret=b"shared")
     assert ask(at(cluster), "job", b"shared").phase == "gathering"
     for secret in (None, b"wrong"):
-        with pytest.raises(NodeError, match="the secret is not the job's"):
+        with pytest.raises(NodeError, match="its secret differs from the job's"):
             ask(at(cluster), "job", secret)
 
 

@@ -20,7 +20,7 @@ def test_the_card_that_differs_is_named_with_its_node() -> None:
     (found,) = differing({"node 0 (a)": node("1", "1"), "node 1 (b)": node("1", "2")})
     assert (found.status, found.fault, found.scope) == (Status.FAIL, Fault.NODE, Scope.GPU)
     assert found.subject == "node 1 (b), GPU 1"
-    assert found.text.startswith("GPU 1 of node 1 (b) (GPU-1) computes wrongly: 3 others of its kind")
+    assert found.text.startswith("GPU 1 of node 1 (b) (GPU-1) computes wrong results: 3 others of its kind")
 
 
 def test_alone_it_is_named_by_its_number() -> None:

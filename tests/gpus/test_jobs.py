@@ -69,7 +69,7 @@ def test_a_single_node_is_judged_by_itself(tmp_path: Path) -> None:
     assert code == 20
     assert set(told) == {"gemm", "gpu-checksum"}
     assert "GPU 1 delivers 400 TFLOP/s" in told["gemm"]
-    assert "GPU 2 (GPU-0002) computes wrongly: 3 others" in told["gpu-checksum"]
+    assert "GPU 2 (GPU-0002) computes wrong results: 3 others" in told["gpu-checksum"]
 
 
 def test_a_healthy_node_passes_and_what_was_measured_is_told(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ JOBS: list[tuple[str, Subject, str]] = [
             env={"GLOO_SOCKET_IFNAME": ""},
             lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"127.0.1.1"})}),
         ),
-        "resolves to 127.0.1.1, where no other node can come",
+        "resolves to 127.0.1.1, which other nodes cannot reach",
     ),
     (
         "own-name",
@@ -128,7 +128,7 @@ NODES: list[tuple[str, Subject, str]] = [
     (
         "ports",
         subject(topology=COORDINATOR, port_trouble=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
-        "port 29500, which the nodes meet at, cannot be opened here: Address already in use, pid 7 (sshd) has it",
+        "port 29500 of node 0 cannot be opened here: Address already in use, pid 7 (sshd) has it",
     ),
     ("mtu", subject(route_to=no_route), "there is no route to node 0 at 10.0.0.6: Network is unreachable"),
     (
@@ -170,7 +170,7 @@ NODES: list[tuple[str, Subject, str]] = [
     (
         "storage",
         stored(Tried(stage="fsync", timed_out=True, stuck=True)),
-        "not even SIGKILL ends who waits for it",
+        "the process that waits for it cannot be killed",
     ),
     ("storage", stored(Tried(stage="read", errno=errno.EIO)), "Input/output error at read"),
     ("storage", stored(replace(STORED, values={**STORED.values, "same": 0.0})), "is not what was written"),
@@ -204,7 +204,7 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     (
         "dns",
         subject(lookup=of_names(node_0=[frozenset({"10.0.0.6"}), frozenset({"10.0.0.9"})] * 4)),
-        "job-node-0-0.job: the answers differ from one look to the next",
+        "job-node-0-0.job: the addresses differ between lookups",
     ),
     ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
@@ -217,7 +217,7 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     (
         "ephemeral-ports",
         subject(topology={"coordinator": Endpoint("job-node-0-0.job", 40000)}),
-        "port 40000, which the nodes meet at, is one that the kernel gives to any connection",
+        "port 40000 of node 0 is one that the kernel gives to any connection",
     ),
     (
         "storage",

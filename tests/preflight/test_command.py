@@ -73,7 +73,7 @@ def wrapped(
 def test_this_container_is_told_on_one_screen() -> None:
     done = launch("preflight", "--", "true")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.startswith("Preflight: ")
+    assert done.stdout.startswith("Preflight ")
     assert "program" in done.stdout.partition("passed: ")[2].partition("skipped: ")[0]
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 

@@ -108,7 +108,7 @@ def test_what_is_no_document_is_refused(changed: bytes) -> None:
 
 def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well() -> None:
     lines = screen.screen(ALL, HERE, 30).splitlines()
-    assert lines[0] == "Preflight: cannot work: the job itself is at fault (exit code 30)"
+    assert lines[0] == "Preflight FAILED: fix the job; a retry will not help (exit code 30)"
     assert lines[1] == "  node 1 of 2 (job-node-0-1): 2 failed, 1 warned, 1 unknown, 1 passed in 0.50 s"
     marks = [line.split()[0] for line in lines if line and line.split()[0].isupper() and not line[0].isspace()]
     assert marks == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
@@ -141,13 +141,13 @@ def test_a_node_that_is_well_says_in_one_line_who_is_guilty_and_where_the_whole_
     report = Report(findings=(PASSED, replace(WARNED, subject=HERE.name), TOLD, RETRYABLE))
     assert not screen.is_involved(report, HERE)
     assert screen.line(report, HERE, 30, ZERO) == (
-        "Preflight: cannot work: the job itself is at fault (exit code 30); at fault: node 2 (job-node-0-2), "
-        "node 3 (job-node-0-3): facts; 0-1: dns; nothing failed here (warn: cpu); the whole report: the log of "
+        "Preflight FAILED: fix the job; a retry will not help (exit code 30); faulty: node 2 (job-node-0-2), "
+        "node 3 (job-node-0-3): facts; 0-1: dns; no check failed on this node (warn: cpu); full report: the log of "
         "node 0 (job-node-0-0)\n"
     )
     well = Report(findings=(PASSED,))
     assert screen.line(well, HERE, 0, ZERO) == (
-        "Preflight: all is well (exit code 0); nothing failed here; the whole report: the log of "
+        "Preflight PASSED (exit code 0); no check failed on this node; full report: the log of "
         "node 0 (job-node-0-0)\n"
     )
 
@@ -171,7 +171,7 @@ def test_a_node_tells_all_where_it_is_guilty_itself_or_differs(involved: bool, f
 
 def test_the_guilty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> None:
     lines = screen.screen(Report(findings=(PASSED, *MISSING)), HERE, 20).splitlines()
-    assert lines[2].startswith("  at fault: node 2 (job-node-0-2): roll-call; node 3")
+    assert lines[2].startswith("  faulty: node 2 (job-node-0-2): roll-call; node 3")
     assert any(line.endswith("and 52 more") for line in lines)
     assert sum("is missing" in line for line in lines) == 3
     assert any(line.startswith("    likewise: node 5 (job-node-0-5), node 6") for line in lines)
@@ -187,7 +187,7 @@ def test_a_guilty_nodes_own_part_comes_first_and_says_this_node() -> None:
     own = replace(FATAL, subject=HERE.name)
     text = screen.screen(Report(findings=(TOLD, own)), HERE, 30, ZERO)
     assert text.index("FATAL shm (this node): ") < text.index("FATAL facts (node 2")
-    assert text.endswith("all nodes together: the log of node 0 (job-node-0-0)\n")
+    assert text.endswith("report of all nodes: the log of node 0 (job-node-0-0)\n")
 
 
 # -- the pod's status -------------------------------------------------------------------------

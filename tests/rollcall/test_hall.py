@@ -100,15 +100,15 @@ def test_two_hosts_with_one_rank_are_fatal_for_the_job() -> None:
     job.say(1, present(1, host="job-init-0-1"), peer=9)
     job.wait(30)
     collisions = [found for found in job.loud() if found.fault is Fault.JOB]
-    assert [found.text for found in collisions] == ["job-init-0-1 and job-node-0-1 both say that they are node 1"]
+    assert [found.text for found in collisions] == ["job-init-0-1 and job-node-0-1 both claim to be node 1"]
 
 
 @pytest.mark.parametrize(
     ("said", "reason", "retry"),
     [
-        (present(1, job="other"), f"this is the roll call of job {JOB}, not other", False),
-        (present(7), "this job has nodes 0 to 2, there is no node 7", False),
-        (present(1, version=9), "node 0 speaks version 2, not 9", False),
+        (present(1, job="other"), f"this is the preflight of job {JOB}, not other", False),
+        (present(7), "node rank 7 is invalid: this job has nodes 0 to 2", False),
+        (present(1, version=9), "node 0 uses protocol version 2, this node 9", False),
     ],
 )
 def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, retry: bool) -> None:
@@ -122,7 +122,7 @@ def test_who_comes_after_the_call_waits_for_the_job() -> None:
     job.mute = {1}
     job.come(0, 1)
     job.say(9, present(1, host="job-node-0-1", incarnation="b"))
-    assert job.told[9] == [msg.Refused("the roll call is over; the others go on", True)]
+    assert job.told[9] == [msg.Refused("the cluster preflight is over; the other nodes continue", True)]
 
 
 def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -> None:
@@ -154,7 +154,7 @@ def test_a_node_of_another_job_that_is_at_work_ends_nothing() -> None:
     job.come(0)
     job.say(8, Hello(1, "another", 1, "other-1", "x", 4))
     assert not job.is_over
-    assert job.told[8] == [msg.Refused(f"this is the roll call of job {JOB}, not another", retry=False)]
+    assert job.told[8] == [msg.Refused(f"this is the preflight of job {JOB}, not another", retry=False)]
     job.come(1, 2)
     assert job.is_over
 
@@ -167,7 +167,10 @@ def test_a_node_that_ends_before_its_record_is_named() -> None:
     job.wait(10)
     assert job.is_over
     assert [(found.subject, found.text) for found in job.loud()] == [
-        ("node 2 (job-node-0-2)", "node 2 (job-node-0-2) stopped midway: it has ended the connection")
+        (
+            "node 2 (job-node-0-2)",
+            "node 2 (job-node-0-2) was lost during the cluster preflight: it closed the connection",
+        )
     ]
 
 

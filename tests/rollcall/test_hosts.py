@@ -91,10 +91,12 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
     assert ended[0][1] == ended[1][1]
     (line,) = [line for line in job.said[1].splitlines() if not line.startswith("[trainer-launch] ")]
     assert line.startswith(
-        "Preflight: not now or not here: a node or what surrounds it is at fault (exit code 20); "
+        "Preflight FAILED: a node or its environment is faulty; retry on other nodes (exit code 20); "
     )
-    assert "; at fault: node 2 (job-node-0-2): roll-call; node 3 (job-node-0-3): roll-call; node 4 " in line
-    assert line.endswith("; nothing failed here (warn: dns); the whole report: the log of node 0 (job-node-0-0)")
+    assert "; faulty: node 2 (job-node-0-2): roll-call; node 3 (job-node-0-3): roll-call; node 4 " in line
+    assert line.endswith(
+        "; no check failed on this node (warn: dns); full report: the log of node 0 (job-node-0-0)"
+    )
     assert loud(ended[0][1]) == [
         ("roll-call", "", 2),
         ("roll-call", "node 2 (job-node-0-2)", "refused"),
@@ -138,9 +140,9 @@ def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path)
     }
     assert "hush" not in json.dumps(ended) + "".join(job.said.values())
     told = [[line for line in job.said[node].splitlines() if line[:1] != "["] for node in range(4)]
-    assert told[0][0] == "Preflight: cannot work: the job itself is at fault (exit code 30)"
-    assert told[0][2].startswith("  at fault: ")
-    assert all("all nodes together: the log of node 0 (job-node-0-0)" in told[node] for node in (1, 2, 3))
+    assert told[0][0] == "Preflight FAILED: fix the job; a retry will not help (exit code 30)"
+    assert told[0][2].startswith("  faulty: ")
+    assert all("report of all nodes: the log of node 0 (job-node-0-0)" in told[node] for node in (1, 2, 3))
     assert any(one["check"] == "pairs" and one["status"] == "pass" for one in ended[0][1])
 
 

@@ -69,7 +69,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
         verdict = caller.receive(10)
         assert isinstance(verdict, Verdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]
-        assert "runs already (127.0.0.1 is at work)" in verdict.findings[0].text
+        assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
     finally:
         if looking is not None:
             looking.stop()
@@ -112,5 +112,5 @@ def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work
             started = pods[node].start((*LAUNCHER, *words), ELASTIC.env_of(node))
             said, _ = started.communicate(timeout=deadline_s)
             assert started.returncode == 0, said
-            assert "the job runs already (job-worker-1 is at work)" in report.read_text()
+            assert "the job is already running (job-worker-1 is at work)" in report.read_text()
         assert time.monotonic() - began_s < deadline_s / 2

@@ -321,7 +321,7 @@ def test_a_node_without_the_secret_is_refused_and_the_others_miss_it(job: Callab
     one.hold()
     stranger, member = one.call(1, secret=b"wrong"), one.call(0)
     told = verdicts(stranger, member)
-    assert "its secret is not the job's" in failed(told[0])[0].text
+    assert "its secret differs from the job's" in failed(told[0])[0].text
     assert failed(told[1])
 
 
@@ -345,7 +345,7 @@ def test_a_pod_that_is_made_again_finds_its_job_at_work_and_passes(job: Callable
     one.undo.callback(coordinator.stop)
     (findings,) = verdicts(one.call(1))
     assert [finding.status for finding in findings] == [Status.PASS]
-    assert "runs already" in findings[0].text
+    assert "already running" in findings[0].text
     assert said == []
 
 

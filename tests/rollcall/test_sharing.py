@@ -34,7 +34,7 @@ def judged(nodes: int, group_of: Callable[[int], int], *, must: bool = True) -> 
 def test_one_folder_for_all_nodes_passes(nodes: int, must: bool) -> None:
     found = judged(nodes, lambda node: 0, must=must)
     assert (found.status, found.measured) == (Status.PASS, True)
-    assert found.text == f"{AT} is one folder for all {nodes} nodes"
+    assert found.text == f"{AT} is one shared directory on all {nodes} nodes"
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33, 64])
@@ -54,7 +54,7 @@ def test_without_a_word_that_it_has_to_be_shared_the_odd_one_is_a_warning() -> N
 def test_a_folder_of_each_nodes_own_is_a_fact_or_the_jobs_fault() -> None:
     local = judged(4, lambda node: node, must=False)
     assert (local.status, local.measured) == (Status.PASS, False)
-    assert local.text == f"{AT} is not shared: each of 4 nodes has a folder of its own there"
+    assert local.text == f"{AT} is not shared: each of the 4 nodes has its own directory there"
     wrong = judged(4, lambda node: node)
     assert (wrong.status, wrong.fault, wrong.subject) == (Status.FAIL, Fault.JOB, "")
     assert "ReadWriteMany" in wrong.action

@@ -61,17 +61,17 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     """Why there is no roll call; None: there is one."""
     topology = subject.topology
     if settings.level == "container":
-        return "only this container was asked for (--level container)"
+        return "--level container checks this container only"
     if ending.NAME in skipped or (chosen and not set(chosen) & set(CHECKS)):
-        return "it was not asked for (--only, --skip)"
+        return "deselected with --only or --skip"
     if topology.nodes is not None and topology.nodes.max == 1:
         return "the job has one node"
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
-        return "nothing tells how many nodes the job has, which of them this is, or where they meet"
+        return "the number of nodes, the node rank or the address of node 0 is unknown"
     if subject.job.engine not in (None, "torchrun", "plain"):
-        return "the nodes of this job do not meet at node 0"
+        return "the nodes of this job do not connect to node 0"
     if subject.job.contract in dns.HIDING and "level" not in settings.model_fields_set:
-        return "this operator hides the names of pods in init containers; elsewhere ask for it with --level"
+        return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
 
 

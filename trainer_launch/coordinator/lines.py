@@ -53,7 +53,7 @@ class Lines(Generic[_M]):
             self._sock.settimeout(max(0.01, until_s - time.monotonic()))
             self.fill()
             if not self._ready and time.monotonic() > until_s:
-                raise LostError(f"{self._who} accepts connections but says nothing")
+                raise LostError(f"{self._who} accepts connections but does not answer")
         return self._ready.popleft()
 
     def fill(self) -> None:
@@ -61,7 +61,7 @@ class Lines(Generic[_M]):
         try:
             data = self._sock.recv(_READ_BYTES)
         except TimeoutError:
-            raise LostError(f"{self._who} accepts connections but says nothing") from None
+            raise LostError(f"{self._who} accepts connections but does not answer") from None
         except OSError as problem:
             raise LostError(f"lost {self._who}: {problem.strerror}") from None
         if not data:
@@ -70,6 +70,6 @@ class Lines(Generic[_M]):
         try:
             self._ready.extend(map(self._parse, lines))
         except ProtocolError as problem:
-            raise LostError(f"{self._who} said what is not a message: {problem}") from None
+            raise LostError(f"{self._who} sent an invalid message: {problem}") from None
         if len(self._rest) > MAX_LINE_BYTES:
-            raise LostError(f"{self._who} said what is not a message: its line has no end")
+            raise LostError(f"{self._who} sent an invalid message: its line has no end")

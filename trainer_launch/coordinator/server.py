@@ -142,7 +142,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             raise msg.ProtocolError("said something before Hello")
         who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING
         if not self._is_proven(connection, message.proof, self._settings.job, who):
-            self._send(connection.peer, msg.Refused("the secret is not the job's", retry=False))
+            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
             return self._close_after_flush(connection.peer)
         if isinstance(message, msg.StatusQuery):
             self._send(connection.peer, table.answer(message, self._state, time.monotonic(), self._progress()))

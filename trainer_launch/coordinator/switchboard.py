@@ -184,7 +184,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         """Whether `who` shows by its first words that it knows the job's secret; complains if not."""
         is_proven = connection.is_proven(proof, self._secret, job, who)
         if not is_proven:
-            self._grumble("its secret is not the job's", connection.address)
+            self._grumble("its secret differs from the job's", connection.address)
         return is_proven
 
     def _greeted(self, connection: Connection) -> None:

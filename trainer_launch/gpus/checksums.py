@@ -24,7 +24,9 @@ def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
     count = sum(map(len, kinds.values()))
     if count and not found:
         text = (
-            f"{count} GPUs come to the same bits" if count > 1 else "one GPU: there is nothing to compare it with"
+            f"{count} GPUs compute identical results"
+            if count > 1
+            else "one GPU: there is nothing to compare it with"
         )
         text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
         yield Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=count, unit="GPUs")
@@ -57,7 +59,7 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
         fault=Fault.NODE,
         scope=Scope.GPU,
         subject=f"{node}, {gpus}" if node else gpus,
-        text=f"{cards} computes wrongly: {most} others of its kind ({kind}) come to other bits, all to the same",
+        text=f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
         measured=its[0].value,
         basis=Basis.PEER,
         action=_ACTION,
@@ -73,7 +75,7 @@ def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
         fault=Fault.NODE,
         scope=Scope.JOB,
         text=f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{', '.join(told)}{more} computes wrongly",
+        f"{', '.join(told)}{more} computes wrong results",
         basis=Basis.PEER,
         action=_ACTION,
     )

@@ -107,7 +107,7 @@ def names_in(text: str | None, flag: str, others: Sequence[str] = ()) -> tuple[s
     named = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for name in named:
         if name not in known:
-            raise UsageError(f"{flag} names {name[:60]!r}, which is no check; the checks are: {', '.join(known)}")
+            raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; expected: {', '.join(known)}")
     return named
 
 
@@ -164,7 +164,7 @@ class _Running:
         try:
             self._found = tuple(self._check(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-            self._trouble = f"the check itself failed, which is a bug: {type(problem).__name__}: {problem}"
+            self._trouble = f"internal error in this check: {type(problem).__name__}: {problem}"
         self._took_s = time.monotonic() - began_s
 
     def findings(self) -> tuple[Finding, ...]:
@@ -174,7 +174,7 @@ class _Running:
             return (self._unknown("no thread could be started for it"),)
         thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
         if thread.is_alive():
-            return (self._unknown(f"it did not end within {self._limit_s:g} s"),)
+            return (self._unknown(f"it did not finish within {self._limit_s:g} s"),)
         if self._trouble:
             return (self._unknown(self._trouble),)
         return tuple(replace(finding, took_s=self._took_s) for finding in self._found)

@@ -142,7 +142,7 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
     return Finding(
         check=NAME,
         status=Status.PASS,
-        text=f"names that resolve, {ALIKE} times alike: {count}: {told}",
+        text=f"names that resolve: {count}: {told}",
         measured=len(there),
         expected=len(peers),
         unit="names",
@@ -154,7 +154,7 @@ def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
     return Finding(
         check=NAME,
         status=Status.WARN,
-        text=f"{_shown(restless)}: the answers differ from one look to the next",
+        text=f"{_shown(restless)}: the addresses differ between lookups",
         evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
         action="see whether two pods of this name exist, or an old record stays in a DNS cache",
     )
@@ -228,7 +228,7 @@ def _advice(worst: Answer, *, is_all: bool) -> str:
         return "their pods are not there yet: see whether they are scheduled and have started"
     if worst is Answer.FOUND:
         return "see /etc/nsswitch.conf and /etc/resolv.conf (search, ndots) of this image"
-    return "DNS itself is in trouble here: see the cluster's DNS pods, and network policies for port 53"
+    return "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 
 
 def _addresses(name: str, seen: Waiting) -> str:

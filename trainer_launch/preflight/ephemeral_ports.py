@@ -30,8 +30,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             check=NAME,
             status=Status.WARN,
-            text=f"port {port}, which the nodes meet at, is one that the kernel gives to any connection "
-            f"({low} to {high})",
+            text=f"port {port} of node 0 is one that the kernel gives to any connection ({low} to {high})",
             measured=port,
             action=f"choose a port below {low}, or reserve it (sysctl net.ipv4.ip_local_reserved_ports={port})",
         )

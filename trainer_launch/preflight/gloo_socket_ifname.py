@@ -28,7 +28,7 @@ def check(subject: Subject) -> Iterator[Finding]:
             text += "; gloo knows no patterns"
         yield _bad(subject, text)
     elif subject.has_remote_peers and any(one.is_loopback for one in found):
-        yield _bad(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, where no other node can come")
+        yield _bad(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, which other nodes cannot reach")
     else:
         yield Finding(check=NAME, status=Status.PASS, text=f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
 

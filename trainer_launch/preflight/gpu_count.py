@@ -34,11 +34,11 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 def _none(subject: Subject) -> Finding:
     if not subject.may_use_gpus:
-        return Finding(check=NAME, status=Status.SKIPPED, text="no GPU here: the checks of GPUs are not made")
+        return Finding(check=NAME, status=Status.SKIPPED, text="no GPU here: GPU checks are skipped")
     return Finding(
         check=NAME,
         status=Status.SKIPPED,
-        text="this container was given no GPU, though the job may have some: the checks of GPUs are not made",
+        text="this container was given no GPU, though the job may have some: GPU checks are skipped",
         action="request the GPUs for the init container as well (resources.limits); the pod is given them once",
     )
 

@@ -60,7 +60,9 @@ def _judged(tested: Sequence[Benched]) -> Iterator[Finding]:
 
 def _wrong(one: Benched) -> str:
     if one.different:
-        return f"computes wrongly: {one.different} of {one.repeats} repeats of a product differ from the first"
+        return (
+            f"computes wrong results: {one.different} of {one.repeats} repeats of a product differ from the first"
+        )
     if one.wrong_words:
         return f"forgets: {one.wrong_words} words of {one.tested_bytes >> 30} GiB came back changed"
     if not one.sums_right:

@@ -35,7 +35,7 @@ def _trouble(gpu: Gpu) -> Trouble | None:
         return None
     return Trouble(
         gpu=gpu.index,
-        text=f"has {in_units(used)} of its {in_units(gpu.value('memory_total', 0))} in use, and we have not begun",
+        text=f"has {in_units(used)} of its {in_units(gpu.value('memory_total', 0))} in use before the job starts",
         measured=used,
         expected=MOST_HELD_BYTES,
         unit="bytes",

@@ -42,7 +42,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         f"{'none' if allowed is None else f'{allowed // 1024} KiB'}"
     )
     if not subject.has_rdma or not subject.has_peers:
-        why = "one node sends nothing to others" if subject.has_rdma else "no RDMA device is here"
+        why = "there are no other nodes" if subject.has_rdma else "no RDMA device is here"
         text = f"{text}; only RDMA needs it, and {why}"
         yield Finding(check=NAME, status=Status.SKIPPED, text=text)
         return

@@ -15,7 +15,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     """Evaluate it as NCCL does, over the ports that are active."""
     spec = subject.env.get("NCCL_IB_HCA")
     if not subject.has_peers:
-        yield Finding(check=NAME, status=Status.SKIPPED, text="one node sends nothing to others")
+        yield Finding(check=NAME, status=Status.SKIPPED, text="there are no other nodes")
     elif subject.env.get("NCCL_IB_DISABLE") == "1":
         yield Finding(check=NAME, status=Status.SKIPPED, text="NCCL_IB_DISABLE=1")
     elif not (subject.adapters and subject.has_rdma) and not spec:

@@ -27,7 +27,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     if not chosen:
         yield _bad(subject, f"{said} leaves no interface here")
     elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
-        yield _bad(subject, f"{said} leaves only {names}, where no other node can come")
+        yield _bad(subject, f"{said} leaves only {names}, which other nodes cannot reach")
     elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
         yield _bad(subject, f"{said} takes {names}, not all of which lead to other nodes", is_certain=False)
     else:

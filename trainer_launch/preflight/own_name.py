@@ -29,7 +29,9 @@ def check(subject: Subject) -> Iterator[Finding]:
     shown = ", ".join(sorted(found))
     beyond = [address for address in found if not ipaddress.ip_address(address).is_loopback]
     if subject.has_remote_peers and not beyond:
-        yield _bad(subject, f"this host's own name {name} resolves to {shown}, where no other node can come", shown)
+        yield _bad(
+            subject, f"this host's own name {name} resolves to {shown}, which other nodes cannot reach", shown
+        )
     elif not found & own:
         has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
         yield _bad(subject, f"this host's own name {name} resolves to {shown}, but this host has {has}", shown)
@@ -49,5 +51,5 @@ def _bad(subject: Subject, text: str, measured: str) -> Finding:
         text=text,
         measured=measured,
         expected="an address of an interface here, not loopback",
-        action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or mend /etc/hosts",
+        action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or fix /etc/hosts",
     )

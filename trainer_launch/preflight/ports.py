@@ -28,7 +28,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         check=NAME,
         status=Status.FAIL,
         fault=Fault.JOB if may_not else Fault.NODE,
-        text=f"port {coordinator.port}, which the nodes meet at, cannot be opened here: {os.strerror(number)}"
+        text=f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
         + (f", {holder} has it" if holder else ""),
         measured=coordinator.port,
         action="choose a port above 1023"

@@ -10,11 +10,11 @@ from trainer_launch.preflight.document import Place
 
 _WIDTH = 80
 _WORDS = {
-    Verdict.PASS: "all is well",
-    Verdict.UNKNOWN: "nothing failed, but not all is known",
-    Verdict.WARN: "may start, with warnings",
-    Verdict.RETRYABLE: "not now or not here: a node or what surrounds it is at fault",
-    Verdict.FATAL: "cannot work: the job itself is at fault",
+    Verdict.PASS: "PASSED",
+    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
+    Verdict.WARN: "PASSED with warnings",
+    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
+    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
@@ -36,10 +36,10 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
 
     `elsewhere` is where the report of all nodes can be read, if not here.
     """
-    lines = [f"Preflight: {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
+    lines = [f"Preflight {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed = at_fault(report)
     if blamed:
-        lines += _wrapped(f"at fault: {blamed}", "  ", "    ")
+        lines += _wrapped(f"faulty: {blamed}", "  ", "    ")
     for alike in _alike(
         sorted(loud(report.findings), key=lambda one: (_weight(one), not _names_in(one, place.name)))
     ):
@@ -52,25 +52,25 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
     lines += [""]
     for word, names in quiet:
         lines += _wrapped(f"{word}: {', '.join(names)}", "", "  ") if names else []
-    lines += [f"all nodes together: the log of {elsewhere}"] if elsewhere else []
+    lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
 
 
 def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
     blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
-    here = "nothing failed here"
+    here = "no check failed on this node"
     if own:
         here += f" ({_few(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
-    parts = [f"Preflight: {_WORDS[report.verdict]} (exit code {code})"]
-    parts += [f"at fault: {blamed}"] if blamed else []
-    return "; ".join((*parts, f"{here}; the whole report: the log of {elsewhere}")) + "\n"
+    parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
+    parts += [f"faulty: {blamed}"] if blamed else []
+    return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
 
 
 def again(report: Report, place: Place, code: int) -> str:
     """The report in one line, where the same one was printed before."""
     first = loud(report.findings)[0]
-    verdict = f"Preflight: {_WORDS[report.verdict]} (exit code {code})"
+    verdict = f"Preflight {_WORDS[report.verdict]} (exit code {code})"
     return f"{verdict}; {place}: the same findings as before, {first.check}: {first.text}\n"
 
 

@@ -29,7 +29,7 @@ def limit_s(subject: Subject) -> float:
 def check(subject: Subject) -> Iterator[Finding]:
     """Do in a child what a checkpoint does, for each folder."""
     if not subject.storage:
-        yield Finding(check=NAME, status=Status.SKIPPED, text="no folder was given with --storage")
+        yield Finding(check=NAME, status=Status.SKIPPED, text="no directory was given with --storage")
     else:
         limit_s = subject.left_s(_LEAST_S, _CHILD_S)
         with ThreadPoolExecutor(len(subject.storage)) as pool:
@@ -41,9 +41,9 @@ def check(subject: Subject) -> Iterator[Finding]:
 def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
     if tried.timed_out:
         text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
-        text += "; not even SIGKILL ends who waits for it" if tried.stuck else ""
+        text += "; the process that waits for it cannot be killed" if tried.stuck else ""
         return _failed(
-            folder, text, Fault.NODE, "see the file server and this node's way to it (mount, CSI driver)"
+            folder, text, Fault.NODE, "check the file server and this node's connection to it (mount, CSI driver)"
         )
     if tried.errno is not None:
         fault = Fault.JOB if tried.errno in _JOBS else Fault.NODE
@@ -51,11 +51,11 @@ def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
             folder, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", fault, _advice(tried.errno)
         )
     if tried.trouble:
-        text = f"whether {folder} takes a checkpoint is not known: {tried.trouble}"
+        text = f"{folder} could not be tested: {tried.trouble}"
         return Finding(check=NAME, status=Status.UNKNOWN, subject=folder, text=text)
     values = tried.values
     if not values["same"]:
-        text = f"{folder}: what was read back is not what was written"
+        text = f"{folder}: the data read back differs from the data written"
         return _failed(folder, text, Fault.NODE, "do not train on this volume; see its server and this node")
     return _room(folder, values["seconds"], int(values["free_bytes"]), int(values["free_inodes"]))
 

@@ -145,7 +145,7 @@ class Caller:
             except (LostError, NodeError) as problem:
                 self._lose(str(problem))
             except OSError as problem:  # no descriptor for it
-                self._lose(f"cannot talk with node 0: {problem.strerror}")
+                self._lose(f"cannot communicate with node 0: {problem.strerror}")
             if not self._is_over and time.monotonic() >= self._until_s:
                 self._give_up()
             if self._is_over:
@@ -198,7 +198,7 @@ class Caller:
         if there == here or (here[0] == there[0] and there[1] == self._ear.port):
             sock.close()
             self._make_room()
-            raise LostError(f"node 0 is on this machine, and does not listen at {self._home} yet")
+            raise LostError(f"node 0 is on this machine, but does not listen at {self._home} yet")
         return sock
 
     def _make_room(self) -> None:
@@ -257,7 +257,7 @@ class Caller:
                 lines.fill()
                 self._heard_s = time.monotonic()
             elif time.monotonic() - self._heard_s > _SILENCE_S:
-                raise LostError(f"node 0 has said nothing for {_SILENCE_S:g} s")
+                raise LostError(f"no message from node 0 for {_SILENCE_S:g} s")
 
     def _take(self, message: msg.Message) -> None:
         match message:

@@ -164,7 +164,7 @@ def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
         expected=CLOCK_FAIL_S if fails else CLOCK_WARN_S,
         unit="s",
         basis=Basis.PEER,
-        action="see the time service of that machine (chrony, ntpd): tokens and certificates will be refused",
+        action="check the time service of that machine (chrony, ntpd): tokens and certificates will be refused",
     )
 
 

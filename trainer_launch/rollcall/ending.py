@@ -41,8 +41,8 @@ def absent(
     """One finding for all that did not come, then one for each; of many, the last is for all that are left."""
     n_missing = settings.min_nodes - n_present
     shown = listed([name(key) for key in missing])
-    text = f"{n_present} of {settings.min_nodes} nodes are there after {settings.deadline_s:g} s"
-    text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and nothing tells their names"
+    text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
+    text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and their names are unknown"
     found = [
         Finding(
             check=NAME,
@@ -53,7 +53,7 @@ def absent(
             measured=n_present,
             expected=settings.min_nodes,
             unit="nodes",
-            action="see which pods of the job do not run; --deadline is how long this waits",
+            action="check why these pods are not running, or wait longer with --deadline",
         )
     ]
     for key in missing[:_MAX_TOLD]:
@@ -81,13 +81,13 @@ def absent(
 
 def midway(node: Node) -> Finding:
     """It was there, and then it was not."""
-    how = node.lost or "it has not said what its own checks found"
+    how = node.lost or "it did not report the results of its own checks"
     return Finding(
         check=NAME,
         status=Status.FAIL,
         fault=Fault.NODE,
         subject=node.name,
-        text=f"{node.name} stopped midway: {how}",
+        text=f"{node.name} was lost during the cluster preflight: {how}",
         measured=Stage.SILENT.value,
         action="see the log and the events of its pod",
     )
@@ -95,14 +95,14 @@ def midway(node: Node) -> Finding:
 
 def broken(mistake: Exception) -> Finding:
     """No node is at fault for that."""
-    text = f"the roll call has failed itself: {type(mistake).__name__}: {mistake}"
-    action = "please report it, with the log of node 0; no node is at fault for it"
+    text = f"the cluster preflight failed: {type(mistake).__name__}: {mistake}"
+    action = "no node is faulty; report this bug with the log of node 0"
     return Finding(check=NAME, status=Status.UNKNOWN, scope=Scope.JOB, text=text, action=action)
 
 
 def all_here(count: int) -> Finding:
     """The good end."""
-    text = f"all {count} nodes have come"
+    text = f"all {count} nodes are present"
     return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=count, unit="nodes")
 
 
@@ -113,7 +113,7 @@ def collision(key: Key, hosts: Sequence[str]) -> Finding:
         status=Status.FAIL,
         fault=Fault.JOB,
         subject=label(key, hosts[0]),
-        text=f"{' and '.join(hosts)} both say that they are node {key}",
+        text=f"{' and '.join(hosts)} both claim to be node {key}",
         action="give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob",
     )
 
@@ -121,7 +121,7 @@ def collision(key: Key, hosts: Sequence[str]) -> Finding:
 def runs_already(host: str | None) -> Finding:
     """A pod that was made again meets a job at work: there is nothing to wait for."""
     who = f"{host} is at work" if host else "node 0's coordinator is at work"
-    text = f"the job runs already ({who}), so this node only rejoins it: nothing is compared"
+    text = f"the job is already running ({who}); this node rejoins it without a comparison of nodes"
     return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=AT_WORK)
 
 
@@ -132,7 +132,7 @@ def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
         status=Status.FAIL,
         fault=Fault.NODE,
         subject=home,
-        text=f"{home}, which holds the roll call, is missing after {waited_s:.0f} s: {stuck.text}",
+        text=f"{home} is missing after {waited_s:.0f} s: {stuck.text}",
         measured=stuck.stage.value,
         action=advice(stuck.stage),
     )

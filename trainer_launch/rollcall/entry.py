@@ -17,12 +17,12 @@ NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afte
 def refusal(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | None:
     """Why a node is turned away for good, if it is."""
     if said.version != msg.VERSION:
-        return msg.Refused(f"node 0 speaks version {msg.VERSION}, not {said.version}", retry=False)
+        return msg.Refused(f"node 0 uses protocol version {msg.VERSION}, this node {said.version}", retry=False)
     if said.job != settings.job:
         return _another_job(said.job, settings)
     if isinstance(key, int) and key >= settings.max_nodes:
         last = settings.max_nodes - 1
-        return msg.Refused(f"this job has nodes 0 to {last}, there is no node {key}", retry=False)
+        return msg.Refused(f"node rank {key} is invalid: this job has nodes 0 to {last}", retry=False)
     return None
 
 
@@ -34,7 +34,7 @@ def not_now(said: Hello, settings: Settings) -> msg.Refused:
 
 
 def _another_job(name: str, settings: Settings) -> msg.Refused:
-    return msg.Refused(f"this is the roll call of job {settings.job}, not {name}", retry=False)
+    return msg.Refused(f"this is the preflight of job {settings.job}, not {name}", retry=False)
 
 
 def missing(nodes: Mapping[Key, Node], min_nodes: int) -> list[Key]:

@@ -109,7 +109,7 @@ class Hall:
                     self._peers[peer].heard_s = now_s
                 yield from self._hear(peer, address, message, now_s)
             case Gone(peer):
-                self._lose(peer, "it has ended the connection", now_s)
+                self._lose(peer, "it closed the connection", now_s)
             case Looked(found):
                 self._looked = dict(zip(self._looking or (), found, strict=False))
             case Tick():
@@ -169,7 +169,7 @@ class Hall:
             return msg.Refused(f"{old.name} is there already, so {said.host} cannot be node {key} as well", True)
         is_back = old is not None and old.incarnation == said.incarnation
         if self.phase is not Phase.CALLING and not (is_back and self.phase is Phase.RECORDING):
-            return msg.Refused("the roll call is over; the others go on", retry=True)
+            return msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
         return None
 
     def _lose(self, peer: int, how: str, now_s: float) -> None:

@@ -153,7 +153,7 @@ def _of_node(
     hard = standard.is_hard(bad)
     text = (
         f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
-        f"who pass with others: the fault is at this {'GPU or its network card' if rails else 'node'}"
+        f"which pass with other nodes: the faulty part is this {'GPU or its network card' if rails else 'node'}"
         if hard
         else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, while nodes reach "
         f"{_shown(standard.of_nodes)} in the median"
@@ -186,8 +186,8 @@ def _of_link(link: Link, names: Sequence[str], its: Sequence[Tested], standard: 
         fault=Fault.NODE if hard else None,
         scope=Scope.LINK,
         subject=f"{one} - {other}{_on(link.rails)}",
-        text=f"the way between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
-        f"while both are well with others{how_slow}",
+        text=f"the link between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
+        f"while both pass with other nodes{how_slow}",
         measured=_best(bad),
         expected=standard.expected(standard.of_pairs),
         unit="MB/s",
@@ -238,7 +238,7 @@ def _evidence(test: Tested, names: Sequence[str]) -> str:
     if test.is_whole:
         return f"{where}: {_shown(test.rate)}"
     if all(test.whys):
-        return f"{where}: {test.whys[0]}; the other end: {test.whys[1]}"
+        return f"{where}: {test.whys[0]}; the other node: {test.whys[1]}"
     well, ill = (other, one) if test.whys[0] else (one, other)
     return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
 

@@ -46,7 +46,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             msg.render,
             secret=secret,
             silence_s=_SILENCE_S,
-            grumble=Complaints("roll call", lambda text: _log.info("%s", text)),
+            grumble=Complaints("cluster preflight", lambda text: _log.info("%s", text)),
         )
         self._settings = settings
         self._endpoint = endpoint
@@ -111,7 +111,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         try:
             replies = self._hall.step(event, time.monotonic())
         except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
-            _log.exception("roll call: a mistake of this program")
+            _log.exception("cluster preflight: internal error")
             replies = self._hall.break_off(mistake)
         for reply in replies:
             self._do(reply)
@@ -155,7 +155,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         if not isinstance(message, msg.Present | Hello):
             raise ProtocolError("did not say first who it is")
         if not self._is_proven(connection, message.proof, self._settings.job, message.incarnation):
-            self._send(connection.peer, msg.Refused("its secret is not the job's", retry=False))
+            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
             self._close_after_flush(connection.peer)
             return False
         self._greeted(connection)

@@ -61,7 +61,7 @@ class Sharing:
             )
         most = groups[0]
         if len(most) == count:
-            text = f"{folder} is one folder for all {count} nodes"
+            text = f"{folder} is one shared directory on all {count} nodes"
             return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=True)
         if len(most) == 1:
             return _own(folder, count, must)
@@ -115,7 +115,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
         status=Status.FAIL if must else Status.PASS,
         fault=Fault.JOB if must else None,
         scope=Scope.JOB,
-        text=f"{folder} is not shared: each of {count} nodes has a folder of its own there",
+        text=f"{folder} is not shared: each of the {count} nodes has its own directory there",
         measured=False,
         expected=True if must else None,
         action=_MOUNT if must else "",

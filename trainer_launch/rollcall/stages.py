@@ -39,24 +39,24 @@ class Stuck:
 
 
 MEANING: Mapping[Stage, str] = {
-    Stage.UNNAMED: "its name is not known, so it could not be looked for",
+    Stage.UNNAMED: "its host name is unknown",
     Stage.NO_RECORD: "its pod is not created, not scheduled, or its Service does not publish addresses of pods "
     "that are not ready (publishNotReadyAddresses)",
-    Stage.UNREACHABLE: "there is no way to its network from here",
-    Stage.REFUSED: "its pod has an address, but its preflight does not run yet: pulling the image, in an earlier "
-    "init container, or ended",
+    Stage.UNREACHABLE: "there is no route to its network",
+    Stage.REFUSED: "its pod has an address, but its preflight is not running: the image is being pulled, an "
+    "earlier init container runs, or it has ended",
     Stage.TIMEOUT: "packets to it are lost: a network policy, a firewall, or the machine is gone",
-    Stage.SILENT: "its process is stopped or stuck: it was reached, and says nothing",
-    Stage.RUNS: "its preflight runs, and could not take part",
+    Stage.SILENT: "its process is stopped or stuck: it accepts connections but does not answer",
+    Stage.RUNS: "its preflight runs, but could not reach node 0",
 }
 _ADVICE: Mapping[Stage, str] = {
-    Stage.UNNAMED: "see which pods of the job are not running",
-    Stage.NO_RECORD: "see whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
+    Stage.UNNAMED: "check which pods of the job are not running",
+    Stage.NO_RECORD: "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
     Stage.UNREACHABLE: "see the routes and the CNI of both machines",
-    Stage.REFUSED: "see the events and the init containers of its pod",
-    Stage.TIMEOUT: "see network policies, both ways, for the port that the nodes meet at",
+    Stage.REFUSED: "check the events and the init containers of its pod",
+    Stage.TIMEOUT: "see network policies, both ways, for the port of node 0",
     Stage.SILENT: "see what its process waits for; the machine may need a reboot",
-    Stage.RUNS: "see its own log, and network policies, both ways, for the port that the nodes meet at",
+    Stage.RUNS: "see its own log, and network policies, both ways, for the port of node 0",
 }
 
 
