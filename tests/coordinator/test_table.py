@@ -156,5 +156,5 @@ def test_what_is_no_coordinator_is_told_so(said):
 def test_nobody_there_is_an_error_of_one_sentence():
     with pytest.raises(NodeError, match="cannot be asked: Connection refused"):
         ask(Endpoint("127.0.0.1", 1), "job")
-    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(NodeError, match="says nothing"):
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(NodeError, match="does not answer"):
         ask(Endpoint("127.0.0.1", mute.getsockname()[1]), "job", timeout_s=0.2)

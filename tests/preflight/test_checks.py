@@ -173,7 +173,7 @@ NODES: list[tuple[str, Subject, str]] = [
         "the process that waits for it cannot be killed",
     ),
     ("storage", stored(Tried(stage="read", errno=errno.EIO)), "Input/output error at read"),
-    ("storage", stored(replace(STORED, values={**STORED.values, "same": 0.0})), "is not what was written"),
+    ("storage", stored(replace(STORED, values={**STORED.values, "same": 0.0})), "differs from the data written"),
 ]
 
 WARNINGS: list[tuple[str, Subject, str]] = [
