@@ -50,7 +50,7 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
     job = Simulation(4, outcome=lambda node, partner: ("lost", 0) if 2 in (node, partner) else ("", 10**9))
     job.come(*range(4))
     shown: Mapping[str, Any] = drawing(job.hall.seen)
-    assert shown["guilty"] == [2]
+    assert shown["faulty"] == [2]
     assert {tuple(row[:2]) for row in shown["tests"] if row[2] is None} >= {(1, 2), (2, 3)}
     assert shown["title"].endswith("faulty: node 2 (job-node-0-2)")
     assert Simulation(4).hall.seen == Seen()
@@ -59,7 +59,7 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
 def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> None:
     tests = (pairs.Tested((0, 1), ("", ""), 9_000_000, 0), pairs.Tested((0, 1), ("", "no"), 0, 1))
     shown = drawing(Seen(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
-    assert (shown["guilty"], shown["tests"]) == ([1], [[0, 1, None]])
+    assert (shown["faulty"], shown["tests"]) == ([1], [[0, 1, None]])
     assert "faulty: b, rail 1" in str(shown["title"])
 
 

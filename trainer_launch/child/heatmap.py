@@ -99,7 +99,7 @@ class Picture:
         self.count = len(self.names)
         self.tests = tests
         self.unit = unit
-        self.guilty: dict[int, None] = dict.fromkeys(told["guilty"])
+        self.guilty: dict[int, None] = dict.fromkeys(told["faulty"])
         self.links: list[tuple[int, int]] = [(min(ends), max(ends)) for ends in told["links"]]
         self.fastest = max((rate for rate in tests.values() if rate is not None), default=1.0) or 1.0
         self.shades = colormaps[_SHADES].with_extremes(bad=_UNTESTED)

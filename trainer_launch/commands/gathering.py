@@ -168,7 +168,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     topology, hostname = subject.topology, subject.host.hostname
     place, nodes, rank = topology.coordinator, topology.nodes, topology.node_rank
     if place is None or nodes is None or rank is None:
-        raise ValueError("there is no roll call, and `obstacle` says why")
+        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     calling = _calling(subject, settings, skipped, place, nodes)
     server = None

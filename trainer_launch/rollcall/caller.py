@@ -92,7 +92,7 @@ class Caller:
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="roll call client", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cluster preflight client", daemon=True)
         self._thread.start()
 
     @property

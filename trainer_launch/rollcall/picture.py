@@ -32,7 +32,7 @@ def drawing(seen: Seen) -> dict[str, Json]:
         "title": _title(seen),
         "names": list(seen.names),
         "tests": [[one, other, rate] for (one, other), rate in worst.items()],
-        "guilty": [*seen.guilty.nodes, *(node for node, _ in seen.guilty.rails)],
+        "faulty": [*seen.guilty.nodes, *(node for node, _ in seen.guilty.rails)],
         "links": [list(ends) for ends in (*links, *seen.guilty.unresolved)],
     }
 

@@ -58,7 +58,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
         self._hall = Hall(self._settings, time.monotonic())
-        self._thread = threading.Thread(target=self._run, name="roll call", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
         self._thread.start()
         return port
 
