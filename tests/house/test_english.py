@@ -28,7 +28,8 @@ PAGES = sorted(
 PHRASES = re.compile(
     r"""
     last\ words | roll\ call | clean\ slate | run\ folder | guilty | broken\ promise
-    | promises?\ (was|were)?\ ?broken     | slip\ of\ the\ pen | goes?\ wrong\ on\ purpose | things?\ go\ wrong | no\ pod\ that\ is\ well | all\ is\ well
+    | promises?\ (was|were)?\ ?broken
+    | slip\ of\ the\ pen | goes?\ wrong\ on\ purpose | things?\ go\ wrong | no\ pod\ that\ is\ well | all\ is\ well
     | leave\ the\ option\ away | in\ vain | which\ command\? | (is|has)\ no\ (command|option|setting)\b
     | not\ now\ or\ not\ here | cannot\ work: | at\ fault\ framed | to\ start\ it\ again\ cannot | own\ lines\ tell
     | start(s|ed)?\ all\ again\ in\ place | says?\ at\ the\ end\ how
