@@ -195,8 +195,10 @@ class Settings(BaseSettings):
         None,
         description="directory shared by the pod's containers: preflight saves its results there for run",
     )
-    prefix: bool = Field(False, description="prefix each worker's lines with [node:rank]")
-    fold: bool = Field(False, description="with --prefix: show a line that 3 or more ranks write within 1 s once")
+    prefix: bool = Field(
+        False,
+        description="prefix each worker's lines with [node:rank]; show a line once if 3 or more ranks write it",
+    )
     output_limit: int = Field(
         0, ge=0, le=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
     )

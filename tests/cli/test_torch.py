@@ -51,6 +51,35 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
 
 
 @both_ways
+def test_a_line_of_three_ranks_is_shown_once_and_the_diagnosis_has_it_for_the_rank_that_failed(
+    tmp_path: Path, method: str
+) -> None:
+    words = tmp_path / "words"
+    text = f"""{RANK}
+def meet(name):
+    open(name + str(rank), "x").close()
+    while not all(os.path.exists(name + str(other)) for other in range(3)):
+        time.sleep(0.01)
+meet("a")
+print("loading", flush=True)
+print("rank", rank, flush=True)
+meet("b")
+sys.exit(3 if rank == 2 else time.sleep(60))
+"""
+    options = ("--nproc-per-node=3", "--prefix", "--max-restarts=0", "--start-method", method, "--termination-log")
+    ended = launch("run", *options, str(words), "--", script(tmp_path, text), cwd=tmp_path)
+    assert ended.returncode == 3, ended.stderr
+    once, counted = (line for line in ended.stdout.splitlines() if "loading" in line)
+    assert re.fullmatch(r"\[0:[012]\] loading", once)
+    assert counted == f"{once} (\u00d7 3 ranks)"
+    assert {f"[0:{rank}] rank {rank}" for rank in range(3)} < set(ended.stdout.splitlines())
+    assert [line for line in words.read_text().splitlines() if line in ("loading", "rank 2")] == [
+        "loading",
+        "rank 2",
+    ]
+
+
+@both_ways
 def test_of_two_failures_in_one_instant_the_first_is_blamed(tmp_path: Path, method: str) -> None:
     """torch's own stamps have whole seconds, and it would blame the lower rank."""
     note = tmp_path / "note"

@@ -144,7 +144,7 @@ def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Pat
 def test_of_two_streams_the_line_that_came_last_is_the_last_line() -> None:
     system = System()
     with contextlib.closing(system):
-        script = "echo old >&2; sleep 0.1; echo step 7; sleep 0.1"
+        script = "echo old >&2; sleep 0.1; echo step 7; echo 'step 6 (\u00d7 3 ranks)'; sleep 0.1"
         system.spawn(Process(name="one", argv=("sh", "-c", script), env={}, label="one"))
         while system.pids():
             system.wait(None)

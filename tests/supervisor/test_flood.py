@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from trainer_launch.supervisor.flood import Flood
+import pytest
+
+from trainer_launch.supervisor.flood import BULK_BYTES, Flood, is_summary
+from trainer_launch.supervisor.lines import Source, Stream
 
 
 class Clock:
@@ -21,7 +24,7 @@ def told(flood: Flood, now_s: float | None) -> bytes:
 
 def test_the_same_line_of_eight_ranks_is_shown_once_and_then_with_its_number() -> None:
     clock = Clock()
-    flood = Flood(folds=True, clock=clock)
+    flood = Flood(clock=clock)
     gates = [flood.gate("agent", 1, rank, f"[0:{rank}] ".encode()) for rank in range(8)]
     shown = [gate(b"loading\n" + f"rank {rank}\n".encode()) for rank, gate in enumerate(gates)]
     assert shown == [b"loading\nrank 0\n", *[f"rank {rank}\n".encode() for rank in range(1, 8)]]
@@ -33,7 +36,7 @@ def test_the_same_line_of_eight_ranks_is_shown_once_and_then_with_its_number() -
 
 def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
     clock = Clock()
-    flood = Flood(folds=True, clock=clock)
+    flood = Flood(clock=clock)
     one, two, _ = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(3)]
     assert one(b"a\n") == b"a\n"
     assert one(b"a\n") == b"a\n"
@@ -42,12 +45,40 @@ def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
     assert told(flood, None) == b"", "each was shown"
 
 
-def test_nothing_is_folded_by_default_nor_of_two_ranks_nor_of_different_streams() -> None:
-    for flood, count in ((Flood(clock=Clock()), 8), (Flood(folds=True, clock=Clock()), 2)):
-        gates = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(count)]
-        gates += [flood.gate("agent", 2, 0, b"[x] ")]
-        assert [gate(b"a\n\n") for gate in gates] == [b"a\n\n"] * len(gates)
-        assert flood.told(None) == []
+@pytest.mark.parametrize(("count", "prefix"), [(2, b"[x] "), (8, b"")])
+def test_nothing_is_folded_of_two_ranks_nor_without_a_prefix_nor_across_streams(count: int, prefix: bytes) -> None:
+    flood = Flood(clock=Clock())
+    gates = [flood.gate("agent", 1, rank, prefix) for rank in range(count)]
+    gates += [flood.gate("agent", 2, 0, prefix)]
+    assert [gate(b"a\n\n") for gate in gates] == [b"a\n\n"] * len(gates)
+    assert flood.told(None) == []
+
+
+def test_bulk_output_is_not_folded() -> None:
+    flood = Flood(clock=Clock())
+    gates = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(3)]
+    bulk = b"x\n" * (BULK_BYTES // 2 + 1)
+    assert [gate(bulk) for gate in gates] == [bulk] * 3
+    assert flood.told(None) == []
+
+
+def test_the_rest_of_a_line_whose_beginning_was_shown_is_not_folded() -> None:
+    flood, stream = Flood(clock=Clock()), Stream()
+    sources = [Source(b"[%d] " % rank, stream) for rank in range(3)]
+    for rank, source in enumerate(sources):
+        source.gate = flood.gate("agent", 1, rank, b"[%d] " % rank)
+    assert sources[0].feed(b"done\n") == b"[0] done\n"
+    assert sources[1].feed(b"saving ... ") + sources[1].flush() == b"[1] saving ... "
+    assert sources[1].feed(b"done\ndone\n") == b"done\n"
+    assert told(flood, None) == "[0] done (\u00d7 2 ranks)\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("[0:0] step 40 (\u00d7 8 ranks)", True), ("step 40 (\u00d7 8 ranks) done", False), ("step 40", False)],
+)
+def test_a_summary_is_told_by_its_end(line: str, expected: bool) -> None:
+    assert is_summary(line) is expected
 
 
 def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> None:

@@ -138,5 +138,5 @@ GROUPS = {
     "stopping": ("grace", "stop_order", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
     "container": ("shm_size", "state_dir"),
-    "output and monitoring": ("prefix", "fold", "output_limit", "color", "events", "metrics_port", "log_level"),
+    "output and monitoring": ("prefix", "output_limit", "color", "events", "metrics_port", "log_level"),
 }

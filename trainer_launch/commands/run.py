@@ -86,7 +86,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
         with ground.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
             watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
-            flood = Flood(folds=settings.fold, lines_per_s=settings.output_limit, clock=time.monotonic)
+            flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
             system = System(color=use_color(settings), watched=watched, flood=flood)
             system.clean = sweep
             log.send_through(system.say)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer_launch.patterns import MAX_LINE
+from trainer_launch.supervisor.flood import is_summary
 from trainer_launch.supervisor.lines import LINE_BYTES
 
 _TAKES_OVER = 20
@@ -36,6 +37,7 @@ class Ear:
     speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
     last: int = 0  # what that one said last
     others: int = 0  # steps of others since then
+    is_folded: bool = False  # all workers say the same steps, and only the first to say one is shown
 
     def hear(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[Heard]:
         """What is worth telling in these bytes."""
@@ -47,7 +49,7 @@ class Ear:
         heard = [*self._steps(text)] if _WORD in text.lower() else []
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [Heard(line) for line in lines if any(pattern.search(line[:MAX_LINE]) for pattern in patterns)]
+            heard += [Heard(line) for line in lines if _is_wanted(line, patterns)]
         return heard
 
     def _steps(self, text: bytes) -> Iterator[Heard]:
@@ -71,15 +73,22 @@ class Ear:
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
+        if is_summary(line.decode(errors="replace")):
+            self.is_folded = True
+            return False
         tag = _TAG.match(line)
         who = tag[0] if tag else b""
         if self.speaker is None or self.others >= _TAKES_OVER:
             self.speaker, self.last = who, 0
-        if who != self.speaker:
+        if who != self.speaker and not self.is_folded:
             self.others += 1
             return False
         self.others = 0
         return True
+
+
+def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
 
 
 def shown(line: bytes) -> str:

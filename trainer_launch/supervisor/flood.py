@@ -1,19 +1,28 @@
-"""What keeps a flood of lines out of the log: equal lines of many ranks told once, and a limit with a count. Pure.
+"""Keep a flood of lines out of the log: fold equal lines of many ranks, and limit the lines per second. Pure.
 
-The last lines that are kept for a diagnosis are those of the program, whatever is left out here.
+The lines kept for the diagnosis are complete, whatever is left out here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FOLD_S = 1.0  # in which the same line of other ranks is folded into the first one
-LEAST_RANKS = 3  # of fewer, nothing is folded
+LEAST_RANKS = 3  # lines of fewer ranks are not folded
+BULK_BYTES = 16 * 1024  # larger blocks of one pipe are bulk output: no work per line
 _MOST_LINES = 1000  # remembered at a time
 _SECOND_S = 1.0
 
 Clock = Callable[[], float]
+
+_SUMMARY = re.compile(r" \(\u00d7 [0-9]+ ranks\)$")
+
+
+def is_summary(line: str) -> bool:
+    """Whether this line only tells how many ranks wrote an earlier one."""
+    return _SUMMARY.search(line) is not None
 
 
 @dataclass(slots=True)
@@ -35,7 +44,7 @@ class Fold:
 
     def pass_on(self, rank: int, prefix: bytes, body: bytes) -> bytes:
         """Whole lines without those that another rank has just written."""
-        if len(self.members) < LEAST_RANKS:
+        if len(self.members) < LEAST_RANKS or len(body) > BULK_BYTES:
             return body
         now_s = self._clock()
         return b"".join(line for line in body.splitlines(keepends=True) if self._is_new(rank, prefix, line, now_s))
@@ -109,9 +118,8 @@ class Limit:
 class Flood:
     """All of it for one launcher."""
 
-    def __init__(self, *, folds: bool = False, lines_per_s: int = 0, clock: Clock) -> None:
+    def __init__(self, *, lines_per_s: int = 0, clock: Clock) -> None:
         self.lines_per_s = lines_per_s  # 0: no limit
-        self._is_folding = folds
         self._clock = clock
         self._folds: dict[tuple[str, int], Fold] = {}  # by process and stream
         self._limits: list[tuple[int, bytes, Limit]] = []  # stream, prefix
@@ -126,7 +134,7 @@ class Flood:
             fold.members.add(rank)
 
         def passed_on(body: bytes) -> bytes:
-            if self._is_folding and rank is not None and prefix:
+            if rank is not None and prefix:
                 body = fold.pass_on(rank, prefix, body)
             return body if limit is None else limit.pass_on(body)
 

@@ -56,7 +56,8 @@ class Source:
             self._after_cr = False
         body = self._whole_lines(data)
         if body and self.gate is not None:
-            body = self.gate(body)
+            rest = body.find(b"\n") + 1 if self._mid_line else 0  # of a line whose begin was shown
+            body = body[:rest] + self.gate(body[rest:])
         out = start + self._prefixed(body)
         return self._stream.admit(self, out) if out else b""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer_launch.log import PATIENCE_S
-from trainer_launch.supervisor.flood import Flood
+from trainer_launch.supervisor.flood import Flood, is_summary
 from trainer_launch.supervisor.lines import Source, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
@@ -31,7 +31,6 @@ _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
-
 
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
@@ -114,7 +113,8 @@ class Output:
         """Return the newest line of a process: of the stream that it wrote to last."""
         pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, None, stream)))]
         newest = sorted(pipes, key=lambda pipe: pipe.heard_at_s, reverse=True)
-        return next((lines[0] for pipe in newest if (lines := pipe.source.last_lines(1))), "")
+        lines = (line for pipe in newest for line in reversed(pipe.source.last_lines(_LAST_LINES)))
+        return next((line for line in lines if not is_summary(line)), "")
 
     def heard(self, process: str, rank: int | None = None) -> int:
         """How many bytes a process, and this one of its ranks, has written so far: changes are what counts.
