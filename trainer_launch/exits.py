@@ -44,7 +44,7 @@ def retryable(code: int) -> bool | None:
 
 
 def cannot_run(code: int | None) -> bool:
-    """Whether the program could not be run, as a shell tells it."""
+    """Whether the code says, as in a shell, that the program could not be run."""
     return code in (NOT_EXECUTABLE, NOT_FOUND)
 
 
@@ -52,17 +52,17 @@ def describe(code: int) -> str:
     """One phrase for people: what an exit code says."""
     known = {
         SUCCEEDED: "success",
-        MISCONFIGURED: "bad contract, flags or settings",
+        MISCONFIGURED: "invalid contract, options or settings",
         NOT_EXECUTABLE: "program not executable",
         NOT_FOUND: "program not found",
-        INFRASTRUCTURE: "infrastructure at fault",
-        STOPPED: "asked to stop",
+        INFRASTRUCTURE: "infrastructure failure",
+        STOPPED: "stopped on request",
     }
     if code in known:
         return known[code]
     if code > _SIGNAL_BASE:
         try:
-            return f"died of {signal.Signals(code - _SIGNAL_BASE).name}"
+            return f"killed by {signal.Signals(code - _SIGNAL_BASE).name}"
         except ValueError:
             pass
-    return "the program's own"
+    return "the program's own exit code"

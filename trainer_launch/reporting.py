@@ -44,7 +44,7 @@ def report(
         step: how many steps are done, a whole number from 0; it counts on after a resume.
         progress: the part that is done, from 0.0 to 1.0 (not percent).
         eta_s: seconds left, as estimated; below 0 counts as 0.
-        metrics: numbers by name, at most 256, names of 1 to 64 characters.
+        metrics: a mapping of names (1 to 64 characters) to numbers; at most 256 entries.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -65,13 +65,15 @@ def report(
 def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
     """A copy, so that the caller may change its own."""
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"metrics is a {type(metrics).__name__}; expected numbers by name, as in {{'loss': 0.5}}")
+        raise TypeError(
+            f"metrics is a {type(metrics).__name__}; expected names mapped to numbers, such as {{'loss': 0.5}}"
+        )
     if len(metrics) > MAX_METRICS:
         raise ValueError(f"metrics has {len(metrics)} entries; expected at most {MAX_METRICS}")
     checked = {}
     for name, value in metrics.items():
         if type(name) is not str:
-            raise TypeError(f"a metric's name is {name!r}; expected a text")
+            raise TypeError(f"a metric's name is {name!r}; expected a string")
         if not 0 < len(name) <= MAX_NAME:
             raise ValueError(f"a metric's name is {name[:80]!r}; expected 1 to {MAX_NAME} characters")
         checked[name] = value if type(value) is float else _number(value, name)
@@ -80,7 +82,7 @@ def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _whole(value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        advice = "; of a tensor pass .item()" if hasattr(value, "item") else ""
+        advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
         raise TypeError(f"step is a {type(value).__name__}; expected a whole number{advice}")
     whole = int(value)
     if not 0 <= whole < MAX_STEP:
@@ -98,7 +100,7 @@ def _number(value: object, name: str) -> float:
         return whole if abs(whole) < _LARGEST else math.inf if whole > 0 else -math.inf
     if isinstance(value, numbers.Real):  # numpy's
         return float(value)
-    advice = "; of a tensor pass .item()" if hasattr(value, "item") else ""
+    advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
     raise TypeError(f"{name} is a {kind.__name__}; expected a number{advice}")
 
 

@@ -47,7 +47,9 @@ def stop_signal(given: Mapping[int, SignalAction]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if action_of(number, given) is SignalAction.TERMINATE:
             return int(number)
-    raise UsageError("--signals leaves no signal to stop by; let one of TERM, INT, QUIT and HUP be terminate")
+    raise UsageError(
+        "--signals leaves no signal that stops the job; map at least one of TERM, INT, QUIT and HUP to terminate"
+    )
 
 
 def parse(text: str) -> dict[int, SignalAction]:
@@ -76,11 +78,11 @@ def _number(name: str) -> int:
     full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
     number = signal.Signals.__members__.get(full)
     if number is None:
-        raise UsageError(f"--signals names {name!r}, which is no signal; use names such as TERM, USR1, SIGUSR2")
+        raise UsageError(f"--signals names the unknown signal {name!r}; use names such as TERM, USR1, SIGUSR2")
     if number not in STOP_SIGNALS | RELAYED:
         raise UsageError(
-            f"--signals names {full}, which the launcher cannot receive for a program: SIGKILL and SIGSTOP never "
-            f"arrive, SIGCHLD and faults are the launcher's own; use TERM, INT, HUP, QUIT, USR1, USR2 and the like"
+            f"--signals names {full}, which the launcher cannot pass on: no process receives SIGKILL or SIGSTOP, "
+            f"and the launcher handles SIGCHLD and fault signals itself; use TERM, INT, HUP, QUIT, USR1 or USR2"
         )
     return int(number)
 

@@ -99,9 +99,9 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     output, said, stacks = run(tmp_path, QUICK, "--hang-timeout", "1.5")
     assert output.count("life 2") == 2
     stopped, busy = stacks
-    assert "rank 1 is stopped (SIGSTOP) for" in stopped
+    assert "rank 1 has been stopped (SIGSTOP) for" in stopped
     assert "state T" in stopped
-    assert "rank 1 is burning CPU without progress for" in busy
+    assert "rank 1 has been busy without progress for" in busy
     assert "generation 1 is over: rank 1" in said
     assert "generation 2 is over: rank 1" in said
 
@@ -132,7 +132,7 @@ def test_when_the_budget_is_spent_the_last_words_name_the_hang(tmp_path: Path) -
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Hung rank=1 node=0 ")
     (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
-    assert f"| rank 1 is stopped (SIGSTOP) for 1 s; the stacks of all workers are in {stacks}" in first
+    assert f"| rank 1 has been stopped (SIGSTOP) for 1 s; the stacks of all workers are in {stacks}" in first
     assert any(line.startswith("rank 1: state T") for line in rest)
 
 
@@ -173,7 +173,7 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tm
     assert ended.returncode == 138, ended.stderr
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Hung ")
-    assert "program is asleep: no output, no progress, next to no CPU time for" in first
+    assert "program has been idle: no output, no progress and almost no CPU time for" in first
     (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
     assert str(stacks) in first
     assert any("nanosleep" in line for line in rest)

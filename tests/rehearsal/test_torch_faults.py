@@ -78,7 +78,7 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
     assert "[trainer-launch 0] generation 1 is over: rank 1 failed on node 1" in told
     assert "[trainer-launch 0] generation 2: 2 nodes, 1 restart so far" in told
     assert (
-        "[trainer-launch] local-node-0-1 ended with exit code 137 (died of SIGKILL); a new pod follows in 3 s"
+        "[trainer-launch] local-node-0-1 ended with exit code 137 (killed by SIGKILL); a new pod follows in 3 s"
         in told
     )
     assert "1 of 2 nodes, waiting for node 1" in told

@@ -66,7 +66,7 @@ def test_sshd_comes_back_and_what_runs_goes_on(tmp_path, mount) -> None:
         first = sshd(it)
         first.kill()
         eventually(lambda: sshd(it).pid != first.pid, "another sshd")
-        it.await_log("sshd is started again, 1 of 100 in an hour; what it has started goes on")
+        it.await_log("restarting sshd (restart 1 of at most 100 per hour); its child processes keep running")
         it.await_port()
         assert it.output("echo again") == "again"
         assert not gone(rank)

@@ -63,7 +63,7 @@ def running(**more):
 def test_a_stopped_worker_hangs_after_the_timeout_whatever_the_others_do():
     found, after_s = running().live(60, busy=RANKS, states={ONE: "T"}, sign_every_s=1.0)
     assert (found.kind, found.workers) == (Kind.STOPPED, (ONE,))
-    assert found.text == "rank 1 is stopped (SIGSTOP) for 10 s"
+    assert found.text == "rank 1 has been stopped (SIGSTOP) for 10 s"
     assert after_s == pytest.approx(T + 0.5, abs=0.6)
 
 
@@ -76,14 +76,14 @@ def test_a_worker_that_goes_on_within_the_timeout_did_not_hang():
 def test_workers_that_all_sleep_hang_after_the_timeout():
     found, after_s = running().live(60)
     assert (found.kind, found.workers) == (Kind.IDLE, RANKS)
-    assert found.text == "ranks 0-2 are asleep: no output, no progress, next to no CPU time for 10 s"
+    assert found.text == "ranks 0-2 have been idle: no output, no progress and almost no CPU time for 10 s"
     assert after_s == pytest.approx(T + 0.5, abs=1)
 
 
 def test_a_worker_stuck_in_the_kernel_is_named():
     found, _ = running().live(60, states={TWO: "D"})
     assert found.workers == (TWO,)
-    assert found.text.endswith("; rank 2 is stuck in the kernel (state D)")
+    assert found.text.endswith("; rank 2 has been stuck in the kernel (state D)")
 
 
 def test_sleepers_do_not_hang_while_one_of_them_works_or_output_comes():
@@ -94,7 +94,7 @@ def test_sleepers_do_not_hang_while_one_of_them_works_or_output_comes():
 def test_a_worker_that_only_burns_cpu_after_progress_hangs_with_more_patience_and_is_named():
     found, after_s = running().live(100, busy=(TWO,))
     assert (found.kind, found.workers) == (Kind.BUSY, (TWO,))
-    assert found.text == "rank 2 is burning CPU without progress for 30 s, 30 times the longest pause before"
+    assert found.text == "rank 2 has been busy without progress for 30 s, 30 times the longest earlier pause"
     assert after_s == pytest.approx(hang.PATIENCE * T, abs=1.5)
 
 
@@ -159,7 +159,7 @@ def test_where_the_work_is_done_elsewhere_being_idle_says_nothing_but_missing_ou
     Node(rules=rules).lives(100 * T)
     found, _ = running(rules=rules).live(100)
     assert found.kind is Kind.BUSY
-    assert found.text.startswith("ranks 0-2 are silent for 30 s")
+    assert found.text.startswith("ranks 0-2 have been silent for 30 s")
 
 
 def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_longest_pause():

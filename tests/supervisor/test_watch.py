@@ -75,7 +75,7 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     assert set(workers.killed) == {ZERO, ONE}
     note = json.loads((tmp_path / run_folder.HANG).read_text())
     assert (note["rank"], note["local_rank"]) == (ONE.rank, ONE.local_rank)
-    assert "asleep" in note["message"]
+    assert "idle" in note["message"]
     assert note["lines"] == [
         "rank 1: waits in all_reduce, called from train.py:31 (step)",
         "rank 2: in data.py:22 (read_batch)",
@@ -115,7 +115,7 @@ def test_a_program_without_an_agent_is_left_to_the_supervisor(watch):
     hung = None
     while hung is None:
         hung = made.look(made.due_s)
-    assert hung.text.startswith("program is asleep")
+    assert hung.text.startswith("program has been idle")
     assert hung.lines == ("program: state S",)
     assert not workers.killed
 

@@ -114,7 +114,7 @@ def test_worker_0_killed_or_worker_1_hanging_costs_seconds_too(standing: Standin
             recovery.wait()
             assert recovery.starts == [0, 0, 0], [pod.codes for pod in running.pods]
             assert recovery.failures == 1, "only failed workers cost the budget"
-        said = ["".join(pod.lines).count("hang: rank 1 is stopped (SIGSTOP) for") for pod in running.pods]
+        said = ["".join(pod.lines).count("hang: rank 1 has been stopped (SIGSTOP) for") for pod in running.pods]
         assert said == [0, 1, 0], "the node whose worker it is acts, and no other"
 
 

@@ -32,9 +32,9 @@ def test_what_is_written_is_read_again():
     [
         ("USR1", "one of forward, checkpoint, drain, terminate"),
         ("USR1=save", "one of forward, checkpoint, drain, terminate"),
-        ("USR9=forward", "'USR9', which is no signal"),
-        ("=drain", "'', which is no signal"),
-        ("KILL=forward", "SIGKILL, which the launcher cannot receive"),
+        ("USR9=forward", "unknown signal 'USR9'"),
+        ("=drain", "unknown signal ''"),
+        ("KILL=forward", "SIGKILL, which the launcher cannot pass on"),
         ("STOP=drain", "SIGSTOP, which"),
         ("CHLD=drain", "SIGCHLD, which"),
         ("SEGV=drain", "SIGSEGV, which"),
@@ -57,7 +57,7 @@ def test_torchs_agent_is_asked_to_stop_by_a_signal_that_it_does_not_hand_on():
     assert signals.stop_signal({}) == TERM
     assert signals.stop_signal(signals.parse("TERM=drain")) == signal.SIGINT
     assert signals.stop_signal(signals.parse("TERM=drain,INT=forward")) == signal.SIGQUIT
-    with pytest.raises(UsageError, match="leaves no signal to stop by"):
+    with pytest.raises(UsageError, match="leaves no signal that stops the job"):
         signals.stop_signal(signals.parse("TERM=drain,INT=drain,QUIT=drain,HUP=forward"))
 
 

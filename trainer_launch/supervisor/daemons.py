@@ -30,8 +30,8 @@ def respawned(state: State, event: ev.Exited | ev.SpawnFailed) -> Step | None:
     if end.signal is None and event.at_s - began_s < TOO_SOON_S:
         return None
     process = next(process for process in state.plan.processes if process.name == end.process)
-    count = f"{len(recent) + 1} of {state.plan.respawns} in an hour"
-    text = f"{end.process} is started again, {count}; what it has started goes on"
+    count = f"restart {len(recent) + 1} of at most {state.plan.respawns} per hour"
+    text = f"restarting {end.process} ({count}); its child processes keep running"
     return state.started_again(event.at_s), (ev.Say(text), ev.Spawn(process))
 
 

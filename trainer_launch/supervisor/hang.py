@@ -182,7 +182,7 @@ def _idle(node: Node, limit: float) -> Hang | None:
     workers = tuple(node.tracks)
     stuck = tuple(worker for worker, track in node.tracks.items() if track.last.state == "D")
     kernel = f"; {_names(stuck)} stuck in the kernel (state D)" if stuck else ""
-    text = f"{_names(workers)} asleep: no output, no progress, next to no CPU time for {for_s:.0f} s{kernel}"
+    text = f"{_names(workers)} idle: no output, no progress and almost no CPU time for {for_s:.0f} s{kernel}"
     return Hang(kind=Kind.IDLE, workers=stuck or workers, for_s=for_s, limit_s=limit, text=text)
 
 
@@ -196,17 +196,17 @@ def _busy(node: Node, rules: Rules, limit: float) -> Hang | None:
         return None
     awake = tuple(worker for worker, track in node.tracks.items() if node.at_s - track.quiet_at_s < limit)
     workers = awake if rules.weak_signs and awake else tuple(node.tracks)
-    doing = "burning CPU without progress" if rules.weak_signs else "silent"
-    text = f"{_names(workers)} {doing} for {for_s:.0f} s, {for_s / longest_s:.0f} times the longest pause before"
+    doing = "busy without progress" if rules.weak_signs else "silent"
+    text = f"{_names(workers)} {doing} for {for_s:.0f} s, {for_s / longest_s:.0f} times the longest earlier pause"
     return Hang(kind=Kind.BUSY, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
 def _names(workers: tuple[Worker, ...]) -> str:
-    """`rank 3 is`, `ranks 0-2,5 are`, or a name of its own."""
+    """`rank 3 has been`, `ranks 0-2,5 have been`, or a name of its own."""
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):
-        return f"{', '.join(worker.name for worker in workers)} {'is' if len(workers) == 1 else 'are'}"
-    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {ranges(ranks)} are"
+        return f"{', '.join(worker.name for worker in workers)} {'has' if len(workers) == 1 else 'have'} been"
+    return f"rank {ranks[0]} has been" if len(ranks) == 1 else f"ranks {ranges(ranks)} have been"
 
 
 def ranges(numbers: list[int]) -> str:

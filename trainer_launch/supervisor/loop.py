@@ -181,7 +181,7 @@ class _Run:
                 system.clean()
             case ev.NameHanging():
                 for text in system.descendants():
-                    log.warning("SIGKILL does not end %s", text)
+                    log.warning("still running after SIGKILL: %s", text)
 
 
 def _earlier(one_s: float | None, other_s: float | None) -> float | None:
@@ -210,7 +210,7 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
         case ev.Signalled(number=number):
             log.debug("%s", _name(number))
         case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
-            log.warning("the grace period is over: killing what still runs")
+            log.warning("the grace period is over; sending SIGKILL to the remaining processes")
 
 
 def _is_request(number: int, before: Phase, state: State) -> bool:

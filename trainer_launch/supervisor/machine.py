@@ -266,7 +266,8 @@ def _childless(state: State, event: ev.Childless) -> Step:
         return _done(state), ()
     fresh = replace(_done(state), cause=None, hung=None, text="", again_every_s=KILL_AGAIN_S)
     fresh = fresh.started_again(event.at_s)
-    text = f"{state.again}: started again, {len(fresh.restarts_at_s)} of {state.plan.restarts} in an hour"
+    count = f"restart {len(fresh.restarts_at_s)} of at most {state.plan.restarts} per hour"
+    text = f"{state.again}; restarting it ({count})"
     state, spawns = _spawn_all(fresh)
     return state, (ev.Say(text), ev.Clean(), *spawns)
 

@@ -41,4 +41,6 @@ def _first_line(path: str) -> str:
             line = file.readline(_SHOWN_BYTES)
     except OSError as problem:
         return str(problem.strerror)
-    return repr(line.decode(errors="replace").strip()) if line.startswith(b"#!") else "the loader of a binary"
+    return (
+        repr(line.decode(errors="replace").strip()) if line.startswith(b"#!") else "the dynamic loader of a binary"
+    )
