@@ -55,10 +55,9 @@ def printed() -> Iterator[tuple[str, str]]:
         )
         docstrings = {id(node) for node in documented}
         for node in ast.walk(tree):
-            is_text = isinstance(node, ast.JoinedStr) or (
-                isinstance(node, ast.Constant) and isinstance(node.value, str)
-            )
-            if is_text and id(node) not in docstrings:
+            if not isinstance(node, ast.JoinedStr | ast.Constant) or id(node) in docstrings:
+                continue
+            if isinstance(node, ast.JoinedStr) or isinstance(node.value, str):
                 yield f"{name_of(path)}:{node.lineno}", " ".join(messages.text_of(node).split())
 
 
