@@ -141,7 +141,7 @@ def test_in_mode_warn_a_failure_is_only_told() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--skip", "dnss"), "--skip names 'dnss', which is no check"),
+        (("--skip", "dnss"), "--skip names 'dnss', which is not a check"),
         (("--mode", "hope"), "invalid value 'hope' for --preflight"),
         (("--report", "/nowhere/report"), "--report /nowhere/report cannot be written: No such file or directory"),
         (("--port-range", "9-1"), "invalid value '9-1' for --port-range: expected LOW-HIGH"),

@@ -102,7 +102,7 @@ def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work
         str(report),
     )
     with hosts(*ELASTIC.names) as pods:
-        seat = (sys.executable, str(Path(__file__).with_name("seat_at_work.py")), "job-worker-0:23456", "23456")
+        seat = (sys.executable, str(Path(__file__).with_name("seat_at_work.py")), "job-worker-0-23456", "23456")
         at_work = pods[1].start(seat, {})
         assert at_work.stdout is not None
         assert at_work.stdout.readline() == "at work\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trainer_launch.engines import torchrun
+from trainer_launch.signals import SignalAction
 from trainer_launch.sizes import counted, in_mib
 
 _NO_PLATFORM = """Contract: unknown. No variable or file of a training controller was found.
@@ -96,9 +97,12 @@ def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) 
     who = "each worker" if plan["engine"] == torchrun.NAME else "the program"
     who += "'s process group" if plan["stop_order"] == "group" else ""
     yield "stopping", f"SIGTERM to {who}, SIGKILL after {plan['grace_s']:g} s"
-    actions = {name: action for name, action in plan["signals"].items() if name not in _STOPS}
-    if actions:
-        yield "signals", ", ".join(f"{name} {action}" for name, action in actions.items())
+    actions = plan["signals"]
+    if any(name not in _STOPS or action != SignalAction.TERMINATE for name, action in actions.items()):
+        yield (
+            "signals",
+            ", ".join([*(f"{name} {action}" for name, action in actions.items()), "all others forward"]),
+        )
     yield from _environment(plan["processes"])
 
 

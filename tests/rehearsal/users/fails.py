@@ -1,0 +1,3 @@
+"""It ends with an error before its first step."""
+
+raise SystemExit(2)
