@@ -119,7 +119,7 @@ def test_a_late_node_is_waited_for_and_half_unreachable_and_cut_off_ones_are_tol
         job.start(0)
         job.start(3)
         job.start(4)
-        words = (sys.executable, HALF, pods[0].address, "29400", f"{pods[0].name}:29400", "2", "handshake")
+        words = (sys.executable, HALF, pods[0].address, "29400", f"{pods[0].name}-29400", "2", "handshake")
         half = pods[2].start(words, {})
         job.until(0, "1 of 5 nodes present")
         job.start(1, inside=("prlimit", "--nofile=32:32"))
@@ -152,7 +152,7 @@ def test_when_node_0_is_killed_in_the_middle_each_survivor_names_it_in_time(tmp_
         job = Pods(pods, tmp_path, deadline_s=8)
         for node in range(3):
             job.start(node)
-        words = (sys.executable, HALF, pods[0].name, "29400", f"{pods[0].name}:29400", "3", stage)
+        words = (sys.executable, HALF, pods[0].name, "29400", f"{pods[0].name}-29400", "3", stage)
         half = pods[3].start(words, {})
         assert half.stdout is not None
         assert half.stdout.readline() == "reached\n"
