@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_a_killed_rank_ends_the_job_with_its_signal_when_the_budget_is_spent(thr
     # All have left MPI_Init before: one that still looks for rank 1 would abort first, and Hydra tells only that.
     script = "import os, time; from mpi4py import MPI; world = MPI.COMM_WORLD; world.Barrier()"
     killed = "world.rank == 1 and os.kill(os.getpid(), 9); time.sleep(60)"
-    run = three.launch("python3", "-c", f"{script}; {killed}", options=("--max-restarts", "0"))
+    run = three.launch(sys.executable, "-c", f"{script}; {killed}", options=("--max-restarts", "0"))
     assert run.end() == 137, run.output
     assert "signal=SIGKILL" in run.last_words
     no_strays(three.it)

@@ -36,6 +36,9 @@ def _version() -> str:
 
 VERSION = _version()
 
+# The python3 of launcher and workers is the one that runs the tests: it has mpi4py.
+PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
 
 class Job:
     """A launcher and its workers, each on a host of its own, with the job's key."""
@@ -69,7 +72,7 @@ class Job:
         self.runs(name, (*other_users, *LAUNCH, *words), env)
 
     def runs(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        own = tuple(f"{variable}={value}" for variable, value in (env or {}).items())
+        own = tuple(f"{variable}={value}" for variable, value in ({"PATH": PATH} | dict(env or {})).items())
         self._running.append(self.workers[name].start(("env", *own, *argv), {}))
 
     def ends(self) -> None:
@@ -86,6 +89,7 @@ class Job:
             "OMPI_MCA_orte_default_hostfile": str(self.hostfile),
             "OMPI_MCA_orte_set_default_slots": "1",
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "PATH": PATH,
         }
         argv: tuple[str, ...] = (*LAUNCH, "preflight", "--json", "--skip", "dns", "--ssh-dir", str(self.mount))
         argv += ("--ssh-port", str(PORT), "--deadline", str(deadline_s), *words, "--", *command.split())
