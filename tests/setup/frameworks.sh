@@ -58,6 +58,13 @@ make_one() {
         if [ -n "$shared" ]; then
             echo "$shared" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
         fi
+        # A shared torch is seen by builds only without isolation, where they need a setuptools that can make wheels.
+        # shellcheck disable=SC2086
+        if [ -n "$shared" ] && ! "$venv/bin/python" -m pip --disable-pip-version-check install -q ${PIP_ARGS:-} \
+            'setuptools>=70.1' >"$log" 2>&1; then
+            echo "frameworks: pip cannot install setuptools ($log): $(tail -1 "$log")" >&2
+            exit 3
+        fi
         # shellcheck disable=SC2086
         if ! echo "$ours" | env -u PYTHONPATH -u PIP_USER ${shared:+PIP_NO_BUILD_ISOLATION=0} "$venv/bin/python" -m pip --disable-pip-version-check install -q \
             ${PIP_ARGS:-} -r "$wanted" -r /dev/stdin >"$log" 2>&1; then
