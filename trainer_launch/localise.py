@@ -1,4 +1,4 @@
-"""Which pairs of nodes to test next, and which nodes, rails and links are guilty. Pure.
+"""Which pairs of nodes to test next, and which nodes, rails and links are faulty. Pure.
 
 The model: a pair test fails when one of its ends is faulty or the link between them is. A round is a set of
 disjoint pairs that are tested at the same time; rounds are the cost, tests are free.
@@ -11,10 +11,10 @@ disjoint pairs that are tested at the same time; rounds are the cost, tests are 
 3. A failed pair of two cleared nodes is tested twice more: it is the link, always or now and then.
 
 Where nodes have several rails (a GPU and its network card each), all rails of a pair are tested at once, and each
-rail has a trial of its own: who fails on all of them is a guilty node or link, else it is those rails.
+rail has a trial of its own: who fails on all of them is a faulty node or link, else it is those rails.
 
 Nobody is accused on one failure, for its neighbours' links, or by another suspect. What cannot be decided is said
-to be unresolved: of two nodes whose only test fails, either may be the guilty one.
+to be unresolved: of two nodes whose only test fails, either may be the faulty one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trial:
     n_nodes: int
     is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
-    absent: frozenset[int] = frozenset()  # nodes that were found guilty before, by themselves
+    absent: frozenset[int] = frozenset()  # nodes that were found faulty before, by themselves
     results: Mapping[Pair, tuple[int, int]] = field(default_factory=_nothing)  # passed, failed
 
 

@@ -1,4 +1,4 @@
-"""Say how a run ended: an exit code for the controller, a line for the log, the last words for a person."""
+"""Report how a run ended: an exit code for the controller, a log line, the termination message for a person."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def refusal(message: str, code: int, host: str) -> str:
-    """Return the last words of a run that could not begin."""
+    """Return the termination message of a run that could not begin."""
     line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(code)])
     return _cut(f"{line} | {_one_line(message)}\n", LAST_WORDS_BYTES)
 

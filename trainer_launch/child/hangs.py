@@ -65,7 +65,7 @@ def _index(value: object) -> int | None:
 
 
 def named(death: WorkerDeath | None) -> WorkerDeath | None:
-    """The first death, with the hang as its cause when it was one, and the guilty rank in place of the first."""
+    """The first death, with the hang as its cause when it was one, and the faulty rank in place of the first."""
     if death is None or death.exit_code is not None:
         return death
     note = about(death.signal)

@@ -61,7 +61,7 @@ def save(figure: Any, path: str, ending: str) -> None:
 
 
 def drawn(told: Any) -> Any:
-    """The figure; `told` has names, tests (node, node, MB/s or null), guilty nodes, guilty links and a title."""
+    """The figure; `told` has names, tests (node, node, MB/s or null), faulty nodes, faulty links and a title."""
     from matplotlib.figure import Figure
 
     tests = {(min(one, other), max(one, other)): rate for one, other, rate in told["tests"]}

@@ -152,12 +152,12 @@ def _report(failed: ChildFailedError, roster: Roster) -> int:
 
 
 def _report_given_up(gave_up: GaveUpError, roster: Roster) -> int:
-    """The coordinator has ended the job: the guilty node has its worker's own code, the others lost a peer."""
+    """The coordinator has ended the job: the faulty node has its worker's own code, the others lost a peer."""
     own = gave_up.own
     if gave_up.given_up.cause is not None:
         return _report_cause(gave_up, gave_up.given_up.cause)
     if own is None:
-        said = gave_up.given_up.message  # of the guilty worker, on another node
+        said = gave_up.given_up.message  # of the faulty worker, on another node
         return _report_lost(f"{gave_up}; it said: {said}" if said else str(gave_up))
     place = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}
     how = {"exit_code": own.code, "signal": own.signal, "message": own.message, "lines": own.lines}

@@ -1,4 +1,4 @@
-"""What `preflight` does with the other nodes: take part in the roll call, and on node 0 hold it."""
+"""What `preflight` does with the other nodes: take part in the cluster preflight, and on node 0 hold it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str | None:
-    """Why there is no roll call; None: there is one."""
+    """Why there is no cluster preflight; None: there is one."""
     topology = subject.topology
     if settings.level == "container":
         return "--level container checks this container only"

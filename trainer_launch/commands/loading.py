@@ -1,4 +1,4 @@
-"""What this node's GPUs are and have measured, as its record tells it; judged here where there is no roll call."""
+"""This node's GPUs and measurements, for its record; judged here where there is no cluster preflight."""
 
 from __future__ import annotations
 

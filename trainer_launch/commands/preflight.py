@@ -165,7 +165,7 @@ def _together(
             return _Told(preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal))
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
         if subject.topology.is_coordinator:
-            subject = replace(subject, port_trouble=lambda port: None)  # it is the roll call that has it
+            subject = replace(subject, port_trouble=lambda port: None)  # it is the cluster preflight that has it
         found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings
 
         @functools.cache

@@ -69,7 +69,7 @@ class Connection:
 
 
 def hang_up(connections: list[Connection], until_s: float) -> None:
-    """Send what is unsent, then wait for the others to end: closing over unread lines would void our last words."""
+    """Send what is unsent, then wait for the others to end: closing over unread lines would void our last lines."""
     if not connections:
         return
     try:

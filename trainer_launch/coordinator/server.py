@@ -30,7 +30,7 @@ from trainer_launch.coordinator.state import (
 from trainer_launch.coordinator.switchboard import Switchboard
 from trainer_launch.model import Endpoint, Seats
 
-_HANG_UP_S = 1.0  # for last words when stopping
+_HANG_UP_S = 1.0  # for termination message when stopping
 
 
 class Server(Switchboard[msg.Message, msg.FromServer]):

@@ -116,5 +116,5 @@ def give_up(state: State, text: str) -> Step:
 
 
 def done(state: State, code: int, failure: dict[str, object] | None) -> Step:
-    """End with this code, and with the failure that the last words tell."""
+    """End with this code, and with the failure that the termination message tell."""
     return replace(state, phase=Phase.DONE, deadline_s=None, end=End(code=code, failure=failure)), ()

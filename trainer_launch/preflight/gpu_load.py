@@ -68,7 +68,7 @@ def _wrong(one: Benched) -> str:
     if not one.sums_right:
         return "adds wrongly in a collective of its own"
     if one.stage == PEERS and one.ending is not Ending.STUCK:
-        return ""  # who waits for others may not be the guilty one: gpu-peers says what is to be said
+        return ""  # who waits for others may not be the faulty one: gpu-peers says what is to be said
     if one.ending is Ending.FAILED:
         return f"failed its test at {one.stage!r}: {one.why}"
     return one.why

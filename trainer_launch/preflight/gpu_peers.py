@@ -21,7 +21,7 @@ def limit_s(subject: Subject) -> float:
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """Which card is the guilty one cannot be told: all see the same."""
+    """Which card is the faulty one cannot be told: all see the same."""
     found = gpu_words.load(subject)
     if found is None or len(found.tested) < 2:
         return

@@ -75,7 +75,7 @@ def again(report: Report, place: Place, code: int) -> str:
 
 
 def is_involved(report: Report, place: Place) -> bool:
-    """Whether this node is named as guilty, or as one that differs from the others."""
+    """Whether this node is named as faulty, or as one that differs from the others."""
     return any(
         _names_in(finding, place.name) and (finding.status is Status.FAIL or finding.basis is not None)
         for finding in loud(report.findings)

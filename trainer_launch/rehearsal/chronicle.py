@@ -49,4 +49,4 @@ class Chronicle:
     ended_s: float | None = None
     succeeded: bool | None = None
     seen: Mapping[str, str] | None = None  # the last line that each pod said
-    words: Mapping[str, str] | None = None  # the first line of the last words that each pod left
+    words: Mapping[str, str] | None = None  # the first line of the termination message that each pod left

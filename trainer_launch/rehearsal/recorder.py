@@ -46,7 +46,7 @@ class Recorder:
         self._chronicle = replace(self._chronicle, ended_s=ended_s, succeeded=succeeded)
 
     def chronicle(self, seen: Mapping[str, str], words: Mapping[str, str]) -> Chronicle:
-        """All of it, with the last line that each pod has said, and the last words it has left."""
+        """All of it, with the last line that each pod has said, and the termination message it has left."""
         ordered = tuple(sorted(self._happenings, key=lambda one: one.at_s))  # reports are read a little later
         return replace(self._chronicle, happenings=ordered, seen=seen, words=words)
 

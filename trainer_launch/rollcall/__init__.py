@@ -1,1 +1,1 @@
-"""Roll call: before the job starts all nodes meet at node 0, are compared and tested, and told one verdict."""
+"""Cluster preflight: before the job all nodes meet at node 0, are compared and tested, and get one verdict."""

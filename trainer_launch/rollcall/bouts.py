@@ -22,7 +22,7 @@ _NO_REPORT = msg.Seen("no report", 0)
 
 
 class Bouts:
-    """All rounds of one roll call; nodes are numbered in its order."""
+    """All rounds of one cluster preflight; nodes are numbered in its order."""
 
     def __init__(self, settings: Settings, nodes: Sequence[Node]) -> None:
         self._settings = settings

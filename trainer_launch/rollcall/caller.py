@@ -1,4 +1,4 @@
-"""A node's side of the roll call: a daemon thread that finds node 0, stays in touch, and tests pairs."""
+"""A node's side of the cluster preflight: a daemon thread that finds node 0, stays in touch, and tests pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a roll call ends with, in sentences. Pure."""
+"""What a cluster preflight ends with, in sentences. Pure."""
 
 from __future__ import annotations
 

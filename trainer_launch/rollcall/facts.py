@@ -90,7 +90,7 @@ def quick_facts(
 
 
 def variables(env: Mapping[str, str], salt: bytes) -> dict[str, str]:
-    """The variables that all nodes should have alike; of a secret, only a hash with a salt of this roll call."""
+    """The variables that all nodes should have alike; of a secret, only a hash with this preflight's salt."""
     chosen = {}
     for name in sorted(env):
         if name in _OWN or not (name.startswith(_PREFIXES) or name in _NAMES):

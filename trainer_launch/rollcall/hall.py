@@ -1,4 +1,4 @@
-"""Node 0's part in the roll call: who is there, who is missing, what they say, who is tested with whom. No effects.
+"""Node 0's part in the cluster preflight: who is present or missing, what they say, who is tested with whom. Pure.
 
 Its only input are events, its only output replies, and time arrives with the events.
 """
@@ -40,7 +40,7 @@ _COME_BACK_S = 4.0  # for who was lost after all were there
 
 
 class Phase(Enum):
-    """How far the roll call is."""
+    """How far the cluster preflight is."""
 
     CALLING = "calling"
     RECORDING = "recording"
@@ -50,7 +50,7 @@ class Phase(Enum):
 
 
 class Hall:
-    """The roll call of one job."""
+    """The cluster preflight of one job."""
 
     def __init__(self, settings: Settings, now_s: float) -> None:
         self._settings = settings

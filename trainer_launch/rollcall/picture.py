@@ -13,7 +13,7 @@ from trainer_launch.sizes import counted
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All pair tests of a roll call, and who they found guilty; nodes by their place in `names`."""
+    """All pair tests of a cluster preflight, and who they found faulty; nodes by their place in `names`."""
 
     names: tuple[str, ...] = ()
     tests: tuple[Tested, ...] = ()

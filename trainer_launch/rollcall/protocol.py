@@ -102,7 +102,7 @@ class Sought:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The roll call goes on for at most so much longer; the first few that are missing, by name."""
+    """The cluster preflight goes on for at most so much longer; the first few that are missing, by name."""
 
     present: int
     wanted: int
@@ -170,7 +170,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This node runs; how far it has come with the roll call."""
+    """This node runs; how far it has come with the cluster preflight."""
 
     host: str
     incarnation: str

@@ -24,7 +24,7 @@ from trainer_launch.rollcall.picture import Seen
 from trainer_launch.rollcall.stages import Stuck, look_at_all
 from trainer_launch.rollcall.state import Drop, Event, Gone, Look, Looked, Over, Reply, Said, Send, Settings, Tick
 
-_HANG_UP_S = 2.0  # for the last words
+_HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]]
 
 
 class Server(Switchboard[msg.Message, msg.FromServer]):
-    """The roll call of one job, on the port that its nodes meet at; that port is free again after `stop`."""
+    """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
 
     def __init__(
         self,

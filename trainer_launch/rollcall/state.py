@@ -1,4 +1,4 @@
-"""What the roll call is told, what it wants done, and what it knows of a node."""
+"""What the cluster preflight is told, what it wants done, and what it knows of a node."""
 
 from __future__ import annotations
 

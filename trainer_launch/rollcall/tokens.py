@@ -21,7 +21,7 @@ class Tokens:
         self._salt = ""
 
     def leave(self, salt: str) -> None:
-        """Leave them under a name that only this roll call has; where that fails, others do not find it."""
+        """Leave them under a name that only this cluster preflight has; where that fails, others do not find it."""
         self._salt = salt
         tried = self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
         self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough

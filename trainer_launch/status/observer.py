@@ -108,7 +108,7 @@ class Observer:
             teller.coordinator_said(text)
 
     def finished(self, outcome: Outcome) -> None:
-        """The run is over: the last words to everybody who asked, within a short time for all."""
+        """The run is over: the termination message to everybody who asked, within a short time for all."""
         end_s = time.monotonic() + _PATIENCE_S
         if self._poster is not None:
             self._poster.close(_PATIENCE_S / 2, succeeded=outcome.verdict is Verdict.SUCCEEDED)

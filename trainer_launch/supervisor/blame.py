@@ -1,4 +1,4 @@
-"""Which of several ends is the cause: the first failure, but not a victim's if the guilty one comes after it. Pure.
+"""Which of several ends is the cause: the first failure, but not a victim's if the faulty one comes after it. Pure.
 
 Of several processes, those that lost a peer may end before the one that failed.
 """

@@ -82,7 +82,7 @@ def parse_agent_failure(text: str) -> AgentFailure | None:
 
 
 def _name(value: object) -> str | None:
-    """One that stands in a line of last words."""
+    """One that stands in a line of termination message."""
     return value if isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME else None
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 from trainer_launch import exits
 from trainer_launch.supervisor import inheritance
 
-_leaving: list[bool] = []  # not empty once the last words are written
+_leaving: list[bool] = []  # not empty once the termination message are written
 
 
 def end_on_stop() -> None:
@@ -31,7 +31,7 @@ def open_streams() -> None:
 
 
 def leave() -> None:
-    """Keep to the exit code that the last words tell, also when asked to stop while the process ends."""
+    """Keep to the exit code that the termination message tell, also when asked to stop while the process ends."""
     _leaving.append(True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
 CUT = b" [...]\n"
-TAIL_BYTES = 16 * 1024  # kept per source, for the last words
+TAIL_BYTES = 16 * 1024  # kept per source, for the termination message
 
 
 class Stream:

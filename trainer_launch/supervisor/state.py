@@ -49,7 +49,7 @@ class State:
     handed_on: frozenset[int] = frozenset()  # signals that the leaders were given unchanged
     everyone_told: bool = False  # the second rung
     wait_until_s: float | None = None
-    stop_at_s: float | None = None  # the others are stopped, if none of them has ended as the guilty one
+    stop_at_s: float | None = None  # the others are stopped, if none of them has ended as the faulty one
     tell_all_at_s: float | None = None
     kill_at_s: float | None = None
     again_at_s: float | None = None
