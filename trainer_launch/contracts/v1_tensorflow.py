@@ -32,7 +32,7 @@ def read(source: Source) -> Job:
     if not sparse:
         return _full(config, cluster, task)
     job = _sparse(cluster, task, {"environment": _environment(config), "legacy_key": _LEGACY if legacy else None})
-    source.warn("TF_CONFIG is sparse: how many workers there are nobody says")
+    source.warn("TF_CONFIG is sparse: the number of workers is unknown")
     return job
 
 
