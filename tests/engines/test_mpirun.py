@@ -31,5 +31,5 @@ def test_by_default_it_is_sigterm() -> None:
 
 def test_some_signal_has_to_be_left_to_stop_by() -> None:
     given = signals.parse("TERM=drain,INT=drain,QUIT=drain,HUP=drain")
-    with pytest.raises(UsageError, match="no signal to stop by"):
+    with pytest.raises(UsageError, match="no signal that stops the job"):
         engines.plan(request("mpirun -np 2 x", ALONE, signals=given))

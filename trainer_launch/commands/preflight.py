@@ -160,10 +160,13 @@ def _together(
     began_s = time.monotonic()
     at_once = [check for check in checks if check is not dns]
     later = [check for check in checks if check is dns]
+    doing.hold()
     with gathering.gathering(subject, settings, skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
+            doing.release()
             return _Told(preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal))
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
+        doing.release()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_trouble=lambda port: None)  # it is the cluster preflight that has it
         found = preflight.run(subject, at_once, silenced=skipped, fatal=fatal).findings

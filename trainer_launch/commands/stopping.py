@@ -31,12 +31,26 @@ class Doing:
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = _nothing
         self.is_over = False  # the report is being written: the verdict stands
+        self._is_held, self._held = False, 0
         self._path = termination_log
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
 
+    def hold(self) -> None:
+        """From here on a signal waits for `release`: what it is to undo is under way."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Stop now, if a signal has come."""
+        self._is_held = False
+        if self._held:
+            self._stop(self._held, None)
+
     def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_held:
+            self._held = number
+            return
         if self.is_over:
             return
         self.is_over = True
