@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -98,8 +99,15 @@ class Started:
 
     def end(self, timeout_s: float = DEADLINE_S) -> tuple[int, str]:
         """Wait for the end; exit code and all output."""
-        rest, _ = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, "".join(self.lines) + rest
+        assert self.process.stdout is not None
+        rest: list[str] = []
+        # Not by communicate(): it would lose what readline() has read ahead.
+        reader = threading.Thread(target=lambda: rest.extend(self.process.stdout or ()), daemon=True)
+        reader.start()
+        reader.join(timeout_s)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(self.process.args, timeout_s, "".join([*self.lines, *rest]))
+        return self.process.wait(timeout_s), "".join([*self.lines, *rest])
 
     def close(self) -> None:
         """Kill what a failed test left running; nothing after a test that passed."""
