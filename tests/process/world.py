@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from tests.conftest import require
-from tests.waiting import eventually as eventually
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("driver.py")

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trainer_launch.sizes import counted
+
 FOLD_S = 1.0  # in which the same line of other ranks is folded into the first one
 LEAST_RANKS = 3  # lines of fewer ranks are not folded
 BULK_BYTES = 16 * 1024  # larger blocks of one pipe are bulk output: no work per line
@@ -111,8 +113,7 @@ class Limit:
         if due_s is None or (now_s is not None and now_s < due_s):
             return b""
         dropped, self._dropped = self._dropped, 0
-        lines = "1 line" if dropped == 1 else f"{dropped} lines"
-        return f"... {lines} dropped (--output-limit {self._lines_per_s})\n".encode()
+        return f"... {counted(dropped, 'line')} dropped (--output-limit {self._lines_per_s})\n".encode()
 
 
 class Flood:
