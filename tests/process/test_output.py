@@ -20,11 +20,11 @@ from tests.process.world import (
     PYTHON,
     ROOT,
     Launcher,
-    eventually,
     require_namespaces,
     survivors,
     worker,
 )
+from tests.waiting import eventually
 from trainer_launch.supervisor.lines import CUT
 
 pytestmark = pytest.mark.process
