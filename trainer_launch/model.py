@@ -202,6 +202,41 @@ class Hosting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The torch workers of this node, which PID 1 starts itself in each generation."""
+
+    count: int
+    argv: tuple[str, ...]  # the ordinary command of each: `python -u [-m] program args…`, or any program
+    env: Mapping[str, str]  # complete, but for what a generation adds
+    cwd: str | None = None
+    role: str = "default"
+    forks: bool = False  # from the fork server; False: each is a new interpreter
+    must_fork: bool = False  # an error where that cannot be
+    script: str | None = None  # the program, for the fork server; None: a module
+    preload: tuple[str, ...] = ()
+    errors: str = ""  # the folder of the files that torch's @record writes
+    node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
+    virtual_local_rank: bool = False
+    logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """This node as a member of a job that meets at our coordinator."""
+
+    job: str
+    coordinator: Endpoint
+    node_rank: int
+    host: str  # its own name
+    address: str | None  # where the others reach it; None: find out
+    patience_s: float  # how long the coordinator may stay away
+    max_restarts: int
+    ports: PortRange | None = None  # what the stores may use
+    seats: Seats | None = None
+    secret_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything to run and how to stop it; another program could carry it out."""
 
@@ -222,6 +257,8 @@ class Plan:
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
     failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
+    workers: Workers | None = None  # torch's, in place of `processes`
+    membership: Membership | None = None  # with `workers`
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what the user should know about this plan
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer_launch.child.death import WorkerDeath
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Connected
 from trainer_launch.model import Endpoint
+from trainer_launch.pytorch.worker_death import WorkerDeath
 
 if TYPE_CHECKING:
     from trainer_launch.child.rendezvous import CoordinatedRendezvous

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from trainer_launch import exits
-from trainer_launch.child.death import HowItDied
 from trainer_launch.child.stop import PARKED
+from trainer_launch.pytorch.worker_death import HowItDied
 from trainer_launch.signals import STOP_SIGNALS
 
 

@@ -10,7 +10,7 @@ import select
 import threading
 from collections.abc import Iterator
 
-from trainer_launch.child.death import HowItDied, how_it_died
+from trainer_launch.pytorch.worker_death import HowItDied, how_it_died
 
 
 class Deaths:

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, replace
 
 from trainer_launch import run_folder
-from trainer_launch.child.death import WorkerDeath
 from trainer_launch.errors import MALFORMED
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.pytorch.worker_death import WorkerDeath
 
 REASON = "Hung"
 _MAX_BYTES = 1_048_576

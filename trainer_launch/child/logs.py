@@ -1,18 +1,11 @@
-"""Workers' output into the launcher's pipes by torch's log specifications, and what their error files say."""
+"""Workers' output into the launcher's pipes by torch's log specifications."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
-
-from trainer_launch.supervisor.symptoms import essence
-
-_NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 class PipedLogs(LogsSpecs):
@@ -68,28 +61,3 @@ class BeforeEachStart(LogsSpecs):
         for call in self._calls:
             call(envs)
         return self._inner.reify(envs)
-
-
-def read_error_file(path: str | None) -> dict[str, Any]:
-    """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def message_in(data: dict[str, Any]) -> str | None:
-    """The error's own words."""
-    message = data.get("message")
-    if isinstance(message, dict):
-        message = message.get("message")
-    return None if message in (None, _NO_MESSAGE) else essence(str(message))[:1000]
-
-
-def traceback_in(data: dict[str, Any]) -> list[str]:
-    """The last lines of its traceback."""
-    message = data.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    text = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(text).strip().splitlines()[-20:] if text else []

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer_launch.child import handlers, hangs, logs, news
-from trainer_launch.child.death import Ends, HowItDied, Starts, WorkerDeath, ends_of
+from trainer_launch.child import handlers, hangs, news
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -22,6 +21,8 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_port_range
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, PortRange, Seats
+from trainer_launch.pytorch import error_file
+from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, WorkerDeath, ends_of
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
@@ -207,10 +208,10 @@ class FirstDeath:
             local_rank=local_rank,
             exit_code=code,
             signal=number,
-            message=logs.message_in(said),
-            lines=tuple(logs.traceback_in(said)),
+            message=error_file.message_in(said),
+            lines=tuple(error_file.traceback_in(said)),
         )
 
     def _last_words(self, local_rank: int | None) -> dict[str, Any]:
         environment = self.environments.get(-1 if local_rank is None else local_rank, {})
-        return logs.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))
+        return error_file.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))

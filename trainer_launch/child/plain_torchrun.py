@@ -20,7 +20,6 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousP
 
 from trainer_launch import exits, log
 from trainer_launch.child import plain_conf
-from trainer_launch.child.death import HowItDied
 from trainer_launch.child.deaths import Deaths
 from trainer_launch.child.membership import FirstDeath
 from trainer_launch.child.plain_conf import Conf
@@ -32,6 +31,7 @@ from trainer_launch.coordinator.state import Settings
 from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.pytorch.worker_death import HowItDied
 
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0

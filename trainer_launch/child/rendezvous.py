@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from trainer_launch.child.death import Ends, WorkerDeath
 from trainer_launch.child.handlers import BACKEND
 from trainer_launch.child.store import GenerationStore, open_store, reach_store
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.pytorch.worker_death import Ends, WorkerDeath
 from trainer_launch.sizes import counted
 
 _BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it

@@ -12,9 +12,9 @@ import os
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from trainer_launch.child.death import HowItDied, Starts, how_it_died
 from trainer_launch.child.places import journal_of, note_place, noted
 from trainer_launch.host import cgroup
+from trainer_launch.pytorch.worker_death import HowItDied, Starts, how_it_died
 from trainer_launch.sizes import counted
 
 _log = logging.getLogger(__name__)

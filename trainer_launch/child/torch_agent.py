@@ -37,6 +37,7 @@ from trainer_launch.child.server import Server
 from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop, park, stop_listening
 from trainer_launch.errors import LaunchError
+from trainer_launch.pytorch import error_file
 
 
 def main(argv: list[str], server: Server | None, no_server: str | None) -> int:
@@ -143,8 +144,8 @@ def _report(failed: ChildFailedError, roster: Roster) -> int:
             "signal": number,
             "timestamp": first.timestamp,
             "hostname": socket.gethostname(),
-            "message": hung.message if hung else logs.message_in(data),
-            "lines": hung.lines if hung else logs.traceback_in(data),
+            "message": hung.message if hung else error_file.message_in(data),
+            "lines": hung.lines if hung else error_file.traceback_in(data),
             "oom_kills_before": roster.oom_kills_before,
         }
     )

@@ -13,12 +13,12 @@ from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch import measures, run_folder
 from trainer_launch.child import hangs, places, slate
-from trainer_launch.child.death import Ends, WorkerDeath
 from trainer_launch.commands import tables
 from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.gpus import results, values
 from trainer_launch.host import leftovers, tree, tryout
 from trainer_launch.mpicheck import ring
+from trainer_launch.pytorch.worker_death import Ends, WorkerDeath
 from trainer_launch.rollcall import bench, collectives
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.status import news, node, progress, prometheus, trainjob
