@@ -13,6 +13,7 @@ from trainer_launch.coordinator import protocol as msg
 ONE_OF_EACH: list[msg.Message] = [
     msg.Hello(1, "job", None, "pod-1", "i1"),
     msg.Hello(1, "job", 7, "pod-1", "i1", 3, 2, "ab"),
+    msg.Hello(1, "job", 7, "pod-1", "i1", workers=1024, role="träger"),
     msg.Join("i1", 4),
     msg.Renew(),
     msg.Store(3, "10.0.0.1", 4000),
@@ -28,6 +29,7 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Refused("no", False),
     msg.Waiting(1, 3, ("node 1 (" + "x" * 253 + ")",)),
     msg.Formed(3, 1, 2, ("a", "b"), 1, False),
+    msg.Formed(3, 1, 2, ("a", "b"), 1, False, None, 8, 12, 0, 4),
     msg.Go(3, "::1", 4000),
     msg.Restart(3, "why"),
     msg.GiveUp("why"),
@@ -84,6 +86,11 @@ def hello(**changes):
         hello(generation=2**31),
         hello(proof=5),
         hello(job=None),
+        hello(workers=-1),
+        hello(workers=1025),
+        hello(workers=True),
+        hello(role=None),
+        hello(role="x" * 254),
         b" " * (msg.MAX_LINE_BYTES + 1),
     ],
 )

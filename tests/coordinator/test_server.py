@@ -37,9 +37,9 @@ class Cluster:
         self.open.callback(self.server.stop)
         return self.server
 
-    def node(self, rank, host=None, secret=None, job="job", say=lambda text: None, incarnation="a"):
+    def node(self, rank, host=None, secret=None, job="job", say=lambda text: None, incarnation="a", **more):
         hello = msg.Hello(msg.VERSION, job, rank, host or f"pod-{rank}", f"{rank}-{incarnation}")
-        client = Client(Endpoint("localhost", self.port), hello, secret, say)
+        client = Client(Endpoint("localhost", self.port), hello, secret, say, **more)
         self.open.callback(client.close)
         return client
 
@@ -102,6 +102,20 @@ def is_closed(sock):
     except ConnectionError:
         pass
     return True
+
+
+def test_a_client_wakes_up_who_sleeps_elsewhere_when_there_is_news(cluster):
+    cluster.serve(1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = cluster.node(0, wake=lambda: theirs.send(b"."))
+        cluster.join(client, 0)
+        ours.settimeout(LONG_S)
+        news: list[object] = []
+        while not any(isinstance(one, msg.Formed) for one in news):
+            assert ours.recv(1) == b"."
+            news.append(client.receive(0))
+        assert None not in news, "each piece of news is there before its call"
 
 
 def test_three_nodes_meet_run_and_finish(cluster):

@@ -74,7 +74,7 @@ def _secrets() -> Iterator[str]:
 
 _CONVERSATION = (
     coordination.Hello(coordination.VERSION, "job", 0, "n-0", "i0", claims=(Claim(3, 0, "0-2", True),)),
-    coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1", 2, 1, "proof"),
+    coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1", 2, 1, "proof", workers=8, role="trainer"),
     coordination.Join("i0"), coordination.Join("i1", 1), coordination.Took(1), coordination.Store(1, "10.0.0.1", 4000),
     coordination.Failed(1, 0, 1, None, "boom", "ValueError"), coordination.Renew(), coordination.Done(1),
     coordination.Leave("bye"), coordination.Quit("over"), coordination.StatusQuery(coordination.VERSION, "job"),
@@ -82,7 +82,7 @@ _CONVERSATION = (
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),
-    coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, ("a", "b"), 0, True, Claim(1, 0, "0-1", False)),
+    coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, ("a", "b"), 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
     coordination.Go(1, "h", 1), coordination.Restart(1, "x"), coordination.GiveUp("x", "n", 1, 1, None, "m"),
     coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), 0.5, 1.0, None),
 )  # fmt: skip

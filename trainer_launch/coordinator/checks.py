@@ -62,6 +62,13 @@ def name(value: Any) -> str:
     return value
 
 
+def role(value: Any) -> str:
+    """torchrun's `--role`, which is any text."""
+    if not isinstance(value, str) or len(value) > _MAX_NAME:
+        raise UnfitError(f"a text of at most {_MAX_NAME} characters")
+    return value
+
+
 def names(value: Any) -> tuple[str, ...]:
     """Names, in a list."""
     if not isinstance(value, list) or len(value) > MAX_NODES:

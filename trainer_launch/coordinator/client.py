@@ -49,7 +49,10 @@ News: TypeAlias = msg.FromServer | Connected | Disconnected
 
 
 class Client:
-    """Talks to the coordinator for one node. `hello` says who it is; its proof is filled in here."""
+    """Talks to the coordinator for one node. `hello` says who it is; its proof is filled in here.
+
+    `wake` is called by the client's thread after each piece of news, for who sleeps elsewhere than in `receive`.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Client:
         secret: bytes | None = None,
         say: Callable[[str], None] = lambda text: None,
         seats: Seats | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._home = self._endpoint = endpoint
         self._seats = seats
@@ -76,6 +80,7 @@ class Client:
         self._is_over = False  # the coordinator has said the last word
         self._closing = threading.Event()
         self._wake, self._waker = socket.socketpair()
+        self._wake_reader = wake
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="coordinator client", daemon=True)
@@ -157,7 +162,7 @@ class Client:
                 welcomed = True
                 self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
-                self._news.put(Connected())
+                self._tell(Connected())
                 self._talk(sock, lines)
         except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
             reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
@@ -165,7 +170,7 @@ class Client:
                 if endpoint == self._home or welcomed:
                     self._change(reason)
                 if welcomed:
-                    self._news.put(Disconnected(reason))
+                    self._tell(Disconnected(reason))
         return welcomed
 
     def _connect(self, endpoint: Endpoint) -> socket.socket:
@@ -203,7 +208,7 @@ class Client:
             if not answer.retry:
                 self._is_over = True
                 self._change(f"refused by the coordinator: {answer.reason}")
-                self._news.put(answer)
+                self._tell(answer)
             raise LostError(f"refused by the coordinator for now: {answer.reason}")
         if not isinstance(answer, msg.Welcome):
             raise LostError(f"what listens at {endpoint} is not a coordinator")
@@ -274,7 +279,7 @@ class Client:
             isinstance(message, msg.Refused) and not message.retry
         )
         if isinstance(message, msg.FromServer):
-            self._news.put(message)
+            self._tell(message)
 
     def _remember(self, claim: Claim | None) -> None:
         """What this node says from now on wherever it goes; only then it says that it has taken it."""
@@ -283,6 +288,10 @@ class Client:
         self._hello = replace(self._hello, claims=remember(self._hello.claims, claim))
         if not claim.sure:
             self._unsent.append(msg.Took(claim.generation))
+
+    def _tell(self, news: News) -> None:
+        self._news.put(news)
+        self._wake_reader()
 
     def _change(self, text: str) -> None:
         if text != self._said:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from trainer_launch.coordinator import protocol as msg
@@ -62,10 +64,25 @@ def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -
         names.append(node.host)
     members, size = tuple(names), len(chosen)
     return [
-        Send(node.peer, msg.Formed(number, rank, size, members, restarts, is_store_host=rank == 0, claim=claim))
-        for rank, node in enumerate(chosen)
+        Send(node.peer, msg.Formed(number, i, size, members, restarts, i == 0, claim, *ranks))
+        for i, (node, ranks) in enumerate(zip(chosen, _ranks(chosen), strict=True))
         if node.peer is not None
     ]
+
+
+def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
+    """Each node's first rank and the world size, then both within its role: numbered by node, as torchrun does."""
+    if any(node.workers == 0 for node in chosen):
+        yield from [(0, 0, 0, 0)] * len(chosen)
+        return
+    of_role, before_of_role = Counter[str](), Counter[str]()
+    for node in chosen:
+        of_role[node.role] += node.workers
+    before, all_workers = 0, of_role.total()
+    for node in chosen:
+        yield before, all_workers, before_of_role[node.role], of_role[node.role]
+        before += node.workers
+        before_of_role[node.role] += node.workers
 
 
 def _choose(state: State) -> list[Node]:

@@ -36,6 +36,8 @@ def greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         incarnation=hello.incarnation,
         peer=peer,
         claims=hello.claims,
+        workers=hello.workers,
+        role=hello.role,
     )
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)

@@ -23,6 +23,7 @@ from trainer_launch.coordinator.checks import (
     optional,
     ranks,
     real,
+    role,
     rows,
     seconds,
     text,
@@ -38,7 +39,7 @@ from trainer_launch.coordinator.wire import MAX_LINE_BYTES as MAX_LINE_BYTES
 from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
 from trainer_launch.coordinator.wire import Vocabulary
 
-VERSION = 3
+VERSION = 4
 MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
 _MAX_NUMBER = 2**53  # exact in every JSON reader
@@ -60,6 +61,8 @@ class Hello:
     restarts: int = 0  # likewise
     proof: str | None = None  # see prove()
     claims: tuple[Claim, ...] = ()  # the generations that it may still have a say about
+    workers: int = 0  # on this node; 0: torch's own agents settle ranks among themselves
+    role: str = ""  # of these workers, as in torchrun
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,10 @@ class Formed:
     restarts: int  # failures of the job so far
     is_store_host: bool
     claim: Claim | None = None  # answered with Took; None: nobody but this coordinator ever forms a generation
+    first_rank: int = 0  # of this node's workers
+    world_size: int = 0  # workers of all nodes; 0: a node has not said how many it has
+    first_role_rank: int = 0  # of this node's workers, among the workers of its role
+    role_world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +240,13 @@ def parse(line: bytes) -> Message:
 
 
 _SEEN, _COUNT, _GENERATION = number(_MAX_SEEN), number(MAX_NODES + 1), number(_MAX_NUMBER)
+_WORKERS, _RANKS = number(MAX_RANKS + 1), number(MAX_NODES * MAX_RANKS + 1)
 _PORT, _CODE, _RANK = number(65536, 1), optional(number(2**32, -(2**31))), optional(number(2**31))
 _VOCABULARY = Vocabulary(
     {
         Hello: {"version": _COUNT, "job": name, "node_rank": optional(number(MAX_NODES)), "host": name}
-        | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims},
+        | {"incarnation": name, "generation": _SEEN, "restarts": _SEEN, "proof": optional(text), "claims": claims}
+        | {"workers": _WORKERS, "role": role},
         Join: {"incarnation": name, "generation": _GENERATION, "finished": ranks, "failed": flag},
         Renew: {},
         Took: {"generation": _GENERATION},
@@ -252,7 +261,8 @@ _VOCABULARY = Vocabulary(
         Refused: {"reason": text, "retry": flag},
         Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
         Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
-        | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)},
+        | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)}
+        | {"first_rank": _RANKS, "world_size": _RANKS, "first_role_rank": _RANKS, "role_world_size": _RANKS},
         Go: {"generation": _GENERATION, "host": name, "port": _PORT},
         Restart: {"generation": _GENERATION, "reason": text},
         GiveUp: {"reason": text, "node": optional(text), "rank": _RANK, "exit_code": _CODE, "signal": _CODE}

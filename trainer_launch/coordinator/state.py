@@ -55,6 +55,8 @@ class Node:
     returning: bool = False  # has been in a generation; if it is alive it will join again
     lost_s: float | None = None  # when its connection ended
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
+    workers: int = 0  # 0: it has not said
+    role: str = ""
 
     @property
     def key(self) -> Key:
