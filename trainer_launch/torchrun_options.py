@@ -75,6 +75,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     }
 )
 _SHORT = {option.short: option for option in OPTIONS.values() if option.short}
+DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
 
@@ -198,3 +199,8 @@ def _unknown(word: str) -> UsageError:
         f"unknown option of torchrun: {word}; check the spelling, put options of the "
         f"training script after the script, or write one of a newer torch as --name=value"
     )
+
+
+def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The devices that --virtual-local-rank gives to the workers, in their order; None: all of the machine's."""
+    return tuple(device.strip() for device in env[DEVICES].split(",")) if DEVICES in env else None

@@ -1,0 +1,97 @@
+"""The variables of a generation, compared with what torchrun sets in test_parity; here the cases by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.model import Endpoint, Membership, Workers
+from trainer_launch.pytorch.worker_environment import arguments, environments
+
+WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={"PATH": "/bin"}, role="trainer")
+MEMBERSHIP = Membership(
+    job="my-job",
+    coordinator=Endpoint("node-0", 29500),
+    node_rank=1,
+    host="node-1",
+    address=None,
+    patience_s=600.0,
+    max_restarts=3,
+)
+FORMED = say.Formed(
+    generation=4,
+    group_rank=1,
+    size=3,
+    members=("node-0", "node-1", "node-2"),
+    restarts=2,
+    is_store_host=False,
+    first_rank=4,
+    world_size=9,
+    first_role_rank=3,
+    role_world_size=6,
+)
+GO = say.Go(4, "node-0.svc", 41234)
+
+
+def test_each_worker_gets_what_torchrun_would_set() -> None:
+    both = environments(WORKERS, MEMBERSHIP, FORMED, GO, "/run/attempt_2")
+    assert list(both) == [0, 1]
+    assert both[1] == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "4",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "9",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "node-0.svc",
+        "MASTER_PORT": "41234",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "my-job",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_ERROR_FILE": "/run/attempt_2/1/error.json",
+    }
+    different = {name for name in both[0] if both[0][name] != both[1][name]}
+    assert different == {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"}
+
+
+def test_the_users_choice_of_nccl_error_handling_stands() -> None:
+    workers = replace(WORKERS, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
+    first = environments(workers, MEMBERSHIP, FORMED, GO, "/run")[0]
+    assert first["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+def test_without_a_folder_there_are_no_error_files() -> None:
+    assert environments(WORKERS, MEMBERSHIP, FORMED, GO, "")[0]["TORCHELASTIC_ERROR_FILE"] == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "devices"),
+    [
+        ({}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "6, 7,8"}, ["6", "7"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_with_a_virtual_local_rank_each_worker_sees_one_device(env: dict[str, str], devices: list[str]) -> None:
+    workers = replace(WORKERS, env=env, virtual_local_rank=True)
+    both = environments(workers, MEMBERSHIP, FORMED, GO, "/run")
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in both.values()] == devices
+    assert [one["LOCAL_RANK"] for one in both.values()] == ["0", "0"]
+    assert [one["RANK"] for one in both.values()] == ["4", "5"]
+
+
+def test_without_it_the_devices_stay_as_they_are() -> None:
+    workers = replace(WORKERS, env={"CUDA_VISIBLE_DEVICES": "6,7"})
+    assert "CUDA_VISIBLE_DEVICES" not in environments(workers, MEMBERSHIP, FORMED, GO, "/run")[0]
+
+
+def test_arguments_are_substituted_as_torchruns_are() -> None:
+    argv = ("$HOME/python", "--device=${local_rank}", "$local_rank", "$$x", "${HOME}", "5$", "plain")
+    assert arguments(argv, 3) == ("$HOME/python", "--device=3", "3", "$x", "${HOME}", "5$", "plain")
