@@ -61,7 +61,7 @@ def parse(text: str) -> dict[int, SignalAction]:
     given: dict[int, SignalAction] = {}
     for word in filter(None, text.replace(" ", "").split(",")):
         name, _, action = word.partition("=")
-        number = _number(name)
+        number = _number(name, "--signals")
         if number in given:
             raise UsageError(f"--signals names {name} twice; give each signal one action")
         try:
@@ -74,14 +74,23 @@ def parse(text: str) -> dict[int, SignalAction]:
     return given
 
 
-def _number(name: str) -> int:
+def numbers(text: str, where: str) -> tuple[int, ...]:
+    """Read NAME[,NAME…]; `where` says in messages who wrote it.
+
+    Raises:
+        UsageError: a signal cannot be caught, or a word is none.
+    """
+    return tuple(_number(name, where) for name in filter(None, text.replace(" ", "").split(",")))
+
+
+def _number(name: str, where: str) -> int:
     full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
     number = signal.Signals.__members__.get(full)
     if number is None:
-        raise UsageError(f"--signals names the unknown signal {name!r}; use names such as TERM, USR1, SIGUSR2")
+        raise UsageError(f"{where} names the unknown signal {name!r}; use names such as TERM, USR1, SIGUSR2")
     if number not in STOP_SIGNALS | RELAYED:
         raise UsageError(
-            f"--signals names {full}, which the launcher cannot pass on: no process receives SIGKILL or SIGSTOP, "
+            f"{where} names {full}, which the launcher cannot pass on: no process receives SIGKILL or SIGSTOP, "
             f"and the launcher handles SIGCHLD and fault signals itself; use TERM, INT, HUP, QUIT, USR1 or USR2"
         )
     return int(number)

@@ -26,7 +26,7 @@ def nodes_of(request: Request) -> NodeRange:
 
 def options(request: Request, nodes: NodeRange) -> dict[str, str]:
     """Where and how the agents meet."""
-    if _is_ours(request):
+    if is_ours(request):
         return _our_meeting(request, nodes)
     if nodes.max == 1:
         # One node meets nobody: any free port will do, whatever port the platform names.
@@ -39,7 +39,7 @@ def options(request: Request, nodes: NodeRange) -> dict[str, str]:
 
 def hosting(request: Request) -> Hosting | None:
     """The coordinator that this node hosts, if it is the one to do so."""
-    if not _is_ours(request):
+    if not is_ours(request):
         return None
     nodes = nodes_of(request)
     node_rank, coordinator = _own_place(request, nodes)
@@ -63,7 +63,7 @@ def hosting(request: Request) -> Hosting | None:
 
 def meeting(request: Request) -> tuple[str, Endpoint] | None:
     """The job's name, and where to ask how it stands: node 0 asks itself, whatever its name."""
-    if not _is_ours(request):
+    if not is_ours(request):
         return None
     nodes = nodes_of(request)
     _, coordinator = _own_place(request, nodes)
@@ -80,12 +80,12 @@ def wait_for(request: Request) -> tuple[str, ...]:
         return ()
     if grammar.is_address(topology.coordinator.host):
         return ()
-    if _is_ours(request) and _seats(request, nodes) is not None:
+    if is_ours(request) and _seats(request, nodes) is not None:
         return ()  # node 0 may be gone for good; the agent knows where else to ask
     return (topology.coordinator.host,)
 
 
-def _is_ours(request: Request) -> bool:
+def is_ours(request: Request) -> bool:
     """Whether the nodes meet at our coordinator; a store of its own, such as etcd, is left to torch."""
     rendezvous = request.topology.rendezvous
     nodes = request.topology.nodes
