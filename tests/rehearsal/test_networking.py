@@ -58,7 +58,13 @@ def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path, works: 
     inside = ("unshare", *flags, "--net", "--mount", "--", python[-1], str(PODS), str(scratch))
     limit = ("limit",) if "limit" in works else ()
     done = subprocess.run(
-        (*python[:-1], *inside, *limit), capture_output=True, text=True, check=False, timeout=240, cwd="/", env=env()
+        (*python[:-1], *inside, *limit),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd="/",
+        env=env(),
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
