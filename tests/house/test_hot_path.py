@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml"}
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml", "pydantic", "asyncio"}
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:
