@@ -77,7 +77,7 @@ def _request(elastic: Elastic) -> Request:
     topology = place(reading.job, reading.host)
     memory = (ground.enlarged if elastic.increase_shared_mem else ground.decided)(reading, topology, settings)
     request = request_of(reading, topology, settings, scratch="")
-    default_s = settings.rejoin_timeout if "rejoin_timeout" in settings.given else PATIENCE_S
+    default_s = settings.rejoin_timeout if "rejoin_timeout" in settings.model_fields_set else PATIENCE_S
     patience_s = default_s if elastic.patience_s is None else elastic.patience_s
     return replace(request, rejoin_timeout_s=patience_s, our_rendezvous=True, shm_is_short=memory.is_short)
 

@@ -5,16 +5,17 @@ Flags win over variables, variables over defaults.
 
 from __future__ import annotations
 
-import os
-import typing
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
 from trainer_launch.links import is_link
 from trainer_launch.nearest import nearest
-from trainer_launch.setting import Field, Setting, UnfitError
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
@@ -26,10 +27,25 @@ INTERNAL = frozenset(
 )
 
 
-class Settings:
-    """How this launcher behaves. `given` are the settings that a flag or variable sets."""
+class _Variables(EnvSettingsSource):
+    """The environment without links to Services; that to trainer-launch-metrics is called as --metrics-port is."""
 
-    given: frozenset[str]
+    def __call__(self) -> dict[str, Any]:
+        """Read the variables, as pydantic does."""
+        return {name: value for name, value in super().__call__().items() if not is_link(name, value)}
+
+
+class Settings(BaseSettings):
+    """How this launcher behaves."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, case_sensitive=False
+    )
+
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over variables; pydantic's own hook."""
+        return sources["init_settings"], _Variables(cls)
 
     contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
     engine: Literal["auto", "torchrun", "mpi", "horovodrun", "plain"] = Field(
@@ -201,23 +217,15 @@ class Settings:
         "info", description="lowest level of the launcher's own messages"
     )
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        """Defaults where `values` has none."""
-        vars(self).update({**_DEFAULTS, **values}, given=frozenset(values))
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}: settings do not change")
+class _OfAnother(Settings):
+    """Of another pod, whose variables are told: those of this process do not count."""
 
-    def replaced(self, **changes: object) -> Settings:
-        """The same with other values."""
-        return Settings({name: getattr(self, name) for name in self.given} | changes)
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is given."""
+        return (sources["init_settings"],)
 
-
-FIELDS: Mapping[str, Setting] = {
-    name: field for name, field in vars(Settings).items() if isinstance(field, Setting)
-}
-TYPES: Mapping[str, Any] = typing.get_type_hints(Settings)
-_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 
 JOB_FLAGS: Mapping[str, str] = {
     "nodes": "nnodes",
@@ -235,33 +243,31 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     Raises:
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
-    told = {**_variables(os.environ if env is None else env), **flags}
-    return Settings({name: _value(name, value, is_flag=name in flags) for name, value in told.items()})
-
-
-def _value(name: str, told: object, *, is_flag: bool) -> object:
     try:
-        return FIELDS[name].value_of(TYPES[name], told)
-    except UnfitError as problem:
-        where = flag_of(name) if is_flag else PREFIX + name.upper()
-        raise UsageError(f"invalid value {str(told)[:60]!r} for {where}: {problem}") from None
+        return Settings(**flags) if env is None else _OfAnother(**{**_told(env), **flags})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0]).lower()
+        where = flag_of(name) if name in flags else PREFIX + name.upper()
+        raise UsageError(
+            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
+        ) from None
 
 
-def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Without empty ones, and without links to Services, such as trainer-launch-metrics."""
-    told = {name: env.get(PREFIX + name.upper()) for name in FIELDS}
-    return {name: value for name, value in told.items() if value and not is_link(name, value)}
+def _told(env: Mapping[str, str]) -> dict[str, str]:
+    given = {name: env.get(PREFIX + name.upper()) for name in Settings.model_fields}
+    return {name: value for name, value in given.items() if value and not is_link(name, value)}
 
 
 def job_options(settings: Settings) -> dict[str, str]:
     """The settings that describe the job, by torchrun's option names."""
-    values = {option: getattr(settings, name) for name, option in JOB_FLAGS.items()}
-    return {option: value for option, value in values.items() if value is not None}
+    values = settings.model_dump(include=set(JOB_FLAGS))
+    return {JOB_FLAGS[name]: value for name, value in values.items() if value is not None}
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """One sentence for each TRAINER_LAUNCH_* variable that is no setting, with the nearest real one."""
-    known = {PREFIX + name.upper() for name in FIELDS}
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
@@ -276,3 +282,9 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
 def flag_of(name: str) -> str:
     """The flag of a setting."""
     return "--" + name.replace("_", "-")
+
+
+def _expected(message: str) -> str:
+    """Pydantic's message as the second half of our sentence."""
+    told = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
+    return f"expected {told}" if told != message else message[0].lower() + message[1:]

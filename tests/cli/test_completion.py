@@ -14,7 +14,7 @@ from tests.cli.launching import launch
 from tests.conftest import require
 from tests.rehearsal.terminal import Terminal
 from trainer_launch.commands import fields
-from trainer_launch.settings import FIELDS
+from trainer_launch.settings import Settings
 
 pytestmark = pytest.mark.process
 PROMPT = "ready>"
@@ -98,7 +98,7 @@ def test_every_command_and_option_is_offered(shell: str) -> None:
     script = launch("completion", shell).stdout
     for name in fields.COMMANDS:
         assert f"{name}" in script
-    for name in FIELDS:
+    for name in Settings.model_fields:
         assert name.replace("_", "-") in script
 
 
@@ -125,4 +125,4 @@ def test_a_missing_or_unknown_shell_is_one_sentence_with_what_to_type(
 
 def test_every_setting_has_a_heading_in_help() -> None:
     headed = [name for group in fields.GROUPS.values() for name in group]
-    assert sorted(headed) == sorted(FIELDS)
+    assert sorted(headed) == sorted(Settings.model_fields)

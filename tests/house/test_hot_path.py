@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml", "pydantic", "asyncio"}
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml"}
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:

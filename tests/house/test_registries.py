@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from tests.house.package import ROOT, module_of, plugins_in
-from trainer_launch.settings import TYPES
+from trainer_launch.settings import Settings
 
 REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
 
@@ -44,7 +44,7 @@ def test_every_file_says_what_it_is_for(folder: str) -> None:
 
 def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own() -> None:
     names = {engine.NAME for engine in listed_in("engines")} - {"sshd"}
-    assert set(get_args(TYPES["engine"])) == {"auto", *names}
+    assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
 
 
 @pytest.mark.parametrize("folder", ["contracts", "preflight"])

@@ -8,7 +8,7 @@ import re
 from tests.house.package import FILES, ROOT, name_of
 from trainer_launch.commands import options
 from trainer_launch.commands.fields import COMMANDS
-from trainer_launch.settings import FIELDS, INTERNAL, PREFIX, flag_of
+from trainer_launch.settings import INTERNAL, PREFIX, Settings, flag_of
 
 NAMED = {
     name
@@ -19,12 +19,12 @@ NAMED = {
 
 
 def test_every_variable_is_a_setting_or_internal() -> None:
-    assert INTERNAL | {name.upper() for name in FIELDS} >= NAMED
+    assert INTERNAL | {name.upper() for name in Settings.model_fields} >= NAMED
 
 
 def test_whatever_a_pods_own_command_line_says_a_variable_can_say() -> None:
     parser = options.build("trainer-launch", ("run", "sshd"))
-    known = {flag_of(name) for name in FIELDS} | {"--help"}
+    known = {flag_of(name) for name in Settings.model_fields} | {"--help"}
     assert {words for words in flags(parser) if not known & set(words)} == set()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.settings import FIELDS
+from trainer_launch.settings import Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _CHECKING = (
@@ -23,7 +23,7 @@ _CHECKING = (
     "plot",
     "prometheus_file",
 )
-_RUN = tuple(name for name in FIELDS if name not in (*_CHECKING, "listen_address"))
+_RUN = tuple(name for name in Settings.model_fields if name not in (*_CHECKING, "listen_address"))
 _EXPLAIN = tuple(
     name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port", "state_dir")
 )

@@ -74,7 +74,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
 
 
 def _grace(settings: Settings, command: Command | None, pod: Pod) -> tuple[float, str | None]:
-    return grace.decide(settings.grace, command, pod.env, is_given="grace" in settings.given)
+    return grace.decide(settings.grace, command, pod.env, is_given="grace" in settings.model_fields_set)
 
 
 def request_of(
@@ -127,7 +127,7 @@ def request_of(
 
 def _with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
     """The agents of torch and MPI read their level there."""
-    given = "log_level" in settings.given
+    given = "log_level" in settings.model_fields_set
     return {**env, f"{PREFIX}LOG_LEVEL": settings.log_level} if given else env
 
 

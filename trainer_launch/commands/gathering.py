@@ -70,7 +70,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return "the number of nodes, the node rank or the address of node 0 is unknown"
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
-    if subject.job.contract in dns.HIDING and "level" not in settings.given:
+    if subject.job.contract in dns.HIDING and "level" not in settings.model_fields_set:
         return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
 

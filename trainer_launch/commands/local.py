@@ -101,11 +101,11 @@ def main(parsed: Parsed) -> int:
     command = programs.recognise(parsed.argv, path)
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
-    is_given = "grace" in settings.given
+    is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace.decide(
         settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given
     )
-    settings = settings.replaced(grace=launchers_s / _POD_GRACE)
+    settings = settings.model_copy(update={"grace": launchers_s / _POD_GRACE})
     torchs = command.is_worker or command.torchrun is not None
     if settings.engine == "torchrun" or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod
@@ -144,7 +144,7 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         path=image_path(),
         command=parsed.flags["command_line"],
         folders=tuple(dict.fromkeys(os.path.dirname(path) or "." for path in parsed.flags["file"])),
-        labels="prefix" not in parsed.settings.given or parsed.settings.prefix,
+        labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
         own_memory=wants_memory_groups(asked.samples),
     )
@@ -197,7 +197,7 @@ def _first(nodes: NodeRange, asked: Asked) -> int:
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
     """What of our own options the launchers get as variables: each marks its workers' lines itself."""
-    prefix = settings.prefix if is_mpi or "prefix" in settings.given else True  # mpirun has --tag-output
+    prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
     flags = {
         "PREFIX": str(int(prefix)),
         "COLOR": "always" if prefix and use_color(settings) else "never",
@@ -225,12 +225,12 @@ def _for_their_pods(settings: Settings) -> dict[str, str]:
         "start_method",
         "stop_order",
     )
-    chosen = tuple(name for name in names if name in settings.given)
+    chosen = tuple(name for name in names if name in settings.model_fields_set)
     return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}
 
 
 def _for_all_pods(settings: Settings) -> dict[str, str]:
-    level = settings.log_level if "log_level" in settings.given else "warning"
+    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     return {"SHM_SIZE": "keep", "LOG_LEVEL": level}  # /dev/shm is this machine's, which all pods share
 
 

@@ -19,7 +19,7 @@ from trainer_launch import __version__, log, settings
 from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
 from trainer_launch.errors import UsageError
 from trainer_launch.nearest import did_you_mean
-from trainer_launch.settings import FIELDS, PREFIX, TYPES, Settings
+from trainer_launch.settings import PREFIX, Settings
 
 _USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
@@ -103,7 +103,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
         if argv[:1] in (["run"], ["preflight"], ["sshd"]):
             from trainer_launch.commands import running
 
-            default = FIELDS["termination_log"].default
+            default = Settings.model_fields["termination_log"].default
             running.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
         raise
 
@@ -146,7 +146,7 @@ def _typed(
         raise UsageError(f"unexpected {words[0]!r}; see {program} {called[0]} --help")
     if rest is not None and words:
         raise UsageError(f"unexpected {words[0]!r} before --; put the whole command after --")
-    given = {name: flags.pop(name) for name in list(flags) if name in FIELDS}
+    given = {name: flags.pop(name) for name in list(flags) if name in Settings.model_fields}
     given = {name: value for name, value in given.items() if value is not None}
     return command, given, tuple(words if rest is None else rest), flags
 
@@ -192,7 +192,7 @@ def _add_command(commands: Any, program: str, name: str) -> None:
         own = [field for field in fields if field in COMMANDS[name]]
         group = sub.add_argument_group(title) if own else sub
         for field in own:
-            _add(group, field)
+            _add(group, field, Settings.model_fields[field])
     sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     sub.set_defaults(command=module.main, parser=sub)
 
@@ -238,19 +238,18 @@ def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
     return argv[:at], argv[at + 1 :]
 
 
-def _add(parser: argparse._ActionsContainer, name: str) -> None:
+def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
     """One setting as a flag; its value stays text, and the settings check it."""
-    field, kind = FIELDS[name], TYPES[name]
     default = "" if field.default in (None, False) else f" (default: {_shown(field.default)})"
     words: dict[str, Any] = {
         "default": None,
         "help": f"{field.description}{default} [{PREFIX}{name.upper()}]".replace("%", "%%"),
     }
     names = (settings.flag_of(name), *ALIASES.get(name, ()))
-    if kind is bool:
+    if field.annotation is bool:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **words)
         return
-    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
     parser.add_argument(*names, metavar="|".join(choices) or METAVARS[name], **words)
 
 

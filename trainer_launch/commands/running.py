@@ -11,7 +11,7 @@ from trainer_launch import outcome
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError
 from trainer_launch.model import Outcome
-from trainer_launch.settings import FIELDS, Settings
+from trainer_launch.settings import Settings
 from trainer_launch.status.observer import Observer
 from trainer_launch.supervisor import early
 
@@ -44,7 +44,7 @@ def refuse(problem: LaunchError, path: str) -> None:
 
 def write_last_words(text: str, path: str) -> None:
     """Write the pod's termination message; the default file exists only in Kubernetes."""
-    default = FIELDS["termination_log"].default
+    default = Settings.model_fields["termination_log"].default
     if path == default and not Path(path).exists():
         return  # not in a Kubernetes container
     outcome.write_last_words(text, path, create=path != default)
