@@ -173,6 +173,17 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a worker's stream goes, where that is not the launcher's own stream alone."""
+
+    file: str | None = None  # all of it
+    is_shown: bool = True  # on the launcher's own stream, too
+    prefix: str = ""  # of each line that is shown or copied
+    copy: str | None = None  # a file that all workers of the node share, with the lines that have one of `needles`
+    needles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One process to start, completely described."""
 
@@ -182,6 +193,7 @@ class Process:
     cwd: str | None = None
     label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
     rank_labels: tuple[str | None, ...] = ()  # likewise for the workers it starts itself, by local rank
+    streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from string import Template
 
 from trainer_launch.errors import UsageError
+from trainer_launch.model import Destination
 from trainer_launch.torchrun_options import OPTIONS
 
 NAMES = (
@@ -24,17 +24,6 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 _ALL = re.compile(r"[0-3]")
 _EACH = re.compile(r"\d{1,5}:[0-3](,\d{1,5}:[0-3])*")
 _RANKS = re.compile(r"\d{1,5}(,\d{1,5})*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where a worker's stream goes, where that is not the launcher's own stream alone."""
-
-    file: str | None = None  # all of it
-    is_shown: bool = True  # on the launcher's own stream, too
-    prefix: str = ""  # of each line that is shown or copied
-    copy: str | None = None  # a file that all workers of the node share, with the lines that have one of `needles`
-    needles: tuple[str, ...] = ()
 
 
 PLAIN = Destination()

@@ -12,7 +12,7 @@ import sys
 import threading
 
 from trainer_launch import outcome, signals
-from trainer_launch.model import Plan, Process
+from trainer_launch.model import Destination, Plan, Process
 from trainer_launch.signals import StopOrder
 from trainer_launch.supervisor.gate import resolve
 from trainer_launch.supervisor.loop import supervise
@@ -27,8 +27,16 @@ def failing(name):
     raise OSError(2, "no such host, says the test")
 
 
+def read(process):
+    """JSON has no numbers as keys."""
+    streams = {int(stream): Destination(**to) for stream, to in process.get("streams", {}).items()}
+    return {**process, "streams": streams}
+
+
 def plan_of(spec):
-    processes = tuple(Process(**{"name": "main", "env": dict(os.environ), **p}) for p in spec.pop("processes"))
+    processes = tuple(
+        Process(**{"name": "main", "env": dict(os.environ), **read(p)}) for p in spec.pop("processes")
+    )
     order = StopOrder(spec.pop("stop_order", "leader"))
     spec["signals"] = signals.parse(spec.get("signals", ""))
     return Plan(engine="test", processes=processes, stop_order=order, **{"grace_s": 5.0, **spec})

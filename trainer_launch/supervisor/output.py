@@ -17,12 +17,15 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from trainer_launch.log import PATIENCE_S
+from trainer_launch.model import Destination
+from trainer_launch.supervisor.copies import Copies
 from trainer_launch.supervisor.flood import Flood, is_summary
 from trainer_launch.supervisor.lines import Source, Stream, Untouched
+from trainer_launch.torchrun_logs import PLAIN
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
@@ -63,33 +66,52 @@ class Output:
         self._stop_at_s: float | None = None
         self._thread: threading.Thread | None = None
 
-    def open(self, process: str, label: str | None, rank: int | None = None) -> dict[int, int]:
+    def open(
+        self, process: str, label: str | None, rank: int | None = None, to: Mapping[int, Destination] | None = None
+    ) -> dict[int, int]:
         """Make the pipes of a process, or of one of its ranks; return their write ends, the caller's, by stream.
 
         A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
-        """
-        if label is not None or self._flood.lines_per_s:
-            return {stream: self._open(process, label or "", (stream,), rank) for stream in (_STDOUT, _STDERR)}
-        if _same_file():
-            both = self._watched or not os.isatty(_STDERR)
-            return dict.fromkeys((1, 2), self._open(process, None, (_STDOUT, _STDERR), rank)) if both else {}
-        streams = [stream for stream in (_STDOUT, _STDERR) if self._watched or stream == _STDERR]
-        carried = [stream for stream in streams if self._watched or not os.isatty(stream)]
-        return {stream: self._open(process, None, (stream,), rank) for stream in carried}
+        `to` has the streams that go elsewhere than to our own, or to files, too.
 
-    def _open(self, process: str, label: str | None, streams: tuple[int, ...], rank: int | None) -> int:
+        Raises:
+            OSError: there are too many open files, or a file of `to` cannot be opened.
+        """
+        to = to or {}
+        if label is not None or self._flood.lines_per_s:
+            both = (_STDOUT, _STDERR)
+            return {stream: self._open(process, label or "", (stream,), rank, to.get(stream)) for stream in both}
+        if _same_file() and not to:
+            is_carried = self._watched or not os.isatty(_STDERR)
+            return dict.fromkeys((1, 2), self._open(process, None, (1, 2), rank)) if is_carried else {}
+        streams = [stream for stream in (_STDOUT, _STDERR) if self._watched or stream == _STDERR or stream in to]
+        carried = [stream for stream in streams if self._watched or stream in to or not os.isatty(stream)]
+        return {stream: self._open(process, None, (stream,), rank, to.get(stream)) for stream in carried}
+
+    def _open(
+        self,
+        process: str,
+        label: str | None,
+        streams: tuple[int, ...],
+        rank: int | None,
+        to: Destination | None = None,
+    ) -> int:
+        to = to or PLAIN
+        copies = Copies(to) if to.file or to.copy else None
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
         sink = self._sinks[streams[-1]]
-        if label is None:
-            source: Source = Untouched(b"", sink.stream)
+        prefix = self._prefix(label or "") + to.prefix.encode()
+        if not to.is_shown:
+            source: Source = Untouched(b"", Stream())
+        elif label is None and not prefix:
+            source = Untouched(b"", sink.stream)
         else:
-            prefix = self._prefix(label)
             source = Source(prefix, sink.stream)
             source.gate = self._flood.gate(process, streams[-1], rank, prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        pipe = _Pipe(read_end, source, sink)
+        pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)
         pipe.sieve = self._sieve
         if self._listener is not None:
             pipe.listener = partial(self._listener, process, streams[-1])
@@ -204,14 +226,16 @@ class Output:
         now_s = time.monotonic()
         for pipe in self._readers():
             if pipe.source.paused_in_line and now_s >= pipe.heard_at_s + _PAUSE_S:
-                pipe.sink.put(pipe.source.flush)
+                pipe.show(pipe.source.flush)
 
 
 class _Pipe:
     """One read end, its text, and where that goes."""
 
-    def __init__(self, fd: int, source: Source, sink: _Sink) -> None:
-        self.fd, self.source, self.sink = fd, source, sink
+    def __init__(self, fd: int, source: Source, sink: _Sink | None, copies: Copies | None) -> None:
+        self.fd, self.source = fd, source
+        self._sink = sink  # None: not shown
+        self._copies = copies
         self.listener: Callable[[bytes], None] | None = None
         self.sieve: Sieve | None = None
         self.heard_at_s = 0.0
@@ -233,12 +257,24 @@ class _Pipe:
         self.heard_at_s = now_s
         self.bytes += len(data)
         shown = data if self.sieve is None else self.sieve(data)
-        self.sink.put(lambda: self.source.feed(shown))
+        self.show(lambda: self.source.feed(shown))
+        if self._copies is not None:
+            self._copies.feed(data)
         if self.listener is not None:
             self.listener(data)
 
+    def show(self, text: Callable[[], bytes]) -> None:
+        """Write what `text` makes of the stream as it stands now, where this pipe is shown."""
+        if self._sink is None:
+            text()
+        else:
+            self._sink.put(text)
+
     def finish(self) -> None:
-        self.sink.put(lambda: self.source.flush(end=True))
+        """Write what was held back: nothing will follow."""
+        self.show(lambda: self.source.flush(end=True))
+        if self._copies is not None:
+            self._copies.close()
 
 
 class _Sink:

@@ -74,7 +74,7 @@ class System:
     def spawn(self, process: Process) -> int:
         """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid."""
         try:
-            ours = self._output.open(process.name, process.label)
+            ours = self._output.open(process.name, process.label, to=process.streams)
             env = {**process.env, **self._rank_output(process)}
         except OSError as error:
             raise unstarted.exhausted(process, error) from error

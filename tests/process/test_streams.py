@@ -1,0 +1,150 @@
+"""Output that goes to files, as torchrun's --redirects, --tee and filters ask for it; with real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import require
+from tests.process.world import PYTHON, Launcher
+from trainer_launch.model import Workers
+from trainer_launch.pytorch.log_folders import LogFolders
+from trainer_launch.torchrun_logs import destinations
+
+pytestmark = pytest.mark.process
+
+PROGRAM = "echo out; echo apple >&2; printf 'an apple\\r\\nno end'; echo err >&2"
+
+
+def ran(tmp_path: Path, streams: dict[int, dict[str, Any]], program: str = PROGRAM, **process: Any) -> Any:
+    with Launcher(tmp_path, {"argv": ["sh", "-c", program], "streams": streams, **process}) as launcher:
+        assert launcher.wait() == 0, launcher.log()
+    return launcher
+
+
+def test_a_stream_that_is_redirected_is_only_in_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "stdout.log"
+    launcher = ran(tmp_path, {1: {"file": str(file), "is_shown": False}})
+    assert file.read_bytes() == b"out\nan apple\r\nno end"
+    assert launcher.output() == b""
+    assert "apple\nerr\n" in launcher.log()
+
+
+def test_a_stream_that_is_teed_is_in_both_with_a_prefix_on_the_console(tmp_path: Path) -> None:
+    file = tmp_path / "stdout.log"
+    launcher = ran(tmp_path, {1: {"file": str(file), "prefix": "[default0]:"}})
+    assert file.read_bytes() == b"out\nan apple\r\nno end"
+    assert launcher.output() == b"[default0]:out\n[default0]:an apple\n[default0]:no end\n"
+
+
+def test_our_own_prefix_comes_first(tmp_path: Path) -> None:
+    launcher = ran(tmp_path, {1: {"file": str(tmp_path / "file"), "prefix": "[default0]:"}}, label="0:4")
+    assert launcher.output().startswith(b"[0:4] [default0]:out\n")
+    assert "[0:4] apple\n" in launcher.log()
+
+
+def test_a_stream_that_is_not_shown_is_remembered_for_the_termination_message(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.touch()
+    process = {"argv": ["sh", "-c", "echo ValueError: bad >&2; exit 3"], "streams": {2: {"is_shown": False}}}
+    with Launcher(tmp_path, process, last_words=str(words)) as launcher:
+        assert launcher.wait() == 3
+        assert "ValueError: bad" in words.read_text()
+        assert "\nValueError: bad\n" not in launcher.log()
+
+
+def test_lines_with_a_word_are_copied_with_their_prefix(tmp_path: Path) -> None:
+    copy = tmp_path / "filtered"
+    ran(tmp_path, {1: {"copy": str(copy), "needles": ["apple", "end"], "prefix": "[a]:"}})
+    assert copy.read_bytes() == b"[a]:an apple\r\n[a]:no end"
+
+
+def test_a_full_disk_ends_the_file_not_the_job(tmp_path: Path) -> None:
+    launcher = ran(tmp_path, {1: {"file": "/dev/full"}}, program="for i in 1 2 3; do echo $i; sleep 0.01; done")
+    assert launcher.output() == b"1\n2\n3\n"
+    assert launcher.log().count("cannot write to /dev/full: No space left on device; the job continues") == 1
+
+
+def test_a_generation_of_the_same_attempt_is_appended(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for _ in range(2):
+        ran(tmp_path, {1: {"file": str(file), "is_shown": False}}, program="echo out")
+    assert file.read_bytes() == b"out\nout\n"
+
+
+WORKER = """
+import os, sys
+rank = os.environ["LOCAL_RANK"]
+print("out", rank, flush=True)
+print("an apple of", rank, flush=True)
+print("err", rank, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"redirects": "3"},
+        {"tee": "3"},
+        {"redirects": "0:1", "tee": "1:3"},
+        {"redirects": "1", "local_ranks_filter": "1"},
+        {"tee": "3", "local_ranks_filter": "0"},
+        {"local_ranks_filter": "1"},
+        {"tee": "1", "duplicate_stdout_filters": "apple,of 1", "duplicate_stderr_filters": "err"},
+    ],
+    ids=str,
+)
+def test_files_and_console_are_as_under_torchrun(tmp_path: Path, options: dict[str, str]) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    assert _under_us(tmp_path, script, options) == _under_torchrun(tmp_path, script, options)
+
+
+def _under_torchrun(tmp_path: Path, script: Path, options: dict[str, str]) -> list[Any]:
+    folder = tmp_path / "theirs"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={folder}", *words)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*argv, str(script)], capture_output=True, check=True, timeout=120, env=env)
+    return [_console(done.stdout), _console(done.stderr), _files(folder)]
+
+
+def _under_us(tmp_path: Path, script: Path, options: dict[str, str]) -> list[Any]:
+    folder = tmp_path / "ours"
+    workers = Workers(count=2, argv=(), env={}, logs={**options, "log_dir": str(folder)})
+    attempt = LogFolders(workers, "job").begin(0)
+    to = destinations(workers.logs, {}, "default", {0: 0, 1: 1}, attempt)
+    processes = [
+        {
+            "name": f"rank {rank}",
+            "argv": [*PYTHON, str(script)],
+            "env": dict(os.environ, LOCAL_RANK=str(rank)),
+            "streams": {stream: asdict(one) for stream, one in to.get(rank, {}).items()},
+        }
+        for rank in range(2)
+    ]
+    with Launcher(tmp_path, *processes) as launcher:
+        assert launcher.wait() == 0, launcher.log()
+        return [_console(launcher.output()), _console(launcher.log().encode()), _files(folder)]
+
+
+def _console(text: bytes) -> list[str]:
+    """The workers' own lines, whose order is not sure."""
+    return sorted(line for line in text.decode().splitlines() if re.search(r"(out|of|err) \d$", line))
+
+
+def _files(folder: Path) -> dict[str, list[str]]:
+    """By path, without the random part of the run's folder."""
+    (run,) = folder.iterdir()
+    files = (path for path in sorted(run.rglob("*")) if path.is_file())
+    return {str(path.relative_to(run)): sorted(path.read_text().splitlines()) for path in files}
