@@ -14,6 +14,7 @@ from tests.house.package import FILES, functions_of, name_of, tree_of
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 ONE_CATCH_ALL = "preflight/__init__.py"  # a check that is wrong must not stop the job
+IN_CHILDREN = ("child/", "pytorch/fork_server_process.py", "pytorch/forked_process.py")  # they run users' code
 BROAD = {"Exception", "BaseException"}
 
 
@@ -29,7 +30,7 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
 
 
 def test_there_is_one_catch_all() -> None:
-    outside_children = [path for path in FILES if not name_of(path).startswith("child/")]
+    outside_children = [path for path in FILES if not name_of(path).startswith(IN_CHILDREN)]
     assert [name_of(path) for path in outside_children for _ in broad_excepts(tree_of(path))] == [ONE_CATCH_ALL]
 
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
-from trainer_launch.child import disguise, kernel, stack
+from trainer_launch.child import disguise, stack
 from trainer_launch.child.preload import State
+from trainer_launch.pytorch import kernel
 
 _KEPT: list[object] = []  # what has to live as long as the process
 

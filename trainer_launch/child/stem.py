@@ -21,7 +21,8 @@ from importlib.machinery import PathFinder
 from multiprocessing import resource_tracker, util
 from typing import Any
 
-from trainer_launch.child import fitness, kernel
+from trainer_launch.child import fitness
+from trainer_launch.pytorch import kernel
 
 # The second and third are torch's own way of starting a worker, which would otherwise be imported by each of them.
 NEEDED = ("torch", "torch.multiprocessing.spawn", "torch.distributed.elastic.multiprocessing.api")

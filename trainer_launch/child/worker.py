@@ -18,8 +18,8 @@ from multiprocessing import forkserver
 from typing import Any
 
 from trainer_launch.child import places, preload, program, stack
-from trainer_launch.child.kernel import die_with_parent
 from trainer_launch.host import tree
+from trainer_launch.pytorch.kernel import die_with_parent
 from trainer_launch.supervisor.inheritance import become_reaper
 
 _ORPHANED = signal.SIGRTMIN + 1  # the kernel tells that the fork-server, and so most likely the agent, is gone

@@ -1,0 +1,290 @@
+"""The fork server's process: imports torch, proves that it can be forked, then forks workers and stores on request.
+
+Started by `fork_server.py`. Before torch it imports nothing that torch does not import itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from trainer_launch.pytorch import kernel
+
+# torch.distributed is what every worker of a job imports besides torch.
+_NEEDED = ("torch", "torch.distributed")
+# They are for the launcher and the workers; this process ends when its connection does.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_SETTLING_S = 0.2  # for the kernel to take the last thread off the list after its end
+_STORE_S = 8.0  # for a store to open; the launcher waits a little longer
+_TRIES = 5  # another program may take a port between our look and our use
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from trainer_launch.pytorch.forked_process import Origin, Signs
+    from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
+
+
+def main() -> None:
+    """Import, tell, serve until the launcher closes the connection."""
+    fd, launcher, serves, folder, *preload = sys.argv[1:]
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(launcher):
+        return
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    path, before = tuple(sys.path), _descriptors()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
+    # Here: site_hooks and hidden_imports begin to watch.
+    names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
+    reason = _import(names, folder)
+
+    from trainer_launch.pytorch import forked_process, messages
+
+    origin = forked_process.Origin(
+        launcher=int(launcher),
+        path=path,
+        handlers=handlers,
+        mask=mask,
+        descriptors=frozenset(_descriptors() - before),
+        main_process=_main_process(),
+    )
+    if serves == "workers":
+        reason = reason or unfit()
+    with socket.socket(fileno=int(fd)) as connection:
+        messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(_files()))
+        gc.freeze()  # workers would otherwise copy what the collector marks
+        _serve(connection, origin)
+
+
+def _import(names: Sequence[str], folder: str) -> str | None:
+    """Import these as the script itself would, whose folder this is; why that failed."""
+    is_safe = getattr(sys.flags, "safe_path", False)
+    if not is_safe:
+        sys.path.insert(0, folder)
+    try:
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except BaseException as problem:  # noqa: BLE001, PERF203  a module may do anything when imported
+                return f"importing {name} failed ({type(problem).__name__}: {problem})"
+        return None
+    finally:
+        if not is_safe:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)
+
+
+def _main_process() -> type:
+    import multiprocessing
+
+    return type(multiprocessing.current_process())
+
+
+def _descriptors() -> set[int]:
+    return {int(word) for word in os.listdir("/proc/self/fd")}
+
+
+def _files() -> dict[str, tuple[int, int]]:
+    """The files of all loaded modules; the launcher renews this server when one changes."""
+    files = {}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str) and os.path.isabs(name):
+            with contextlib.suppress(OSError):
+                status = os.stat(name)
+                files[name] = (status.st_mtime_ns, status.st_size)
+    return files
+
+
+# -- whether this process can be forked -------------------------------------------------------
+
+
+def unfit() -> str | None:
+    """What a fork of this process would break, or lack."""
+    torch = sys.modules["torch"]
+    for name in ("cuda", "xpu"):
+        device = getattr(torch, name, None)
+        if device is not None and device.is_initialized():
+            return f"an import initialised {name.upper()}, which does not survive a fork"
+    names = _threads_after_fork()
+    if names:
+        return f"an import started threads, which a fork does not copy ({', '.join(names)})"
+    return None
+
+
+def _threads_after_fork() -> list[str]:
+    """Other threads of ours; numpy's linear algebra stops its own whenever a process forks, so fork once."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    end_s = time.monotonic() + _SETTLING_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
+        time.sleep(0.005)
+    return [_thread_name(int(word)) for word in os.listdir("/proc/self/task") if int(word) != os.getpid()]
+
+
+def _thread_name(thread: int) -> str:
+    import threading
+
+    for known in threading.enumerate():
+        if known.native_id == thread:
+            return known.name
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+        return file.read().strip()
+    return str(thread)
+
+
+# -- serving ----------------------------------------------------------------------------------
+
+
+def _serve(connection: socket.socket, origin: Origin) -> None:
+    from trainer_launch.pytorch import forked_process, messages
+
+    while True:
+        received = messages.receive(connection)
+        if received is None:
+            return
+        request, fds = received
+        if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
+            raise messages.MessageError(f"{type(request).__name__} is not a request")
+        report, to_report = os.pipe()
+        wait, go = os.pipe()
+        signs = forked_process.Signs(report=to_report, go=wait)
+
+        def between(
+            request: ForkWorkers | OpenStore = request, fds: Sequence[int] = fds, signs: Signs = signs
+        ) -> None:
+            if isinstance(request, messages.ForkWorkers):
+                forked_process.fork_workers(origin, request, fds, signs)
+            elif forked_process.fork_one(signs):
+                _become_store(request, origin, signs)
+
+        _fork_between(between, signs, {connection.fileno(), report, go})
+        for fd in (to_report, wait, *fds):
+            os.close(fd)
+        answer = _read_report(request, report)
+        with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
+            messages.send(connection, answer)
+            if not isinstance(answer, messages.Failed):
+                os.write(go, b"g" * len(getattr(request, "workers", "1")))
+        os.close(go)
+        os.close(report)
+
+
+def _fork_between(between: Callable[[], None], signs: Signs, close: set[int]) -> None:
+    """Run this in a process that forks others and exits: they are the launcher's children when this returns."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_between(between, signs, close)
+        os.waitpid(pid, 0)
+    except OSError as problem:
+        signs.tell("failed", f"the fork server cannot fork ({problem})")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run_between(between: Callable[[], None], signs: Signs, close: set[int]) -> NoReturn:
+    code = 1
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        for fd in close:
+            os.close(fd)
+        between()
+        code = 0
+    except BaseException as problem:  # noqa: BLE001  nobody above would see it
+        signs.tell("failed", f"a process could not be forked ({type(problem).__name__}: {problem})")
+    finally:
+        os._exit(code)
+
+
+def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
+    """What the forked processes and the one between have told."""
+    from trainer_launch.pytorch import messages
+
+    end_s = time.monotonic() + (_STORE_S if isinstance(request, messages.OpenStore) else 0.0)
+    pids: list[int] = []
+    rest = b""
+    while select.select([report], [], [], max(0.0, end_s - time.monotonic()))[0]:
+        data = os.read(report, 65536)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for word, _, value in (line.decode(errors="replace").partition(" ") for line in lines):
+            if word == "failed":
+                return messages.Failed(value)
+            if word == "port":
+                return messages.StoreOpen(pids[0], int(value))
+            pids.append(int(value))
+    if isinstance(request, messages.OpenStore):
+        return messages.Failed(f"the store did not open within {_STORE_S:g} s")
+    if len(pids) < len(request.workers):
+        return messages.Failed(f"only {len(pids)} of {len(request.workers)} workers could be forked")
+    return messages.Forked(tuple(pids))
+
+
+# -- stores -----------------------------------------------------------------------------------
+
+
+def _become_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
+    """In a process of its own: open a store, tell its port, and serve until the launcher ends this process."""
+    from trainer_launch.pytorch import forked_process
+
+    try:
+        os.setsid()
+        store = _open(request)
+        signs.tell("port", store.port)
+        os.close(signs.report)
+        forked_process.wait_for_go(origin, signs)
+        signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
+        while True:
+            time.sleep(1e6)
+    except BaseException as problem:  # noqa: BLE001  nobody above would see it
+        signs.tell("failed", f"a store could not be opened ({type(problem).__name__}: {problem})")
+    finally:
+        os._exit(1)
+
+
+def _open(request: OpenStore) -> Any:
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    tries = _TRIES
+    while True:
+        tries -= 1
+        port = _free_port(request)
+        try:
+            wait_s = timedelta(seconds=60)
+            return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=wait_s)
+        except RuntimeError:  # what torch raises for a port that is taken
+            if not tries:
+                raise
+
+
+def _free_port(request: OpenStore) -> int:
+    import random
+
+    if request.low is None or request.high is None:
+        return 0
+    ports = list(range(request.low, request.high + 1))
+    for port in random.sample(ports, len(ports)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
+            probe.bind(("", port))
+            return port
+    raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")

@@ -1,0 +1,400 @@
+"""A forked worker, from its fork to its exit: it becomes `python -u train.py`.
+
+Nothing of ours shows: not in the interpreter's state, not in the process's, not in a traceback, not at its end. A
+worker is forked in a new thread, whose stack is empty and which becomes the main thread of the new process. That
+thread is a chain of C functions (`deque(map(call, steps))`), so the only frame below the program's own is `_BASE`,
+which looks like the program's; when the program has ended there is none, and the interpreter ends as always.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import functools
+import gc
+import io
+import json
+import operator
+import os
+import resource
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from typing import Any, NoReturn
+
+from trainer_launch import exits
+from trainer_launch.pytorch import kernel, process_reset
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
+
+_STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
+_HIGH_FD = 1000  # beyond what a program may expect to get for its own files
+_FOREVER_S = 1e6
+_BASES: list[types.CodeType] = []  # what tracebacks leave out
+_KEPT: list[object] = []  # what has to live as long as the process
+# Its globals are the program's, its locals are ours.
+_BASE = """
+try:
+    run()
+except BaseException as problem:
+    keep(problem)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What the server was before it imported anything, which forked processes get back."""
+
+    launcher: int
+    path: tuple[str, ...]  # sys.path without a script's directory
+    handlers: Mapping[int, Any]
+    mask: frozenset[Any]
+    descriptors: frozenset[int] = frozenset()  # those that loaded libraries hold open
+    main_process: type = object  # multiprocessing's class of a process that it has not started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """How processes that are being forked and the server tell each other how far they are."""
+
+    report: int  # where pids, the store's port, or a failure are written, one line each
+    go: int  # a byte for each process once all are the launcher's children; its end means: exit
+
+    def tell(self, word: str, value: object) -> None:
+        """Write a line of the report."""
+        text = " ".join(str(value).split())
+        os.write(self.report, f"{word} {text}\n".encode(errors="replace"))
+
+
+# -- forking ----------------------------------------------------------------------------------
+
+
+def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> NoReturn:
+    """In a process between server and workers, with all signals blocked: fork all workers, and exit."""
+    steps = _Steps(origin, request, fds, signs)
+    threading.stack_size(_main_stack_bytes())
+    _thread.start_new_thread(deque, (map(operator.methodcaller("__call__"), iter(steps, None)), 0))
+    while True:
+        time.sleep(_FOREVER_S)  # the new thread ends this process
+
+
+def fork_one(signs: Signs) -> bool:
+    """Fork this process; whether this is the new one.
+
+    Raises:
+        OSError: the kernel does not let us.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside other threads
+        pid = os.fork()
+    if pid:
+        signs.tell("pid", pid)
+    return pid == 0
+
+
+def wait_for_go(origin: Origin, signs: Signs) -> None:
+    """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
+    if not os.read(signs.go, 1):
+        os._exit(exits.INFRASTRUCTURE)  # the server is gone, or not all workers could be forked
+    os.close(signs.go)
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != origin.launcher:
+        os._exit(exits.INFRASTRUCTURE)
+
+
+class _Steps:
+    """What the thread calls one after the other: what this returns."""
+
+    def __init__(self, origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> None:
+        self._origin, self._request, self._fds, self._signs = origin, request, fds, signs
+        self._worker: ForkedWorker | None = None  # whom this process becomes
+        self._problem: BaseException | None = None  # what the program did not catch
+
+    def __call__(self) -> Callable[[], object]:
+        if self._worker is None:
+            self._fork()
+            return self._start()
+        return self._end()
+
+    def _fork(self) -> None:
+        """Return in the workers alone."""
+        code = 1
+        try:
+            given = iter(self._fds)
+            for worker in self._request.workers:
+                streams = dict(zip(worker.streams, given, strict=False))
+                if fork_one(self._signs):
+                    self._worker, self._streams = worker, streams
+                    return
+            code = 0
+        except Exception as problem:  # noqa: BLE001  nobody above would see it
+            self._signs.tell("failed", f"a worker could not be forked ({problem})")
+        os._exit(code)
+
+    def _start(self) -> Callable[[], object]:
+        """Look like the program that is about to run; run it the ordinary way when that cannot be."""
+        main, failed = None, ""
+        try:
+            os.setsid()
+            _restore_signals(self._origin)
+            _take_streams(self._streams)
+            _close_descriptors({*self._origin.descriptors, self._signs.go})
+            main = self._become()
+        except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
+            failed = f"{type(problem).__name__}: {problem}"
+        wait_for_go(self._origin, self._signs)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
+        if main is None:
+            _exec(self._request, self._worker, failed)
+        return self._running(main)
+
+    def _become(self) -> types.ModuleType:
+        request, worker, origin = self._request, self._worker, self._origin
+        assert worker is not None
+        os.chdir(request.cwd)
+        os.environ.clear()  # the same object, which others have imported, in the order that python would see
+        os.environ.update({**request.environment, **worker.environment})
+        process_reset.reset(origin.main_process)
+        # Here: what this process's environment makes different (load_time_variables, site_hooks), hidden_imports.
+        _rebuild_streams()
+        _look_like(request.argv, origin)
+        if worker.stacks is not None:
+            _arm(worker.stacks)
+        threading.stack_size(0)
+        gc.enable()
+        main = _new_main()
+        # The second name is what multiprocessing calls it in children, and finds in what they send back.
+        sys.modules.update(__main__=main, __mp_main__=main)
+        return main
+
+    def _running(self, main: types.ModuleType) -> Callable[[], object]:
+        words = self._request.argv[2:]
+        is_module = words[0] == "-m"
+        path = "<frozen runpy>" if is_module else os.path.join(os.getcwd(), words[0])
+        try:
+            run = _module_of(words) if is_module else _script_of(words[0], path, main.__dict__)
+        except (SystemExit, SyntaxError, ValueError) as problem:
+            self._problem = problem.with_traceback(None)
+            return self._end()
+        _BASES.append(compile(_BASE, path, "exec"))
+        sys.argv[:] = ["-m", *words[2:]] if is_module else words
+        return functools.partial(exec, _BASES[0], main.__dict__, {"run": run, "keep": self._keep})
+
+    def _keep(self, problem: BaseException) -> None:
+        self._problem = problem
+
+    def _end(self) -> Callable[[], object]:
+        """Tell what the program did not catch, then let the interpreter end: no frame is left below."""
+        problem, self._problem = self._problem, None
+        code = 1
+        try:
+            code = finish(problem)
+        except BaseException:  # noqa: BLE001  as a second Ctrl-C: nobody above would see it
+            traceback.print_exc()
+        gc.unfreeze()  # the interpreter's last collection looks at all objects
+        return functools.partial(ctypes.pythonapi.Py_Exit, code)
+
+
+# -- looks ------------------------------------------------------------------------------------
+
+
+def _restore_signals(origin: Origin) -> None:
+    """Handlers as the server found them when it was started; all signals are still blocked."""
+    for number, handler in origin.handlers.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def _take_streams(streams: Mapping[int, int]) -> None:
+    for number, fd in streams.items():
+        os.dup2(fd, number)
+
+
+def _close_descriptors(keep: set[int]) -> None:
+    """Nothing is open but the three streams and what loaded libraries hold."""
+    for word in os.listdir("/proc/self/fd"):
+        if int(word) > 2 and int(word) not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(word))
+
+
+def _rebuild_streams() -> None:
+    """As `python -u` makes them: the server's own may have looked at another file."""
+    names: Any = sys
+    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115  it stays open
+    raw.raw.name = "<stdin>"
+    like = names.__stdin__
+    names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
+    names.stdin.mode = "r"
+    names.stdout = names.__stdout__ = _writer(1, "<stdout>", names.__stdout__)
+    names.stderr = names.__stderr__ = _writer(2, "<stderr>", names.__stderr__)
+
+
+def _writer(fd: int, name: str, like: Any) -> Any:
+    raw: Any = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115  it stays open
+    raw.name = name
+    made: Any = io.TextIOWrapper(raw, like.encoding, like.errors, newline="\n", write_through=True)
+    made.mode = "w"
+    return made
+
+
+def _look_like(argv: Sequence[str], origin: Origin) -> None:
+    sys.orig_argv[:] = argv
+    sys.path[:] = origin.path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trainer_launch"]:
+        del sys.modules[name]
+    words, variables = [os.fsencode(word) for word in argv], [b"=".join(pair) for pair in os.environb.items()]
+    _KEPT.append(kernel.show_as(words, variables))
+
+
+def _arm(path: str) -> None:
+    """A signal makes Python write there where every thread stands."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
+    out_of_the_way = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
+    os.close(fd)
+    faulthandler.register(_STACKS_SIGNAL, file=out_of_the_way, all_threads=True, chain=False)
+
+
+def _new_main() -> types.ModuleType:
+    """A __main__ as the interpreter makes it."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
+    return main
+
+
+def _main_stack_bytes() -> int:
+    """As much as a main thread may use; the kernel gives it page by page."""
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return 0 if 0 < soft <= 1 << 30 else 1 << 26
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def _exec(request: ForkWorkers, worker: ForkedWorker | None, failed: str) -> NoReturn:
+    """The ordinary way, in the same process."""
+    text = f"[trainer-launch] this worker starts without the fork server: {failed}\n"
+    os.write(2, text.encode(errors="replace"))
+    try:
+        os.chdir(request.cwd)
+        environment = {**request.environment, **(worker.environment if worker else {})}
+        os.execve(request.argv[0], request.argv, environment)
+    except OSError as problem:
+        os.write(
+            2, f"trainer-launch: cannot run {request.argv[0]!r}: {problem.strerror}\n".encode(errors="replace")
+        )
+        os._exit(exits.NOT_FOUND)
+
+
+def _script_of(script: str, path: str, main: dict[str, Any]) -> Callable[[], object]:
+    """What runs the script, everything being as it is when a script begins.
+
+    `path` is not folded, as Python has it: after a symlink `..` leads elsewhere.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as problem:
+        text = f"{sys.executable}: can't open file {path!r}: [Errno {problem.errno}] {problem.strerror}"
+        print(text, file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+    return functools.partial(exec, compile(source, path, "exec", dont_inherit=True), main)
+
+
+def _module_of(words: Sequence[str]) -> Callable[[], object]:
+    """What runs the module, everything being as it is when a module begins."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
+    return functools.partial(getattr(runpy, "_run_module_as_main"), words[1])  # noqa: B009  what python -m calls
+
+
+# -- ending -----------------------------------------------------------------------------------
+
+
+def finish(problem: BaseException | None) -> int:
+    """Tell what the program did not catch; the exit code."""
+    if problem is None:
+        return 0
+    if isinstance(problem, SystemExit):
+        return _code_of(problem)
+    code = _show(problem)
+    if isinstance(problem, KeyboardInterrupt):
+        # As python does it: it dies of SIGINT when the interpreter has ended, and before C's own atexit handlers.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(getattr(libc, "raise"), None)
+        return signal.SIGINT
+    return code
+
+
+def _code_of(problem: SystemExit) -> int:
+    """What the interpreter makes of sys.exit's argument."""
+    code = problem.code
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    with contextlib.suppress(Exception):
+        text = str(code)
+        _leave_last_words(text, text)
+        print(text, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _show(problem: BaseException) -> int:
+    """Let the program's excepthook show what it did not catch; the exit code."""
+    trace = problem.__traceback__ = _without_ours(problem.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = problem
+    if not isinstance(problem, KeyboardInterrupt):
+        lines = traceback.format_exception(type(problem), problem, trace)
+        _leave_last_words(_text_of(problem), "".join(lines))
+    try:
+        sys.excepthook(type(problem), problem, trace)
+    except SystemExit as end:
+        return _code_of(end)
+    except BaseException as second:  # noqa: BLE001  as the interpreter does it
+        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
+        second.__traceback__ = _without_ours(second.__traceback__)
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(problem), problem, trace)
+    return 1
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """From the program's first frame on."""
+    while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_code in _BASES):
+        trace = trace.tb_next
+    return trace
+
+
+def _text_of(problem: BaseException) -> str:
+    try:
+        return f"{type(problem).__name__}: {problem}"
+    except Exception:  # noqa: BLE001  its own __str__ is at fault; the interpreter bears that, too
+        return f"{type(problem).__name__}: <exception str() failed>"
+
+
+def _leave_last_words(text: str, lines: str) -> None:
+    """Where torch's @record leaves them, which PID 1 reads; unless the program uses that itself."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or (os.path.exists(path) and os.path.getsize(path)):
+        return
+    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
+    message = {"message": text, "extraInfo": extra}
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)

@@ -1,0 +1,55 @@
+"""Private state of Python's library and torch that a fork would share: reset in each forked worker.
+
+This is the one module that uses private names; each has its reason. Names that a Python or torch does not have are
+left out by the functions that use them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import sys
+import tempfile
+import time
+from typing import Any
+
+
+def reset(main_process: type) -> None:
+    """Make this forked process new to its own eyes; `main_process` is multiprocessing's class of a main process."""
+    _reset_multiprocessing(main_process)
+    _reset_random()
+    _reset_caches()
+
+
+def _reset_multiprocessing(main_process: type) -> None:
+    """A fork keeps what the parent has started, its key, and the start method it has chosen."""
+    from multiprocessing import context, forkserver, process, resource_tracker, util
+
+    private: Any = process
+    private._current_process = main_process()  # with a key of its own: processes with one key trust each other
+    private._parent_process = None  # a program that python starts has none
+    private._process_counter = itertools.count(1)  # the first process that it starts is Process-1
+    private._children = set()
+    for module, name in ((forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
+        getattr(module, name).__init__()  # theirs would be the server's; in place, as others hold their methods
+    setattr(getattr(context, "_default_context"), "_actual_context", None)  # noqa: B009, B010  set by who asks for it
+    getattr(util, "_finalizer_registry").clear()  # noqa: B009  what ends the server's own processes
+
+
+def _reset_random() -> None:
+    """Python seeds its own generator anew in a fork; torch's and numpy's would be alike in all workers."""
+    sys.modules["torch"].default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _reset_caches() -> None:
+    importlib.invalidate_caches()  # modules that were written since
+    tempfile.tempdir = None  # found by the server's TMPDIR
+    started: Any = logging
+    is_ns = isinstance(started._startTime, int)  # from Python 3.13 on
+    started._startTime = (
+        time.time_ns() if is_ns else time.time()
+    )  # of records: milliseconds since the program began
