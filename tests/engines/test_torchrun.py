@@ -116,7 +116,8 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
     plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
-        "--rdzv-id=job-node-0-0.job-29500 --rdzv-conf=node_rank=1,host=here,patience=600,max_restarts=3 "
+        "--rdzv-id=job-node-0-0.job-29500 "
+        "--rdzv-conf=node_rank=1,host=here,is_host=false,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 -- train.py"
     )
     assert plan.hosting is None
@@ -185,7 +186,7 @@ def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
     plan = engines.plan(request("train.py", ALONE, our_rendezvous=True))
     assert without_logs(plan).removeprefix(AGENT) == (
         "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
-        "--rdzv-id=127.0.0.1-4242 --rdzv-conf=node_rank=0,host=here,patience=600,max_restarts=3 "
+        "--rdzv-id=127.0.0.1-4242 --rdzv-conf=node_rank=0,host=here,is_host=false,patience=600,max_restarts=3 "
         "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 -- train.py"
     )
     assert plan.hosting is not None

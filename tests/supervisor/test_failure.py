@@ -10,6 +10,7 @@ import pytest
 
 from trainer_launch.host import cgroup
 from trainer_launch.model import Exit
+from trainer_launch.supervisor import error_file
 from trainer_launch.supervisor.clues import AgentFailure, Evidence, parse_agent_failure
 from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.failure import (
@@ -206,3 +207,37 @@ def test_a_note_is_read_leniently():
     )
     for text in ("", "[]", "{", "null"):
         assert parse_agent_failure(text) is None
+
+
+def test_torchs_own_error_file_tells_what_the_worker_said_and_how_it_ended() -> None:
+    extra = {"py_callstack": "Traceback\n  line 1\nValueError: no luck\n", "timestamp": "1700000000"}
+    data = {"message": {"message": "ValueError: no luck", "extraInfo": extra, "errorCode": 9}}
+    assert parse_agent_failure(json.dumps(data)) == AgentFailure(
+        message="ValueError: no luck", lines=("Traceback", "  line 1", "ValueError: no luck"), exit_code=9
+    )
+
+
+def test_a_negative_error_code_is_a_signal() -> None:
+    data = {"message": {"message": "<NONE>", "errorCode": -9}}
+    assert parse_agent_failure(json.dumps(data)) == AgentFailure(exit_code=137, signal=9)
+
+
+def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
+    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == AgentFailure(
+        message="RuntimeError: x"
+    )
+    for code in (True, "9", None, 10**9, -(10**9)):
+        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == AgentFailure()
+
+
+def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -> None:
+    about = {"reason": None, "rank": 3, "local_rank": 1, "hostname": "pod-1", "why_not_again": "why"}
+    assert parse_agent_failure(error_file.render(None, -11, ("line",), about)) == AgentFailure(
+        rank=3,
+        local_rank=1,
+        hostname="pod-1",
+        why_not_again="the budget",
+        signal=11,
+        exit_code=139,
+        lines=("line",),
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.child.plain_conf import ANY_PORT, Conf, is_host, read
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Endpoint, NodeRange, PortRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange, Seats
 
 TWO = NodeRange(2, 2)
 
@@ -42,6 +42,17 @@ def test_a_single_node_hosts_on_any_port_whatever_the_endpoint_says() -> None:
     assert (alone.endpoint, alone.node_rank, alone.is_host) == (ANY_PORT, 0, True)
 
 
+def test_a_launcher_hosts_the_coordinator_of_a_single_node_too_and_tells_where() -> None:
+    below = conf(endpoint="127.0.0.1:4242", nodes=NodeRange(1, 1), is_host="false", host="pod-0")
+    assert (below.endpoint, below.is_host, below.host) == (Endpoint("127.0.0.1", 4242), False, "pod-0")
+
+
+def test_the_launcher_tells_where_each_nodes_coordinator_is() -> None:
+    home = Endpoint("job-worker-0.job", 23456)
+    told = conf(endpoint=str(home), nodes=NodeRange(1, 3), seats="job-worker-#.job/0/3")
+    assert told.seats == Seats(home, "job-worker-#.job", 0, 3)
+
+
 def test_torchs_own_options_are_no_error_and_torchs_port_is_the_default() -> None:
     assert conf(endpoint="pod-0", timeout=900, join_timeout=600, last_call_timeout=1).endpoint.port == 29400
 
@@ -57,6 +68,9 @@ def test_torchs_own_options_are_no_error_and_torchs_port_is_the_default() -> Non
         ({"colour": 1}, "expected one of node_rank"),
         ({"secret_file": "s"}, "absolute path"),
         ({"ports": "5"}, "expected LOW-HIGH"),
+        ({"seats": "pod-#/1/3"}, "expected NAME-#/OFFSET/COUNT"),
+        ({"seats": "pod-0/0/3"}, "expected NAME-#/OFFSET/COUNT"),
+        ({"host": " "}, "expected this node's name"),
         ({"endpoint": ""}, "--rdzv-endpoint is missing"),
         ({"endpoint": "a:b"}, "--rdzv-endpoint is 'a:b'"),
         ({"endpoint": "a:0"}, "--rdzv-endpoint is 'a:0'"),

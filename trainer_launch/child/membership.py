@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainer_launch.child import handlers, hangs, news
+from trainer_launch.child.deaths import FirstDeath
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client
@@ -21,8 +22,7 @@ from trainer_launch.errors import UsageError
 from trainer_launch.grammar import parse_port_range
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, PortRange, Seats
-from trainer_launch.pytorch import error_file
-from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, WorkerDeath, ends_of
+from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
 
 _NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _log = logging.getLogger(__name__)
@@ -153,65 +153,3 @@ def _leave_when_asked(client: Client, stop: Stop) -> None:
         os.close(read_end)
 
     threading.Thread(target=wait_and_tell, name="leave", daemon=True).start()
-
-
-class FirstDeath:
-    """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
-
-    def __init__(
-        self,
-        deaths: Mapping[int, HowItDied],
-        destination: str,
-        watch: Callable[[int], None] = lambda pid: None,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._look = look
-        self._deaths = deaths
-        self._watch = watch
-        self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
-        self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
-        self._seen = 0  # deaths that were told
-        self._first = 0  # deaths of workers before the present ones
-        self._starts = Starts(destination, self._started)
-
-    def close(self) -> None:
-        """Listen to torch no more."""
-        self._starts.close()
-
-    def begin(self, environments: dict[int, dict[str, str]]) -> None:
-        """New workers are about to start; whoever died before is no failure of theirs."""
-        self.environments = environments
-        self._seen = self._first = len(self._deaths)
-
-    def _started(self, pid: int, rank: int, local_rank: int) -> None:
-        self._ranks[pid] = rank, local_rank
-        self._watch(pid)
-
-    def __call__(self) -> WorkerDeath | None:
-        """The first death that has not been told yet, None when there is none."""
-        self._look()
-        deaths = list(self._deaths.items())[self._seen :]
-        self._seen += len(deaths)
-        return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
-
-    def all(self) -> list[WorkerDeath]:
-        """All deaths of the present workers, in their order."""
-        self._look()
-        return [self._death(pid, how) for pid, how in list(self._deaths.items())[self._first :]]
-
-    def _death(self, pid: int, how: HowItDied) -> WorkerDeath:
-        code, number = how or (None, None)
-        rank, local_rank = self._ranks.get(pid, (None, None))
-        said = self._last_words(local_rank)
-        return WorkerDeath(
-            rank=rank,
-            local_rank=local_rank,
-            exit_code=code,
-            signal=number,
-            message=error_file.message_in(said),
-            lines=tuple(error_file.traceback_in(said)),
-        )
-
-    def _last_words(self, local_rank: int | None) -> dict[str, Any]:
-        environment = self.environments.get(-1 if local_rank is None else local_rank, {})
-        return error_file.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from trainer_launch import grammar
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Endpoint, NodeRange, PortRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange, Seats
 from trainer_launch.nearest import did_you_mean
 
 T = TypeVar("T")
 PORT = 29400  # torch's own for an endpoint without a port
 ANY_PORT = Endpoint("127.0.0.1", 0)  # one node meets nobody else, whatever the endpoint says
-OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file", "ports")
+OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file", "ports", "host", "seats")
 # torch adds some of these itself, and users keep them from another backend.
 TORCHS = (
     "timeout",
@@ -43,6 +43,8 @@ class Conf:
     max_restarts: int | None  # failures of the whole job; None: torch's own count of each node is all there is
     secret_file: str | None
     ports: PortRange | None  # what the nodes' stores may use, None: any
+    host: str | None = None  # the node's own name, None: the machine's
+    seats: Seats | None = None  # where each node's coordinator is, None: only node 0 has one
 
 
 def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], env: Mapping[str, str]) -> Conf:
@@ -55,26 +57,30 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
         if name not in (*OURS, *TORCHS, *_TORCHS_TOO):
             advice = did_you_mean(name, OURS) or f"expected one of {', '.join(OURS)}"
             raise UsageError(f"unknown key {name!r} in --rdzv-conf of the backend trainer-launch; {advice}")
-    alone = nodes.max == 1
     told = dict(conf)
+    hosts = _value(told, "is_host", lambda v: _BOOLEANS.get(v.lower()), "true or false")
+    alone = nodes.max == 1 and hosts is not False  # else the launcher hosts the coordinator, for one node too
     if "node_rank" not in told and env.get("PET_NODE_RANK", "").strip():
         told["node_rank"] = env["PET_NODE_RANK"]
     rank = _value(told, "node_rank", lambda v: grammar.parse_number(v, 0, grammar.MAX_COUNT), "a number from 0")
     if rank is not None and nodes.fixed is not None and rank >= nodes.max:
         raise UsageError(f"node_rank is {rank} but --nnodes is {nodes}; expected a rank from 0 to {nodes.max - 1}")
     patience = _value(told, "patience", lambda v: grammar.parse_number(v, 0, _MOST_S), "whole seconds")
+    home = ANY_PORT if alone else _endpoint(endpoint)
     return Conf(
-        endpoint=ANY_PORT if alone else _endpoint(endpoint),
+        endpoint=home,
         nodes=nodes,
         run_id=run_id,
         node_rank=0 if alone else rank,
-        is_host=True if alone else _value(told, "is_host", lambda v: _BOOLEANS.get(v.lower()), "true or false"),
+        is_host=True if alone else hosts,
         patience_s=_PATIENCE_S if patience is None else patience,
         max_restarts=_value(
             told, "max_restarts", lambda v: grammar.parse_number(v, 0, grammar.MAX_COUNT), "a number from 0"
         ),
         secret_file=_value(told, "secret_file", grammar.parse_path, "the absolute path of a file"),
         ports=_value(told, "ports", grammar.parse_port_range, "LOW-HIGH, two ports from 1 to 65535"),
+        host=_value(told, "host", lambda v: v.strip() or None, "this node's name"),
+        seats=_value(told, "seats", lambda v: _seats(v, home), "NAME-#/OFFSET/COUNT, as the launcher writes it"),
     )
 
 
@@ -98,6 +104,15 @@ def _endpoint(text: str) -> Endpoint:
     if parsed is None:
         raise UsageError(f"--rdzv-endpoint is {grammar.shown(text)}; expected HOST:PORT, the same on every node")
     return parsed
+
+
+def _seats(text: str, home: Endpoint) -> Seats | None:
+    pattern, _, numbers = text.partition("/")
+    offset, _, count = numbers.partition("/")
+    size = grammar.parse_number(count, 1, grammar.MAX_COUNT)
+    if "#" not in pattern or offset not in ("0", "-1") or size is None:
+        return None
+    return Seats(home, pattern, int(offset), size)
 
 
 def _value(told: Mapping[str, Any], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:

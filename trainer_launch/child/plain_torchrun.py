@@ -1,6 +1,6 @@
-"""Our rendezvous under a plain torchrun, without a launcher in the pod: one torchrun hosts the coordinator.
+"""Our rendezvous in a torchrun: below a launcher, which hosts the coordinator, or without one in the pod.
 
-torch's agent drives it and keeps its own count of restarts. There are no signal handlers of ours.
+torch's agent drives it and keeps its own count of restarts. Without a launcher one torchrun hosts the coordinator.
 """
 
 from __future__ import annotations
@@ -13,36 +13,40 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from typing import NoReturn
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
-from trainer_launch import exits, log
-from trainer_launch.child import plain_conf
-from trainer_launch.child.deaths import Deaths
-from trainer_launch.child.membership import FirstDeath
+from trainer_launch import exits, log, run_folder
+from trainer_launch.child import news, plain_conf, torchrun_signals
+from trainer_launch.child.deaths import Deaths, FirstDeath
 from trainer_launch.child.plain_conf import Conf
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
+from trainer_launch.child.torchrun_end import begin_again, end, end_given_up, forget_error
 from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Client
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
 from trainer_launch.errors import LaunchError, NodeError
+from trainer_launch.host import tree
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, NodeRange
-from trainer_launch.pytorch.worker_death import HowItDied
+from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
 
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0
+_NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _QUIT = "has no restarts left"
+_LEAVE = "asked to stop"
 _log = logging.getLogger(__name__)
 
 
 def handler(params: RendezvousParameters) -> PlainTorchrun:
     """The handler for one torchrun; what does not fit ends it with one sentence and 2 or 138."""
     if not logging.getLogger(log.NAME).handlers:
-        log.set_up("info", "torchrun")
+        log.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "torchrun")
+    if run_folder.VARIABLE in os.environ:
+        forget_error()
     try:
         nodes = NodeRange(params.min_nodes, params.max_nodes)
         conf = plain_conf.read(params.endpoint, nodes, params.run_id, params.config, os.environ)
@@ -50,7 +54,7 @@ def handler(params: RendezvousParameters) -> PlainTorchrun:
         server, endpoint = _host(conf, secret)
         return PlainTorchrun(conf, endpoint, server, secret, params.local_addr)
     except LaunchError as problem:
-        _end(str(problem), problem.exit_code)
+        end(str(problem), problem.exit_code)
 
 
 class PlainTorchrun(CoordinatedRendezvous):
@@ -60,7 +64,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         self, conf: Conf, endpoint: Endpoint, server: Server | None, secret: bytes | None, address: str | None
     ) -> None:
         self._server = server
-        self._over = False
+        self._over = self._asked = False
         deaths: dict[int, HowItDied] = {}
         self._deaths = Deaths(deaths)
         name, address = _names(conf, endpoint, address)
@@ -68,14 +72,28 @@ class PlainTorchrun(CoordinatedRendezvous):
             run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address, ports=conf.ports
         )
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
-        self._link = Client(endpoint, hello, secret, say=_log.info)
-        self._first = FirstDeath(deaths, "null", self._deaths.watch)
-        super().__init__(self._link, endpoint, me=me, first_death=self._first, patience_s=conf.patience_s)
+        self._link = news.TellingClient(endpoint, hello, secret, _log.info, conf.seats)
+        self._first = FirstDeath(deaths, "null", self._started)
+        launched = run_folder.VARIABLE in os.environ  # a launcher hands signals on
+        relayed = torchrun_signals.relayed(os.environ) if launched else frozenset()
+        self._relay = torchrun_signals.Relay(relayed, self._first.living)
+        torchrun_signals.StopRequest(torchrun_signals.stopping(os.environ), self._leave_when_asked)
+        super().__init__(
+            self._link,
+            endpoint,
+            me=me,
+            first_death=self._first,
+            patience_s=conf.patience_s,
+            ends=self._how_all_ended,
+        )
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join and meet the others; the end of the job is the end of this torchrun."""
         with self._ending():
-            return super().next_rendezvous()
+            met = super().next_rendezvous()
+        self._first.begin({})
+        self._relay.given = False
+        return met
 
     def shutdown(self) -> bool:
         """torchrun ends: wait until all nodes are done, or end the job when this one has failed for good."""
@@ -87,15 +105,17 @@ class PlainTorchrun(CoordinatedRendezvous):
                 is_done = self.finish()
             self._close(None)
             if not is_done:
-                _end(
-                    "workers of another node failed after this node's had finished; start this torchrun again",
-                    exits.INFRASTRUCTURE,
-                )
+                why = "workers of another node failed after this node's had finished"
+                begin_again(why)
+                end(f"{why}; start this torchrun again", exits.INFRASTRUCTURE)
         elif isinstance(failure, ChildFailedError):
             self._tell_last_failure(failure)
             self._close(f"{self._me.host} {_QUIT}")
         else:
+            was_lost = isinstance(failure, DistError) and not self._asked and self.is_over(_NEWS_S)
             self._close(None)
+            if was_lost:
+                begin_again("a node was lost while the nodes met")
         return True
 
     @contextlib.contextmanager
@@ -107,9 +127,24 @@ class PlainTorchrun(CoordinatedRendezvous):
             raise SystemExit(exits.SUCCEEDED) from None
         except GaveUpError as ended:
             self._close(str(ended))
-            elsewhere = exits.INFRASTRUCTURE if ended.given_up.cause is None else exits.FAILED
-            code = elsewhere if ended.own is None else ended.own.code
-            _end(f"the job has failed: {ended}", code)
+            end_given_up(ended)
+
+    def _how_all_ended(self) -> Ends:
+        """Who was sent a signal may end with 0 because of it."""
+        return Ends() if self._asked or self._relay.given else ends_of(self._first.all())
+
+    def _leave_when_asked(self) -> None:
+        """torch's handler ends this process without a word to the others."""
+        self._asked = True
+        self._link.send(say.Leave(_LEAVE))
+
+    def _started(self, pid: int) -> None:
+        self._deaths.watch(pid)
+        env = tree.environment(pid) or {}
+        if env.get("LOCAL_RANK") == "0":
+            first, count = env.get("RANK", ""), env.get("LOCAL_WORLD_SIZE", "")
+            if first.isdigit() and count.isdigit():
+                news.tell("workers_started", workers=int(count), first_rank=int(first))
 
     def _tell_last_failure(self, failure: ChildFailedError) -> None:
         if self._formed is not None:
@@ -159,6 +194,8 @@ def _host(conf: Conf, secret: bytes | None) -> tuple[Server | None, Endpoint]:
 
 def _names(conf: Conf, endpoint: Endpoint, address: str | None) -> tuple[str, str | None]:
     """What this node is called, and its address where that need not be found out."""
+    if conf.host is not None:
+        return conf.host, address
     if not endpoint.is_loopback:
         return os.uname().nodename, address
     # All nodes are on this machine, and must differ.
@@ -180,9 +217,3 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
         probe.bind(address)
         return True
     return False
-
-
-def _end(sentence: str, code: int) -> NoReturn:
-    """End torchrun: an exception would end it with a traceback, and always with 1."""
-    log.warn(sentence)
-    raise SystemExit(code)

@@ -37,7 +37,7 @@ from trainer_launch.child.server import Server
 from trainer_launch.child.slate import Slate
 from trainer_launch.child.stop import Stop, park, stop_listening
 from trainer_launch.errors import LaunchError
-from trainer_launch.pytorch import error_file
+from trainer_launch.supervisor import error_file
 
 
 def main(argv: list[str], server: Server | None, no_server: str | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer_launch.command import Command
-from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torchrun
+from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torchrun, torchrun_itself
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan
@@ -29,6 +29,7 @@ class Engine(Protocol):
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
 ENGINES: tuple[Engine, ...] = (
     torchrun,
+    torchrun_itself,
     mpirun,
     horovodrun,
     sshd,

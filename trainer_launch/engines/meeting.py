@@ -100,11 +100,14 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
     conf = {
         "node_rank": str(node_rank),
         "host": request.host.hostname,
+        "is_host": "false",  # the launcher of node 0 hosts the coordinator
         "patience": f"{request.rejoin_timeout_s:g}",
         "max_restarts": str(_budget(request)),
     }
     if request.port_range is not None:
         conf["ports"] = str(request.port_range)
+    if request.secret_file is not None:
+        conf["secret_file"] = request.secret_file
     seats = _seats(request, nodes)
     if seats is not None:
         conf["seats"] = f"{seats.pattern}/{seats.offset}/{seats.count}"

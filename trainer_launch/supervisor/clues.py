@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import exits
+from trainer_launch.supervisor import error_file
 
 _MOST_RANKS = 2**31  # as the coordinator has it
 _MAX_NAME = 253  # as in DNS
@@ -60,13 +61,16 @@ class Evidence:
 
 
 def parse_agent_failure(text: str) -> AgentFailure | None:
-    """Parse an agent's note; None when it is no such note, because it must not hide the failure itself."""
+    """Parse an agent's note, or torchrun's error file; None when it is neither: it must not hide the failure."""
     try:
         note = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(note, dict):
         return None
+    if isinstance(note.get("message"), dict):
+        words = {"message": error_file.message_in(note), "lines": error_file.traceback_in(note)}
+        note = {**note, **error_file.ended_in(note), **words}
     lines = note.get("lines")
     return AgentFailure(
         **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},

@@ -1,12 +1,15 @@
-"""What a worker under torch's @record wrote before it failed: its error file, as values."""
+"""torch's error files: what a program under `@record` writes before it fails, torchrun about its first worker."""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from trainer_launch import exits
 from trainer_launch.supervisor.symptoms import essence
 
 log = logging.getLogger(__name__)
@@ -55,3 +58,19 @@ def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
         Path(own).write_text(json.dumps(data), encoding="utf-8")
     except OSError as problem:
         log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
+
+
+def ended_in(data: dict[str, Any]) -> dict[str, int]:
+    """The exit code, as the shell has it, and the signal of the worker that failed, where torch has added it."""
+    message = data.get("message")
+    code = message.get("errorCode") if isinstance(message, dict) else None
+    if not isinstance(code, int) or isinstance(code, bool):
+        return {}
+    return {"exit_code": code} if code >= 0 else {"exit_code": exits.of_signal(-code), "signal": -code}
+
+
+def render(message: str | None, code: int, lines: Iterable[str], about: dict[str, Any]) -> str:
+    """A file in torch's own form; `code` is negative for a signal, `about` is what torch has no keys for."""
+    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
+    said = {"message": message or _NO_MESSAGE, "errorCode": code, "extraInfo": extra}
+    return json.dumps({"message": said, **about})
