@@ -13,7 +13,7 @@ from trainer_launch import engines
 from trainer_launch.child import plain_conf
 from trainer_launch.engines import torchrun_itself
 from trainer_launch.errors import UsageError
-from trainer_launch.model import Job, NodeRange, Plan, Seats
+from trainer_launch.model import Job, NodeRange, Plan, PortRange, Seats
 from trainer_launch.signals import parse
 
 START = "/venv/bin/python -m torch.distributed.run "
@@ -70,7 +70,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def test_the_plug_in_is_told_the_secret_and_the_ports() -> None:
-    made = plan("train.py", ALONE, secret_file="/run/secret", port_range=plain_conf.PortRange(7000, 7009))
+    made = plan("train.py", ALONE, secret_file="/run/secret", port_range=PortRange(7000, 7009))
     conf = conf_of(made, NodeRange(1, 1))
     assert (conf.secret_file, str(conf.ports)) == ("/run/secret", "7000-7009")
 
