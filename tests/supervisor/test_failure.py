@@ -236,7 +236,7 @@ def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -
         rank=3,
         local_rank=1,
         hostname="pod-1",
-        why_not_again="the budget",
+        why_not_again="why",
         signal=11,
         exit_code=139,
         lines=("line",),
