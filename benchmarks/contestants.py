@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from benchmarks import peers
 from benchmarks.peers import SHARED_OFF, TORCHRUN
-from tests.cli.launching import LAUNCHER
 from tests.hosts.network import Host
 from tests.survival import jobs
 from tests.survival.kubelet import Job
@@ -25,6 +24,8 @@ SHELL = (
 NAMES = (
     "trainer-launch, fixed",
     "trainer-launch, elastic",
+    "0.1.0, fixed",
+    "0.1.0, elastic",
     "torchrun, fixed",
     "torchrun, elastic",
     "torchrun, expert",
@@ -59,7 +60,7 @@ class Contestant:
 
     def argv(self, script: str, *, is_hang: bool) -> tuple[str, ...]:
         """What each pod runs; this project is told how long a silence is a hang, where that is asked."""
-        hang = ("--hang-timeout", HANG_TIMEOUT_S) if is_hang and self.words[: len(LAUNCHER)] == LAUNCHER else ()
+        hang = ("--hang-timeout", HANG_TIMEOUT_S) if is_hang and self.words[-1] == "--" else ()
         if hang:
             return (*self.words[:-1], *hang, "--", script)
         return (*self.words, script)
@@ -71,25 +72,31 @@ class Contestant:
         return kept | dict(self.more(node) if callable(self.more) else self.more)
 
 
-def ours() -> list[Contestant]:
+def ours(python: str = sys.executable, names: Sequence[str] = NAMES[:2]) -> list[Contestant]:
     """This project, in both contracts."""
-    words = (*LAUNCHER, "run", "--grace", "5", "--")
+    words = (python, "-m", "trainer_launch", "run", "--grace", "5", "--")
     return [
-        Contestant(name=NAMES[0], contract=jobs.FIXED, words=words),
-        Contestant(name=NAMES[1], contract=jobs.ELASTIC, words=words),
+        Contestant(name=name, contract=contract, words=words)
+        for name, contract in zip(names, (jobs.FIXED, jobs.ELASTIC), strict=True)
     ]
+
+
+def _release(name: str) -> Contestant:
+    fixed, elastic = ours(peers.release(), NAMES[2:4])
+    return fixed if name == NAMES[2] else elastic
 
 
 def here() -> tuple[list[Contestant], dict[str, str]]:
     """All that are on this machine, in the order of the table; and why the others are not."""
     torchrun = [
-        Contestant(name=NAMES[2], contract=jobs.FIXED, words=TORCHRUN),
-        Contestant(name=NAMES[3], contract=jobs.ELASTIC, words=TORCHRUN),
-        Contestant(name=NAMES[4], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT),
+        Contestant(name=NAMES[4], contract=jobs.FIXED, words=TORCHRUN),
+        Contestant(name=NAMES[5], contract=jobs.ELASTIC, words=TORCHRUN),
+        Contestant(name=NAMES[6], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT),
     ]
-    others, absent = peers.those_here(dict(zip(NAMES[5:8], (_nvrx, _dlrover, _accelerate), strict=True)))
-    shell = Contestant(name=NAMES[8], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
-    return [*ours(), *torchrun, *others, shell], absent
+    before, absent = peers.those_here(dict.fromkeys(NAMES[2:4], _release))
+    others, missing = peers.those_here(dict(zip(NAMES[7:10], (_nvrx, _dlrover, _accelerate), strict=True)))
+    shell = Contestant(name=NAMES[10], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
+    return [*ours(), *before, *torchrun, *others, shell], absent | missing
 
 
 def _nvrx(name: str) -> Contestant:

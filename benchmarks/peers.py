@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.measuring import wait_for
-from tests.cli.launching import LAUNCHER, clean_env
+from tests.cli.launching import clean_env
 from trainer_launch.host import net
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def made(script: str, *words: str, requirements: Path | None = None) -> str:
     Raises:
         Absent: it cannot be made here.
     """
-    env = {**os.environ, "PYTHON": sys.executable}
+    env = {**os.environ, "PYTHON": sys.executable, "REPOSITORY": str(ROOT)}
     if requirements is not None:
         env["REQUIREMENTS"] = str(requirements)
     argv = [str(SETUP / script), *words]
@@ -115,9 +115,10 @@ def debian(program: str, package: str) -> str:
     return found
 
 
-_OURS = (*LAUNCHER, "run", "--log-level", "warning", "--max-restarts", "3")
+RELEASE = "0.1.0"  # of this project
+_RUN = ("-m", "trainer_launch", "run", "--log-level", "warning", "--max-restarts", "3")
 _TORCHRUN = (*TORCHRUN, "--standalone", "--max-restarts", "3")
-OURS = Launcher("trainer-launch", lambda n: (*_OURS, f"--nproc-per-node={n}", "--"), {}, 1.5)
+OURS = Launcher("trainer-launch", lambda n: (sys.executable, *_RUN, f"--nproc-per-node={n}", "--"), {}, 1.5)
 SHELL_LOOP = Launcher("shell", lambda n: ("bash", "-c", SHELL, "entrypoint", str(n), sys.executable), {}, 1.5)
 
 
@@ -127,7 +128,9 @@ def launchers() -> tuple[list[Launcher], dict[str, str]]:
     def torchrun(n: int) -> tuple[str, ...]:
         return (*_TORCHRUN, f"--nproc-per-node={n}")
 
-    others, absent = those_here({"ft_launcher": _nvrx, "dlrover-run": _dlrover, "accelerate launch": _accelerate})
+    others, absent = those_here(
+        {RELEASE: _release, "ft_launcher": _nvrx, "dlrover-run": _dlrover, "accelerate launch": _accelerate}
+    )
     known = [
         Launcher("torchrun", torchrun, {}, 2.5),
         Launcher("torchrun, shared store off", torchrun, SHARED_OFF, 2.5),
@@ -154,6 +157,20 @@ def _noting(absent: dict[str, str], name: str) -> Iterator[None]:
         yield
     except Absent as reason:
         absent[name] = str(reason)
+
+
+def release() -> str:
+    """The Python that has this project's last release.
+
+    Raises:
+        Absent: it cannot be made here.
+    """
+    return python_of(f"release-{RELEASE.rpartition('.')[0]}")
+
+
+def _release(who: str) -> Launcher:
+    python = release()
+    return Launcher(who, lambda n: (python, *_RUN, f"--nproc-per-node={n}", "--"), {}, 1.5)
 
 
 def _nvrx(who: str) -> Launcher:
@@ -243,11 +260,24 @@ def version_of_debian(package: str) -> str:
     return done.stdout.strip() or "?"
 
 
+def _release_commit() -> str:
+    """The commit that the last release is built from.
+
+    Raises:
+        Absent: it cannot be built here.
+    """
+    release()
+    found = re.search(r"@(\w+)#egg", Path(__file__).with_name("peers").joinpath("release-0.1.txt").read_text())
+    return found[1] if found else "?"
+
+
 def versions_of_launchers() -> dict[str, str]:
     """Of whatever starts workers here."""
     found = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
         "Python": platform.python_version()
     }
+    with contextlib.suppress(Absent):
+        found[f"trainer-launch {RELEASE}"] = _release_commit()
     for name, package in (("nvrx", "nvidia-resiliency-ext"), ("dlrover", "dlrover"), ("accelerate", "accelerate")):
         with contextlib.suppress(Absent):
             found[package] = version_in(python_of(name), package)

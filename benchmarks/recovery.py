@@ -12,9 +12,12 @@ from pathlib import Path
 
 from benchmarks import trees
 from benchmarks.measuring import Case, Failed, Section, Setup
-from benchmarks.peers import Launcher, launchers, versions_of_launchers
+from benchmarks.peers import RELEASE, Launcher, launchers, versions_of_launchers
 
-WORKERS = (1, 4)
+WORKERS = (1, 4, 8)
+MANY = 8  # workers that only these start: others need minutes for five runs
+WITH_MANY = ("trainer-launch", RELEASE, "torchrun, shared store off", "shell")
+BESIDE_S = 5.0  # over which wake-ups are counted
 LIMIT_S = 60.0  # for a start
 BACK_S = 30.0  # after which a job counts as not recovered
 END_S = 10.0  # then it is killed: how it ends is not measured here
@@ -42,6 +45,8 @@ ROWS = {
     "recovery, to the first step": "s",
     "memory beside the workers (PSS)": "MB",
     "memory of all (PSS)": "MB",
+    "processes beside the workers": "",
+    "wake-ups beside the workers": "/s",
 }
 
 CAUSES = {
@@ -84,13 +89,17 @@ def once(launcher: Launcher, workers: int) -> Mapping[str, float | str]:
             job.wait_for(lambda: len(notes.of("first-step")) == workers, "the first step of all", LIMIT_S)
             time.sleep(0.5)
             pids = [pid for _, pid in notes.of("first-step")]
-            beside, every = trees.pss_mb(job.others(pids)), trees.pss_mb(job.others([]))
+            others = job.others(pids)
+            at_rest = (
+                *(trees.pss_mb(others), trees.pss_mb(job.others([]))),
+                *(len(others), trees.wakeups(others, BESIDE_S)),
+            )
             cold = [notes.last_s(word) - job.began_s for word in ("first-import", "first-step")]
             warm = _recovered(job, notes, folder, pids)
             with contextlib.suppress(Exception):
                 Path(folder, "end").touch()
                 job.process.wait(END_S)
-        return dict(zip(rows(workers), (*cold, *warm, beside, every), strict=True))
+        return dict(zip(rows(workers), (*cold, *warm, *at_rest), strict=True))
 
 
 def _recovered(job: trees.Started, notes: Notes, folder: str, pids: list[int]) -> list[float] | tuple[str, str]:
@@ -108,11 +117,12 @@ def _recovered(job: trees.Started, notes: Notes, folder: str, pids: list[int]) -
 def opened() -> Iterator[Setup]:
     """Each launcher that is here, with each number of workers."""
     found, absent = launchers()
+    limit_s = LIMIT_S + BACK_S + BESIDE_S + 2 * END_S
     cases = [
-        Case(one.who, rows(n), functools.partial(once, one, n), LIMIT_S + BACK_S + 2 * END_S, 2 * one.about_s + n)
+        Case(one.who, rows(n), functools.partial(once, one, n), limit_s, 2 * one.about_s + BESIDE_S + n)
         for n in WORKERS
         for one in found
-        if n >= one.least
+        if n >= one.least and (n < MANY or one.who in WITH_MANY)
     ]
     yield Setup(cases, absent)
 
@@ -122,13 +132,14 @@ SECTION = Section(
     title="Cold start and recovery",
     about=f"""\
 torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's start,
-recovery from the SIGKILL, both until the last worker is ready. Memory is measured in between. All launchers may
-restart three times. A recovery that takes longer than {BACK_S:g} s counts as failed. `shell` is a loop in bash that
-restarts all workers.""",
+recovery from the SIGKILL, both until the last worker is ready. Memory, processes and wake-ups (over {BESIDE_S:g} s)
+are taken in between, with the workers asleep. All launchers may restart three times. A recovery that takes longer
+than {BACK_S:g} s counts as failed. {RELEASE} is this project's last release, built from its commit. `shell` is a
+loop in bash that restarts all workers.""",
     open=opened,
     versions=versions_of_launchers,
     whos=(
-        *("trainer-launch", "torchrun", "torchrun, shared store off", "ft_launcher", "dlrover-run"),
+        *("trainer-launch", RELEASE, "torchrun", "torchrun, shared store off", "ft_launcher", "dlrover-run"),
         *("accelerate launch", "shell"),
     ),
     shown=(
@@ -137,7 +148,7 @@ restarts all workers.""",
             for n in WORKERS
             for when in ("cold start", "recovery")
         ),
-        f"{WORKERS[-1]} workers: memory of all (PSS)",
+        "4 workers: memory of all (PSS)",
     ),
     causes={f"{n} worker{'s' * (n > 1)}: {row}": text for n in WORKERS for row, text in CAUSES.items()},
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import trees
 from benchmarks.measuring import Case, Section, Setup
-from benchmarks.peers import Launcher, launchers, versions_of_launchers
+from benchmarks.peers import RELEASE, Launcher, launchers, versions_of_launchers
 from tests.cli.launching import LAUNCHER
 
 SETTLE_S = 0.5
@@ -93,7 +93,7 @@ a loop in bash.""",
     open=opened,
     versions=versions_of_launchers,
     whos=(
-        *("trainer-launch", "trainer-launch, plain", "torchrun", "ft_launcher", "dlrover-run"),
+        *("trainer-launch", "trainer-launch, plain", RELEASE, "torchrun", "ft_launcher", "dlrover-run"),
         *("accelerate launch", "shell"),
     ),
     shown=tuple(ROWS),
