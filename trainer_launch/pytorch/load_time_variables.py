@@ -1,0 +1,211 @@
+"""Environment variables that torch and its libraries read when they are loaded, and who sets them too late.
+
+A forked worker comes from a process that has loaded torch already. A program that sets such a variable before it
+imports torch therefore has to be started with exec.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+# Read by static initialisers of libtorch, libgomp, MKL, OpenBLAS, oneDNN and numpy, or by modules that
+# `import torch` executes. Found with a getenv() that logs; by prefix, because each release adds some.
+_AT_LOAD = (
+    *("ACC_DEVICE_", "ATEN_", "BLIS_", "CUBLASLT_LOG", "CUBLAS_LOG", "CUDNN_LOG", "DNNL_", "FBGEMM_", "GFORTRAN_"),
+    *("GOMP_", "GOTO_", "KINETO_", "KMP_", "LTC_", "MKL_", "MKLDNN_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PYTORCH_", "TORCH_", "TORCHDYNAMO_", "TORCHEXPORT_", "TORCHINDUCTOR_", "VECLIB_"),
+    *("COMPILE_STROBELIGHT_", "FX_", "INTEL_LIBITTNOTIFY", "LOGLEVEL", "OPENSSL_"),
+)
+# Of those, what is read each time that it is needed, or when a process group or a device is initialised.
+_LATER = (
+    *("TORCH_ELASTIC_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_NCCL_", "TORCH_UCC_", "TORCH_XCCL_"),
+    *("TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+    *("PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+)
+# Read by the dynamic loader, the C library and the interpreter before any Python runs.
+_AT_EXEC = ("GLIBC_TUNABLES", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "TZ")
+_ENVIRON = ("os.environ", "environ", "os.environb", "environb")
+_PUTENV = ("os.putenv", "putenv")
+_FILES = 64  # that the scan reads
+_Write = tuple[
+    str, str, str | None
+]  # a variable, "set", "default" or "remove", and its value where that is a constant
+_BYTES = 1 << 20  # of each
+
+
+def read_at_load(name: str) -> bool:
+    """Whether a library reads this variable when it is loaded."""
+    return name.startswith(_AT_LOAD) and not name.startswith(_LATER)
+
+
+def changed(loaded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that torch would read when it is loaded, and that differ from when it was."""
+    return tuple(name for name in _differing(loaded, now) if read_at_load(name))
+
+
+def changed_before_exec(loaded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Likewise, with those that are read when an interpreter starts."""
+    return tuple(name for name in _differing(loaded, now) if read_at_load(name) or name.startswith(_AT_EXEC))
+
+
+def _differing(loaded: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in loaded.keys() | now.keys() if loaded.get(name) != now.get(name))
+
+
+# -- what the program's source says -----------------------------------------------------------
+
+
+def set_by(words: Sequence[str], cwd: str, environment: Mapping[str, str]) -> str | None:
+    """Where a program sets such a variable before it imports torch, for a log line; `words` follow `python -u`.
+
+    Only statements that run when a module is executed count: a worker finds out itself about names that are
+    computed and about functions that are called.
+    """
+    folder, files = _program(words, cwd)
+    seen: set[str] = set()
+
+    def walk(path: str, package: str, *, is_main: bool) -> Iterator[str | None]:
+        """Each finding; None where torch is imported, which ends the search."""
+        tree = _parse(path) if path not in seen and len(seen) < _FILES else None
+        seen.add(path)
+        for node in _executed(tree.body, is_main=is_main) if tree else ():
+            for name, action, value in _written(node):
+                if read_at_load(name) and _changes(action, environment.get(name), value):
+                    yield f"{os.path.relpath(path, folder)}:{node.lineno} sets {name} before it imports torch"
+            for module in _imported(node, package):
+                if module.partition(".")[0] == "torch":
+                    yield None
+                for local, its_package in _local(module, folder):
+                    yield from walk(local, its_package, is_main=False)
+
+    for path, package in files:
+        for found in walk(path, package, is_main=(path, package) == files[-1]):
+            return found
+    return None
+
+
+def _program(words: Sequence[str], cwd: str) -> tuple[str, list[tuple[str, str]]]:
+    """The first directory that its modules come from, and the files that are executed, each with its package."""
+    if words[0] != "-m":
+        path = os.path.realpath(os.path.join(cwd, words[0]))
+        main = os.path.join(path, "__main__.py")
+        return (path, [(main, "")]) if os.path.isfile(main) else (os.path.dirname(path), [(path, "")])
+    files = list(_local(words[1], cwd))
+    if files and files[-1][0].endswith("/__init__.py"):
+        files += _local(f"{words[1]}.__main__", cwd)[-1:]
+    return cwd, files
+
+
+def _changes(action: str, present: str | None, value: str | None) -> bool:
+    """Whether a statement gives a variable another value than the one that torch was loaded with."""
+    if action == "set":
+        return value is None or value != present
+    return (present is None) == (action == "default")
+
+
+def _parse(path: str) -> ast.Module | None:
+    """A file's statements; None where there are none to read, which running it will tell."""
+    try:
+        with open(path, "rb") as file:
+            return ast.parse(file.read(_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _executed(body: Iterable[ast.AST], *, is_main: bool) -> Iterator[ast.stmt]:
+    """The simple statements that executing these may run, in the order of the source."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (not is_main and _only_in_main(node)):
+            continue
+        below = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
+        if below:
+            yield from _executed(below, is_main=is_main)
+        elif isinstance(node, ast.stmt):
+            yield node
+
+
+def _only_in_main(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+def _written(node: ast.stmt) -> Iterator[_Write]:
+    """What a statement does to the environment."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) in _ENVIRON:
+                yield from _write(target.slice, node.value if isinstance(node, ast.Assign) else None)
+    elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) in _ENVIRON:
+        yield from _items(node.value)
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            yield from _called(call)
+
+
+def _called(call: ast.Call) -> Iterator[_Write]:
+    """What environ.update(), setdefault(), pop() and putenv() do."""
+    function = ast.unparse(call.func)
+    owner, _, method = function.rpartition(".")
+    if function in _PUTENV and call.args[1:]:
+        yield from _write(call.args[0], call.args[1])
+    elif owner not in _ENVIRON:
+        return
+    elif method == "update":
+        for argument in call.args:
+            yield from _items(argument)
+        yield from _keywords(call)
+    elif method == "setdefault" and call.args[1:]:
+        yield from _write(call.args[0], call.args[1], action="default")
+    elif method == "pop" and call.args:
+        yield from _write(call.args[0], None)
+
+
+def _items(node: ast.expr) -> Iterator[_Write]:
+    """The items of a dict that is written out, `{…}` or `dict(…)`."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            yield from _write(key, value)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+        yield from _keywords(node)
+
+
+def _keywords(call: ast.Call) -> Iterator[_Write]:
+    for keyword in call.keywords:
+        yield from _write(ast.Constant(keyword.arg), keyword.value)
+
+
+def _write(key: ast.expr | None, value: ast.expr | None, action: str = "set") -> Iterator[_Write]:
+    """One variable, when its name is a constant."""
+    name = key.value if isinstance(key, ast.Constant) else None
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
+    if isinstance(name, str):
+        constant = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        yield name, "remove" if value is None else action, constant
+
+
+def _imported(node: ast.stmt, package: str) -> Iterator[str]:
+    """The modules that a statement imports, by absolute names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above: Sequence[str] = (
+            package.split(".")[: max(0, package.count(".") + 2 - node.level)] if node.level else []
+        )
+        module = ".".join([*(word for word in above if word), *([node.module] if node.module else [])])
+        yield module
+        yield from (f"{module}.{alias.name}".strip(".") for alias in node.names)
+
+
+def _local(module: str, folder: str) -> list[tuple[str, str]]:
+    """The program's own files that importing a module executes, each with its package: parents first."""
+    words, found = module.split("."), []
+    for length in range(1, len(words) + 1):
+        name = ".".join(words[:length])
+        place = os.path.join(folder, *words[:length])
+        if os.path.isfile(f"{place}/__init__.py"):
+            found.append((f"{place}/__init__.py", name))
+        elif os.path.isfile(f"{place}.py"):
+            found.append((f"{place}.py", name.rpartition(".")[0]))
+    return found
