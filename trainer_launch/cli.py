@@ -18,7 +18,21 @@ def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     early.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     early.open_streams()
+    if sys.argv[1:2] == ["run"]:
+        sys.exit(_run(sys.argv[1:]))
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _run(argv: Sequence[str]) -> int:
+    """A torch job's workers wait for an import of torch: it begins before anything else is loaded."""
+    from trainer_launch.pytorch import head_start
+
+    with contextlib.suppress(OSError):  # a working directory that is gone
+        head_start.begin(argv[1:], os.environ)
+    try:
+        return run_command(argv)
+    finally:
+        head_start.end()
 
 
 def run_command(argv: Sequence[str]) -> int:

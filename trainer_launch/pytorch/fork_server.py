@@ -10,10 +10,13 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainer_launch.model import PortRange
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import Failed, Forked, ForkWorkers, OpenStore, Ready, StoreOpen, Unfit
+
+if TYPE_CHECKING:
+    from trainer_launch.model import PortRange
 
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker

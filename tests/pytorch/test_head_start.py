@@ -1,0 +1,116 @@
+"""The fork server that is started before the pod has been read: for whom, and what becomes of a wrong guess."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer_launch.pytorch import head_start
+from trainer_launch.pytorch.head_start import guess
+from trainer_launch.pytorch.messages import Ready
+
+TORCH = ("--engine", "torch", "--nproc-per-node", "2", "--", "train.py")
+IMPORT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    head_start.end()
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("--engine torch --nproc-per-node 2 -- train.py --lr 1", "train.py"),
+        ("--engine=torch --nodes=2 -- python train.py", "train.py"),
+        ("--engine torch --nodes 2 -- -m pkg.train", None),
+        ("--engine torch -- torchrun --nproc-per-node=4 jobs/train.py", "jobs/train.py"),
+        ("--engine torch -- torchrun -m pkg.train", None),
+    ],
+)
+def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(line: str, script: str | None) -> None:
+    found = guess(line.split(), {}, "/work")
+    assert found is not None
+    assert (found.settings.script, found.settings.cwd, found.settings.python) == (script, "/work", sys.executable)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--engine torch -- train.py",
+        "--engine torch --nodes 2 -- ./train.sh",
+        "--engine torch --nodes 2 -- python -u train.py",
+        "--engine torch --nodes 2 --exec -- train.py",
+        "--engine torch --nodes 2 --start-method exec -- train.py",
+        "--engine plain --nodes 2 -- train.py",
+        "--engine torch --nodes 2 -- torchrun --no-python train.py",
+        "--engine torch --nodes 2 -- torchrun --no-such-option train.py",
+        "--engine torch --nodes 2",
+        "--engine torch --nodes 2 --",
+        "",
+    ],
+)
+def test_no_server_is_begun_where_the_plan_may_ask_for_none(line: str) -> None:
+    assert guess(line.split(), {}, "/") is None
+
+
+@pytest.mark.parametrize(
+    "env", [{"PET_NNODES": "2"}, {"MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "2"}], ids=["trainer", "v1"]
+)
+def test_variables_of_the_platform_tell_a_torch_job(env: dict[str, str]) -> None:
+    env = {**env, "TRAINER_LAUNCH_ENGINE": "torch"}
+    assert guess(["train.py"], env, "/") is not None
+    assert guess(["train.py"], {"TRAINER_LAUNCH_ENGINE": "torch", "TF_CONFIG": "{}"}, "/") is None
+
+
+def test_several_workers_get_one_thread_each_as_with_torchrun() -> None:
+    for workers, threads in (("1", None), ("2", "1"), ("gpu", "1")):
+        found = guess(["--engine", "torch", "--nproc-per-node", workers, "--", "train.py"], {}, "/")
+        assert found is not None
+        assert found.env.get("OMP_NUM_THREADS") == threads
+    own = guess(TORCH, {"OMP_NUM_THREADS": "8"}, "/")
+    assert own is not None
+    assert own.env["OMP_NUM_THREADS"] == "8"
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_the_plan_takes_the_server_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    head_start.begin(TORCH, os.environ)
+    wanted = guess(TORCH, os.environ, str(tmp_path))
+    assert wanted is not None
+    server = head_start.take(wanted.settings, {**wanted.env, "PET_NNODES": "1"})
+    assert server is not None
+    try:
+        assert select.select([server.fd], [], [], IMPORT_S)[0]
+        assert isinstance(server.answer(), Ready)
+    finally:
+        server.close()
+        server.popen.wait()
+    assert head_start.take(wanted.settings, wanted.env) is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("change", ["script", "threads"])
+def test_a_server_that_was_guessed_wrong_is_ended(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head_start.begin(TORCH, os.environ)
+    wanted = guess(TORCH, os.environ, str(tmp_path))
+    assert wanted is not None
+    settings = dataclasses.replace(wanted.settings, script="other.py") if change == "script" else wanted.settings
+    env = {**wanted.env, "OMP_NUM_THREADS": "7"} if change == "threads" else wanted.env
+    assert len(psutil.Process().children()) == 1
+    assert head_start.take(settings, env) is None
+    assert psutil.Process().children() == []
