@@ -226,6 +226,8 @@ class Workers:
     must_fork: bool = False  # an error where that cannot be
     script: str | None = None  # the program, for the fork server; None: a module
     preload: tuple[str, ...] = ()
+    python: str = ""  # the interpreter that has trainer_launch, and torch
+    run_dir: str = ""  # the run's private folder
     errors: str = ""  # the folder of the files that torch's @record writes
     node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
     virtual_local_rank: bool = False

@@ -57,7 +57,7 @@ def check_torch(engine: str) -> None:
     Raises:
         NotRunnableError: this Python has none.
     """
-    if engine not in ("torchrun", "torchrun-itself") or importlib.util.find_spec("torch") is not None:
+    if engine not in ("torch", "torchrun") or importlib.util.find_spec("torch") is not None:
         return
     raise NotRunnableError(
         f"torch is not installed for {sys.executable}, which starts this job's workers; install torch there, "

@@ -48,7 +48,7 @@ class Settings(BaseSettings):
         return sources["init_settings"], _Variables(cls)
 
     contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
-    engine: Literal["auto", "torchrun", "torchrun-itself", "mpi", "horovodrun", "plain"] = Field(
+    engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = Field(
         "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
     )
     exec: bool = Field(

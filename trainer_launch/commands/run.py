@@ -9,9 +9,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer_launch import engines, log, outcome, programs
 from trainer_launch.commands import ground, observing
@@ -23,7 +23,7 @@ from trainer_launch.contracts import bare
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError
 from trainer_launch.host.secret import read_secret
-from trainer_launch.model import Plan
+from trainer_launch.model import Outcome, Plan
 from trainer_launch.settings import Settings
 from trainer_launch.status import news
 from trainer_launch.status.observer import Observer
@@ -31,6 +31,9 @@ from trainer_launch.supervisor.flood import Flood
 from trainer_launch.supervisor.loop import AnyWatch, supervise
 from trainer_launch.supervisor.system import System
 from trainer_launch.topology import place
+
+if TYPE_CHECKING:
+    from trainer_launch.supervisor.workers import Place
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
@@ -92,13 +95,27 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
                 with _hosted(plan, secret, observer):
-                    ended = supervise(plan, system, _watch(settings, request, plan, system), observer)
+                    ended = _supervised(plan, system, settings, request, secret, observer)
                     sweep()
                 ended = replace(ended, attempt=max(ended.attempt, news.starts(scratch)))
                 ended = conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcome.exit_code(ended)
+
+
+def _supervised(
+    plan: Plan, system: System, settings: Settings, request: Request, secret: bytes | None, observer: Observer
+) -> Outcome:
+    """Run the plan to its end."""
+    if plan.workers is None:
+        return supervise(plan, system, _watch(settings, request, plan, system), observer)
+    from trainer_launch.pytorch import group_loop  # only a torch job needs it
+
+    def watch(group: group_loop.Group) -> AnyWatch | None:
+        return _watch(settings, request, plan, system, group.place_of)
+
+    return group_loop.run(plan, system, secret, watch, observer)
 
 
 def _planned(
@@ -122,13 +139,19 @@ def _planned(
     return request, plan
 
 
-def _watch(settings: Settings, request: Request, plan: Plan, system: System) -> AnyWatch | None:
+def _watch(
+    settings: Settings,
+    request: Request,
+    plan: Plan,
+    system: System,
+    place_of: Callable[[str], Place | None] = lambda name: None,
+) -> AnyWatch | None:
     """Watch the workers for hangs, if anybody asked for it."""
     if settings.hang_timeout is None:
         return None
     from trainer_launch.commands import watching  # only who asked pays for it
 
-    return watching.watch(settings, settings.hang_timeout, request, plan, system)
+    return watching.watch(settings, request, plan, system, place_of)
 
 
 @contextlib.contextmanager

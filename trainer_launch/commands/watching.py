@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Callable
 
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
@@ -13,19 +14,25 @@ from trainer_launch.settings import Settings
 from trainer_launch.supervisor.hang import Rules
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.watch import Watch, Watched
-from trainer_launch.supervisor.workers import Sources, Workers
+from trainer_launch.supervisor.workers import Place, Sources, Workers
 
 _LONGEST_S = 604_800.0
 _log = logging.getLogger(__name__)
 
 
-def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system: System) -> Watch | None:
+def watch(
+    settings: Settings,
+    request: Request,
+    plan: Plan,
+    system: System,
+    place_of: Callable[[str], Place | None],
+) -> Watch | None:
     """Watch what the plan starts; None where this machine does not show processes.
 
     Raises:
         UsageError: the timeout is neither seconds nor auto.
     """
-    rules = Rules(timeout_s=seconds(timeout), weak_signs=_works_here(request.job))
+    rules = Rules(timeout_s=seconds(settings.hang_timeout or "auto"), weak_signs=_works_here(request.job))
     if not tree.readable():
         _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
         return None
@@ -36,6 +43,7 @@ def watch(settings: Settings, timeout: str, request: Request, plan: Plan, system
         run_dir=request.scratch,
         below_agent=below_agent,
         progress_file=settings.progress_file,
+        place_of=place_of,
     )
     nodes = request.topology.nodes
     watched = Watched(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer_launch.command import Command
-from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torchrun, torchrun_itself
+from trainer_launch.engines import horovodrun, mpirun, plain, sshd, torch, torch_options, torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan
@@ -28,8 +28,8 @@ class Engine(Protocol):
 
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
 ENGINES: tuple[Engine, ...] = (
+    torch,
     torchrun,
-    torchrun_itself,
     mpirun,
     horovodrun,
     sshd,
@@ -46,6 +46,9 @@ def plan(request: Request) -> Plan:
     engine, reason = pick(request.job, request.command, request.engine)
     if engine in (mpirun, horovodrun) and request.replace_launcher and request.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
+    if engine is torch:
+        why = torch_options.handed_over(request, torch_options.asked(request))
+        engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
     return engine.plan(request, reason)
 
 
@@ -59,5 +62,5 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     if job.role == "rank":
         return plain, "this process is already a rank of a running job"
     engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
-    workers = torchrun.serves_any_program(job, command) if engine is plain else None
-    return (engine, reason) if workers is None else (torchrun, workers)
+    workers = torch.serves_any_program(job, command) if engine is plain else None
+    return (engine, reason) if workers is None else (torch, workers)

@@ -7,7 +7,7 @@ import re
 from trainer_launch import grammar
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.model import Endpoint, Hosting, NodeRange, Rendezvous, Seats, Topology
+from trainer_launch.model import Endpoint, Hosting, Membership, NodeRange, Rendezvous, Seats, Topology
 from trainer_launch.overlay import MEET_AT_NODE_0
 
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
@@ -70,6 +70,24 @@ def meeting(request: Request) -> tuple[str, Endpoint] | None:
     hosts_it = hosting(request) is not None and (request.topology.is_coordinator or nodes.max == 1)
     place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
     return _job_id(request, coordinator), place
+
+
+def membership(request: Request, local_addr: str | None) -> Membership:
+    """This node as a member of the job that meets at our coordinator."""
+    nodes = nodes_of(request)
+    node_rank, coordinator = _own_place(request, nodes)
+    return Membership(
+        job=_job_id(request, coordinator),
+        coordinator=coordinator,
+        node_rank=node_rank,
+        host=request.host.hostname,
+        address=local_addr,
+        patience_s=request.rejoin_timeout_s,
+        max_restarts=_budget(request),
+        ports=request.port_range,
+        seats=_seats(request, nodes),
+        secret_file=request.secret_file,
+    )
 
 
 def wait_for(request: Request) -> tuple[str, ...]:

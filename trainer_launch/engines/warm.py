@@ -27,6 +27,16 @@ def settings(request: Request, options: Mapping[str, str], program: str) -> tupl
     return json.dumps(words), "the fork server, which has imported torch, forks the workers"
 
 
+def decision(request: Request, options: Mapping[str, str], program: str) -> tuple[bool, str]:
+    """Whether the workers are forked from the fork server, and why or why not.
+
+    Raises:
+        UsageError: it is asked for, but cannot be.
+    """
+    found, why = settings(request, options, program)
+    return found is not None, why
+
+
 def _obstacle(request: Request, options: Mapping[str, str], program: str) -> str | None:
     """Why the program cannot run in a process that is forked from a server."""
     if request.replace_launcher:

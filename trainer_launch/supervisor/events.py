@@ -71,6 +71,8 @@ class Hung:
     at_s: float
     text: str
     lines: tuple[str, ...] = ()  # where its threads are
+    rank: int | None = None  # who is to blame, of torch's workers
+    local_rank: int | None = None
 
 
 Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def fill_standard_streams() -> None:
@@ -49,6 +49,22 @@ def become_reaper() -> None:
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.warning("cannot become a sub-reaper: %s; orphans may outlive us", os.strerror(ctypes.get_errno()))
+
+
+def dying_with_us() -> Callable[[], None] | None:
+    """What a new process calls so that SIGKILL to us ends it, too; None: PID 1 takes all of its container along."""
+    if os.getpid() == 1:
+        return None
+    import ctypes
+
+    me, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def die_with_us() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != me:
+            os._exit(1)
+
+    return die_with_us
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -160,28 +160,33 @@ class _Run:
         return []
 
     def _do(self, action: ev.Action) -> None:
-        system = self._system
-        match action:
-            case ev.OpenGate(names=names):
-                log.info("waiting up to %g s for %s to resolve", self.state.plan.wait_s, ", ".join(names))
-                system.open_gate(names)
-            case ev.CloseGate():
-                system.close_gate()
-            case ev.Say(text=text):
-                log.warning("%s", text)
-            case ev.SignalLeader(process=name, number=number):
-                system.signal_leader(name, number)
-            case ev.SignalGroup(process=name, number=number):
-                _count(system.signal_group(name, number), number)
-            case ev.SignalAll(number=number, again=again, sparing=sparing):
-                _count(system.signal_all(number, again=again, sparing=sparing), number)
-            case ev.Look():
-                self.evidence = system.look()
-            case ev.Clean():
-                system.clean()
-            case ev.NameHanging():
-                for text in system.descendants():
-                    log.warning("still running after SIGKILL: %s", text)
+        if isinstance(action, ev.Look):
+            self.evidence = self._system.look()
+        else:
+            carry_out(self._system, action, self.state.plan)
+
+
+def carry_out(system: AnySystem, action: ev.Action, plan: Plan) -> None:
+    """Do what the machine asks for, but start and look."""
+    match action:
+        case ev.OpenGate(names=names):
+            log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(names))
+            system.open_gate(names)
+        case ev.CloseGate():
+            system.close_gate()
+        case ev.Say(text=text):
+            log.warning("%s", text)
+        case ev.SignalLeader(process=name, number=number):
+            system.signal_leader(name, number)
+        case ev.SignalGroup(process=name, number=number):
+            _count(system.signal_group(name, number), number)
+        case ev.SignalAll(number=number, again=again, sparing=sparing):
+            _count(system.signal_all(number, again=again, sparing=sparing), number)
+        case ev.Clean():
+            system.clean()
+        case ev.NameHanging():
+            for text in system.descendants():
+                log.warning("still running after SIGKILL: %s", text)
 
 
 def _earlier(one_s: float | None, other_s: float | None) -> float | None:
@@ -201,14 +206,14 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
     """Log what happened; a run's story has a dozen lines."""
     match event:
         case ev.Exited(exit=end):
-            log.info("%s ended with %s", end.process, _how(end))
+            log.info("%s ended with %s", end.process, how(end))
         case ev.SpawnFailed(text=text):
             log.error("%s", text)
         case ev.Signalled(number=number) if _is_request(number, before, state):
             grace_s = state.plan.grace_s
-            log.info("asked to stop by %s (request %d, grace %g s)", _name(number), state.asked, grace_s)
+            log.info("asked to stop by %s (request %d, grace %g s)", name_of(number), state.asked, grace_s)
         case ev.Signalled(number=number):
-            log.debug("%s", _name(number))
+            log.debug("%s", name_of(number))
         case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
             log.warning("the grace period is over; sending SIGKILL to the remaining processes")
 
@@ -258,11 +263,13 @@ def _hung(hung: ev.Hung, evidence: Evidence) -> Failure:
     return failure.classify(end, replace(evidence, agent=told))
 
 
-def _how(end: Exit) -> str:
-    return f"exit code {end.code}" if end.signal is None else _name(end.signal)
+def how(end: Exit) -> str:
+    """A death in words."""
+    return f"exit code {end.code}" if end.signal is None else name_of(end.signal)
 
 
-def _name(number: int) -> str:
+def name_of(number: int) -> str:
+    """A signal as people call it."""
     try:
         return signal.Signals(number).name
     except ValueError:

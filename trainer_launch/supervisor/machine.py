@@ -58,6 +58,11 @@ def step(state: State, event: ev.Event) -> Step:
     return _TABLE[state.phase][_column(state, event)](state, event)
 
 
+def stop(state: State, at_s: float) -> Step:
+    """End what runs, politely at first, although nobody has asked for it and nothing has failed."""
+    return _stop(state, at_s) if state.phase is Phase.RUNNING else (state, ())
+
+
 def _column(state: State, event: ev.Event) -> int:
     if isinstance(event, ev.Signalled):
         return {SignalAction.TERMINATE: 3, SignalAction.DRAIN: 4}.get(purpose(state, event.number), 5)

@@ -59,11 +59,14 @@ class System:
         self._resolver = resolver
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self._gate: Gate | None = None
-        self._popens: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pid, until they have ended
+        self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
         self._rank_fds: dict[str, list[int]] = {}  # the write ends of each process's ranks
         self._tell_childless = False
+        self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
+        self._kept: dict[int, str] = {}  # children that no signal to all reaches, by pid
+        self._descriptors: set[int] = set()  # others', which end a `wait`
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -71,8 +74,11 @@ class System:
 
     # -- starting -----------------------------------------------------------------------------
 
-    def spawn(self, process: Process) -> int:
-        """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid."""
+    def spawn(self, process: Process, prepare: Callable[[], None] | None = None) -> int:
+        """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid.
+
+        `prepare` runs in the new process before the program.
+        """
         try:
             ours = self._output.open(process.name, process.label, to=process.streams)
             env = {**process.env, **self._rank_output(process)}
@@ -82,7 +88,13 @@ class System:
         try:
             out, err = ours.get(1), ours.get(2)
             popen = subprocess.Popen(
-                process.argv, env=env, cwd=process.cwd, stdout=out, stderr=err, start_new_session=True
+                process.argv,
+                env=env,
+                cwd=process.cwd,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509  it calls the kernel only
             )
         except (OSError, ValueError) as error:
             raise unstarted.why(process, error) from error
@@ -92,6 +104,40 @@ class System:
         self._popens[popen.pid] = process.name, popen
         self._pids[process.name] = popen.pid
         return popen.pid
+
+    def streams(self, process: Process) -> dict[int, int]:
+        """Make the pipes of a process that somebody else starts for us; their write ends are the caller's."""
+        try:
+            return self._output.open(process.name, process.label, to=process.streams)
+        except OSError as error:
+            raise unstarted.exhausted(process, error) from error
+
+    def begin_start(self) -> None:
+        """Something is about to start: what was killed for memory before is not what it dies of."""
+        self._witness.begin()
+        living = {name for name, _ in self._popens.values()}
+        self._pids = {name: pid for name, pid in self._pids.items() if name in living}
+
+    def adopt(self, name: str, pid: int, *, keep: bool = False) -> None:
+        """Take a child that somebody else has started for us as ours, or keep it from signals to all."""
+        if keep:
+            self._kept[pid] = name
+        else:
+            self._popens[pid] = name, None
+            self._pids[name] = pid
+
+    def forget(self, pid: int) -> None:
+        """A kept child is ended by its keeper: how is nobody's business."""
+        self._kept.pop(pid, None)
+
+    def listen(self, fd: int, *, wanted: bool = True) -> None:
+        """End a `wait` whenever something can be read there, or no longer."""
+        if wanted and fd not in self._descriptors:
+            self._selector.register(fd, selectors.EVENT_READ)
+            self._descriptors.add(fd)
+        elif not wanted and fd in self._descriptors:
+            self._selector.unregister(fd)
+            self._descriptors.discard(fd)
 
     def _rank_output(self, process: Process) -> dict[str, str]:
         """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts.
@@ -142,7 +188,7 @@ class System:
         if not tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
             return self._signal_groups(number)
         for _ in range(_SWEEPS):
-            entries = [entry for entry in tree.descendants(os.getpid()) if chosen(entry)]
+            entries = [entry for entry in self._ours() if chosen(entry)]
             fresh = [entry for entry in entries if entry.key not in done and entry.key not in before]
             if not fresh:
                 break
@@ -150,6 +196,16 @@ class System:
                 self._send(entry.pid, entry, number)
                 done.add(entry.key)
         return len(done)
+
+    def _ours(self) -> list[tree.Entry]:
+        """What is below us, but for what is kept and what carries no mark of ours."""
+        found = [entry for entry in tree.descendants(os.getpid()) if entry.pid not in self._kept]
+        return found if self.mark is None else [entry for entry in found if self._is_marked(entry)]
+
+    def _is_marked(self, entry: tree.Entry) -> bool:
+        name, value = self.mark or ("", "")
+        is_known = entry.pid in self._popens or entry.session in self._pids.values()
+        return is_known or (tree.environment(entry.pid) or {}).get(name) == value
 
     def _signal_groups(self, number: int) -> int:
         for pid in self._pids.values():
@@ -220,12 +276,23 @@ class System:
             except ChildProcessError:
                 return ended + self._childless()
             if info is None:
-                return ended
+                return ended + self._alone()
             if info.si_pid in self._popens:
                 name, popen = self._popens.pop(info.si_pid)
-                ended.append(self._exited(name, popen.wait()))
+                ended.append(self._exited(name, _collect(info.si_pid) if popen is None else popen.wait()))
+            elif info.si_pid in self._kept:
+                ended.append(self._exited(self._kept.pop(info.si_pid), _collect(info.si_pid)))
             else:
                 os.waitpid(info.si_pid, 0)  # an orphan that became ours
+
+    def _alone(self) -> list[ev.Event]:
+        """Whether nothing is left but what is kept, or was never ours."""
+        if not self._tell_childless or self._popens or not (self._kept or self.mark):
+            return []
+        if tree.readable() and self._ours():
+            return []
+        self._tell_childless = False
+        return [ev.Childless(self.now())]
 
     def _exited(self, name: str, status: int) -> ev.Event:
         code, number = (None, -status) if status < 0 else (status, None)
@@ -297,3 +364,8 @@ class System:
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _collect(pid: int) -> int:
+    """The status of a child that has ended, as Popen has it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -93,9 +93,9 @@ class Watch:
             log.error("hang: %s", line)
         self._node = replace(hang.begin(now_s), pauses_s=self._node.pauses_s)
         self._asked_at_s, self._elsewhere = None, ()
-        if not self._watched.below_agent:
-            return ev.Hung(now_s, text, digest)
         guilty = sorted(workers, key=lambda worker: worker not in found.workers)
+        if not self._watched.below_agent:
+            return ev.Hung(now_s, text, digest, guilty[0].rank, guilty[0].local_rank)
         _note(f"{self._watched.run_dir}/{run_folder.HANG}", guilty[0], text, digest)
         self._workers.kill(guilty)
         return None

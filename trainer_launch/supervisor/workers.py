@@ -28,6 +28,16 @@ _LOOK_S = 0.005
 Below = Mapping[int, tuple[tree.Entry, ...]]  # children by parent
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker of torch's a process is."""
+
+    rank: int
+    local_rank: int
+    stacks: str | None = None  # where it writes its threads' stacks when it is asked
+    error_file: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where signs of life come from."""
@@ -37,6 +47,7 @@ class Sources:
     run_dir: str  # where workers say who they are, and how far
     below_agent: bool  # workers are the agent's children; else the processes themselves are watched
     progress_file: str | None = None  # a file of the user's that changes with progress
+    place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
 
 
 class Workers:
@@ -90,8 +101,12 @@ class Workers:
 
     def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
         if not self._sources.below_agent:
-            started = tree.read(pid)
-            return [Worker(name, pid, started.started)] if started and started.state not in "ZX" else []
+            entry = tree.read(pid)
+            if entry is None or entry.state in "ZX":
+                return []
+            place = self._sources.place_of(name)
+            known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
+            return [Worker(name, pid, entry.started, *known)]
         alive = {entry.pid: entry for entry in _subtree(pid, below)}
         found = {}
         for entry in below.get(pid, ()):

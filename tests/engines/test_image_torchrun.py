@@ -11,7 +11,7 @@ from tests.engines.requests import request
 from tests.engines.test_torchrun import ALONE, ELASTIC, ETCD, FIXED, LOGS
 from trainer_launch import engines
 from trainer_launch.child import plain_conf
-from trainer_launch.engines import torchrun_itself
+from trainer_launch.engines import torchrun
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, NodeRange, Plan, PortRange, Seats
 from trainer_launch.signals import parse
@@ -20,7 +20,7 @@ START = "/venv/bin/python -m torch.distributed.run "
 
 
 def plan(line: str, job: Job, env: dict[str, str] | None = None, **changes: Any) -> Plan:
-    return engines.plan(request(line, job, env, engine=torchrun_itself.NAME, our_rendezvous=True, **changes))
+    return engines.plan(request(line, job, env, engine=torchrun.NAME, our_rendezvous=True, **changes))
 
 
 def words(made: Plan) -> str:

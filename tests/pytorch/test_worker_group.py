@@ -1,0 +1,490 @@
+"""The worker group's decisions: what it tells the coordinator, what it starts and stops, how it ends."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Connected, Disconnected
+from trainer_launch.model import Endpoint, Exit, Membership, Plan, Verdict, Workers
+from trainer_launch.pytorch import group_ending, worker_group
+from trainer_launch.pytorch import group_events as ge
+from trainer_launch.pytorch.worker_death import WorkerDeath
+from trainer_launch.pytorch.worker_group import Phase, State
+from trainer_launch.signals import SignalAction
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.clues import Evidence
+
+WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={}, errors="/run/errors", run_dir="/run")
+MEMBER = Membership(
+    job="job",
+    coordinator=Endpoint("node-0", 29500),
+    node_rank=0,
+    host="node-0",
+    address=None,
+    patience_s=60.0,
+    max_restarts=3,
+)
+PLAN = Plan(engine="torch", processes=(), workers=WORKERS, membership=MEMBER, grace_s=10.0)
+PEER_LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"
+
+
+class Group:
+    """The machine with a clock, and all that it asked for."""
+
+    def __init__(self, plan: Plan = PLAN) -> None:
+        self.now_s = 0.0
+        self.state, actions = worker_group.begin(plan, "me", 0.0)
+        self.actions: list[ge.Action] = list(actions)
+
+    def __call__(self, event: ge.Event) -> list[ge.Action]:
+        """One step; what it asks for."""
+        self.state, actions = worker_group.step(self.state, event)
+        self.actions += actions
+        return list(actions)
+
+    def hear(self, news: Any) -> list[ge.Action]:
+        return self(ge.Heard(self.now_s, news))
+
+    def told(self) -> list[say.FromNode]:
+        return [action.message for action in self.actions if isinstance(action, ge.Tell)]
+
+    def ends(
+        self, rank: int, code: int | None = 0, number: int | None = None, message: str = ""
+    ) -> list[ge.Action]:
+        exit_ = Exit(process=f"rank {rank}", code=code if number is None else None, signal=number, at_s=self.now_s)
+        death = WorkerDeath(
+            rank=rank, local_rank=rank, exit_code=exit_.code, signal=number, message=message or None
+        )
+        return self(ge.WorkerEnded(exit_, death))
+
+    def phase(self) -> Phase:
+        return self.state.phase
+
+    def clear(self) -> list[ge.Action]:
+        return self(ev.Childless(self.now_s))
+
+    def outcome(self) -> Any:
+        return group_ending.outcome(self.state, _System(), Evidence())
+
+
+class _System:
+    def now(self) -> float:
+        return 1.0
+
+    def descendants(self) -> tuple[str, ...]:
+        return ()
+
+    def last_lines(self, _name: str, _rank: int | None = None) -> tuple[str, ...]:
+        return ()
+
+
+def formed(generation: int = 1, *, hosts_store: bool = True, restarts: int = 0) -> say.Formed:
+    return say.Formed(generation, 0, 1, ("node-0",), restarts, hosts_store, None, 0, 2, 0, 2)
+
+
+def running(plan: Plan = PLAN) -> Group:
+    group = Group(plan)
+    group.hear(Connected())
+    train(group)
+    return group
+
+
+def train(group: Group, generation: int = 1) -> None:
+    """From joining to running."""
+    group.hear(formed(generation))
+    group(ge.Prepared(group.now_s))
+    group(ge.StoreOpened(group.now_s, "node-0", 1234))
+    group.hear(say.Go(generation, "node-0", 1234))
+    assert group.state.phase is Phase.RUNNING
+
+
+def starts(group: Group) -> list[ge.StartWorkers]:
+    return [action for action in group.actions if isinstance(action, ge.StartWorkers)]
+
+
+def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> None:
+    group = Group()
+    assert isinstance(group.told()[0], say.Join)
+    assert ge.Prepare() in group.hear(formed())
+    assert group(ge.Prepared(0.0)) == [ge.OpenStore()]
+    assert group(ge.StoreOpened(0.0, "node-0", 1234)) == [ge.Tell(say.Store(1, "node-0", 1234))]
+    assert not starts(group)
+    group.hear(say.Go(1, "node-0", 1234))
+    (start,) = starts(group)
+    assert [process.name for process in start.processes] == ["rank 0", "rank 1"]
+    assert [process.env["RANK"] for process in start.processes] == ["0", "1"]
+    assert {process.env["MASTER_PORT"] for process in start.processes} == {"1234"}
+
+
+def test_a_node_that_does_not_host_the_store_starts_when_it_is_prepared_and_all_go() -> None:
+    group = Group()
+    group.hear(formed(hosts_store=False))
+    group.hear(say.Go(1, "node-9", 4321))
+    assert not starts(group)
+    group(ge.Prepared(0.0))
+    assert len(starts(group)) == 1
+
+
+def test_workers_that_all_succeed_end_the_job_with_the_coordinators_word() -> None:
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    assert group.told()[-1] == say.Done(1)
+    group.hear(say.Finished())
+    assert group.state.phase is Phase.ENDED
+    assert group.outcome().verdict is Verdict.SUCCEEDED
+
+
+def test_the_store_stays_open_until_the_other_nodes_are_done() -> None:
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    assert ge.CloseStore() not in group.actions[-3:]
+    assert ge.CloseStore() in group.hear(say.Finished())
+
+
+def test_a_failure_is_told_at_once_and_the_others_are_asked_to_end() -> None:
+    group = running()
+    actions = group.ends(1, 7, message="ValueError: no")
+    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    assert (failed.rank, failed.exit_code, failed.error) == (1, 7, "ValueError")
+    assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
+
+
+def test_after_a_failure_the_node_joins_again_when_nothing_is_left() -> None:
+    group = running()
+    group.ends(1, 7, message="ValueError: no")
+    group.ends(0, None, signal.SIGTERM)
+    assert group.phase() is Phase.RUNNING
+    group.clear()
+    assert group.phase() is Phase.JOINING
+    assert group.told()[-1] == say.Join("me", 1, (), failed=True)
+    train(group, 2)
+    assert group.state.starts == 2
+
+
+def test_who_lost_a_peer_is_told_only_when_nobody_else_failed_for_a_reason_of_its_own() -> None:
+    group = running()
+    group.ends(0, 1, message=PEER_LOST)
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    group.ends(1, 7, message="ValueError: no")
+    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    assert failed.rank == 1
+
+
+def test_a_lost_peer_alone_is_told_once_all_have_ended() -> None:
+    group = running()
+    group.ends(1, 0)
+    group.ends(0, 1, message=PEER_LOST)
+    group.clear()
+    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    assert failed.lost_peer
+    assert failed.finished == (1,)
+
+
+def test_workers_that_we_ended_are_not_guiltier_than_who_lost_a_peer() -> None:
+    group = running()
+    group.ends(0, 1, message=PEER_LOST)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    assert failed.rank == 0
+
+
+def test_a_restart_stops_the_workers_and_joins_again_with_how_they_ended_before() -> None:
+    group = running()
+    group.ends(1, 0)
+    actions = group.hear(say.Restart(1, "node 1 is gone"))
+    assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
+    group.ends(0, None, signal.SIGTERM)
+    group.clear()
+    assert group.told()[-1] == say.Join("me", 1, (1,), failed=False)
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_elsewhere() -> None:
+    group = running()
+    group.ends(0, 1, message=PEER_LOST)
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert group.state.phase is Phase.JOINING
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_a_restart_before_the_start_joins_again_at_once(is_prepared: bool) -> None:
+    group = Group()
+    group.hear(formed())
+    if is_prepared:
+        group(ge.Prepared(0.0))
+    actions = group.hear(say.Restart(1, "node 1 is gone"))
+    assert ge.CloseStore() in actions
+    assert isinstance(group.told()[-1], say.Join)
+
+
+def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_failed() -> None:
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    train(group, 2)
+    assert group.state.starts == 2
+
+
+def test_a_go_for_another_generation_starts_nothing() -> None:
+    group = Group()
+    group.hear(formed(hosts_store=False))
+    group(ge.Prepared(0.0))
+    group.hear(say.Go(9, "node-0", 1234))
+    assert not starts(group)
+
+
+# -- requests to stop ---------------------------------------------------------------------------
+
+
+def test_a_request_to_stop_is_told_the_others_at_once_and_gives_the_workers_their_grace() -> None:
+    group = running()
+    actions = group(ev.Signalled(0.0, signal.SIGTERM))
+    assert actions[0] == ge.Tell(say.Leave("asked to stop"))
+    assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
+    assert group.state.deadline_s == pytest.approx(8.0)
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    assert group.state.phase is Phase.ENDED
+    assert (group.outcome().verdict, group.outcome().failure) == (Verdict.STOPPED, None)
+
+
+@pytest.mark.parametrize("hear", [(), (formed(),)])
+def test_a_request_to_stop_before_workers_run_ends_at_once(hear: tuple[say.Formed, ...]) -> None:
+    group = Group()
+    for news in hear:
+        group.hear(news)
+    group(ev.Signalled(0.0, signal.SIGTERM))
+    assert group.state.phase is Phase.ENDED
+    assert group.outcome().verdict is Verdict.STOPPED
+
+
+def test_a_failure_after_a_request_to_stop_is_not_told() -> None:
+    group = running()
+    group(ev.Signalled(0.0, signal.SIGTERM))
+    group.ends(0, 1, message="ValueError: interrupted")
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+def test_a_signal_that_drains_is_handed_on_and_the_node_leaves_when_its_workers_have_ended() -> None:
+    group = running(replace(PLAN, signals={signal.SIGUSR1: SignalAction.DRAIN}))
+    actions = group(ev.Signalled(0.0, signal.SIGUSR1))
+    assert ev.SignalLeader("rank 0", signal.SIGUSR1) in actions
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    assert group.told()[-1] == say.Leave("asked to stop")
+    assert group.outcome().verdict is Verdict.STOPPED
+
+
+def test_a_signal_that_is_only_handed_on_stops_nothing() -> None:
+    group = running()
+    actions = group(ev.Signalled(0.0, signal.SIGUSR1))
+    assert ev.SignalLeader("rank 0", signal.SIGUSR1) in actions
+    assert group.state.phase is Phase.RUNNING
+    assert group.state.stop_signal is None
+
+
+def test_a_signal_without_workers_is_ignored_unless_it_asks_to_stop() -> None:
+    group = Group()
+    assert group(ev.Signalled(0.0, signal.SIGUSR1)) == []
+    assert group.state.phase is Phase.JOINING
+
+
+# -- the coordinator is away --------------------------------------------------------------------
+
+
+def test_a_short_absence_of_the_coordinator_stops_no_worker() -> None:
+    group = running()
+    group.hear(Disconnected("reset"))
+    group(ev.Deadline(1.0))
+    assert group.state.run is not None
+    assert group.state.run.alive
+    group.hear(Connected())
+    assert group.state.deadline_s is None
+
+
+def test_a_longer_one_stops_them_and_costs_no_restart() -> None:
+    group = running()
+    group.hear(Disconnected("reset"))
+    assert group.state.deadline_s == pytest.approx(worker_group.BLIP_S)
+    actions = group(ev.Deadline(worker_group.BLIP_S))
+    assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
+    group.ends(0, None, signal.SIGTERM)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    assert group.state.phase is Phase.JOINING
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+def test_a_coordinator_that_never_answers_ends_the_node_as_an_infrastructure_failure() -> None:
+    group = Group()
+    assert group.state.deadline_s == pytest.approx(MEMBER.patience_s)
+    group(ev.Deadline(MEMBER.patience_s))
+    outcome = group.outcome()
+    assert (outcome.verdict, outcome.failure.reason, outcome.failure.exit_code) == (Verdict.FAILED, "PeerLost", 138)
+    assert "did not answer for 60 s" in outcome.failure.message
+
+
+def test_workers_that_succeeded_count_although_the_coordinator_is_gone_for_good() -> None:
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    group.hear(Disconnected("reset"))
+    group(ev.Deadline(worker_group.GONE_S))
+    assert group.outcome().verdict is Verdict.SUCCEEDED
+
+
+def test_done_is_said_again_on_a_new_connection() -> None:
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    group.hear(Disconnected("reset"))
+    assert group.hear(Connected()) == [ge.Tell(say.Done(1))]
+
+
+# -- how it ends --------------------------------------------------------------------------------
+
+
+def test_the_faulty_node_ends_with_its_workers_code() -> None:
+    group = running()
+    group.ends(1, 7, message="ValueError: no")
+    group.ends(0, None, signal.SIGTERM)
+    group.clear()
+    group.hear(say.GiveUp("the budget is used up", "node 0", 1, 7, None, "ValueError: no"))
+    failure = group.outcome().failure
+    assert (failure.rank, failure.exit_code, failure.reason) == (1, 7, "Failed")
+    assert "ValueError: no" in failure.message
+    assert "the budget is used up" in failure.evidence
+
+
+def test_the_others_end_as_those_that_lost_a_peer() -> None:
+    group = running()
+    group.hear(say.Restart(1, "rank 3 failed"))
+    group.ends(0, None, signal.SIGTERM)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    group.hear(say.GiveUp("the budget is used up", "node 1", 3, 7, None, "ValueError: no"))
+    failure = group.outcome().failure
+    assert (failure.exit_code, failure.reason) == (138, "PeerLost")
+    assert "it said: ValueError: no" in failure.message
+
+
+def test_a_cause_of_its_own_is_everybodys() -> None:
+    group = running()
+    group.hear(say.GiveUp("rank 1 finished while rank 0 waited", None, 0, 1, None, None, "ProgramError"))
+    group.ends(0, None, signal.SIGTERM)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    failure = group.outcome().failure
+    assert (failure.reason, failure.exit_code, failure.again) == ("ProgramError", 1, False)
+
+
+def test_a_spare_that_was_not_needed_succeeds() -> None:
+    group = Group()
+    group.hear(say.Finished())
+    assert group.outcome().verdict is Verdict.SUCCEEDED
+
+
+def test_what_cannot_start_ends_with_its_own_code_and_leaves_the_job() -> None:
+    group = Group()
+    group.hear(formed())
+    group(ge.CannotStart(0.0, "--start-method is forkserver, but torch starts threads", 2))
+    failure = group.outcome().failure
+    assert (failure.reason, failure.exit_code) == ("Misconfigured", 2)
+    assert isinstance(group.told()[-1], say.Leave)
+
+
+def test_a_name_that_does_not_resolve_ends_the_wait_for_it() -> None:
+    group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
+    assert group.actions == [ev.OpenGate(("node-0",))]
+    group(ev.Unresolved(1.0, "not resolved yet: node-0"))
+    group(ev.Deadline(5.0))
+    failure = group.outcome().failure
+    assert (failure.reason, failure.message) == ("PeerLost", "not resolved yet: node-0")
+
+
+def test_a_name_that_resolves_lets_the_node_join() -> None:
+    group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
+    group(ev.GateOpened(1.0))
+    assert isinstance(group.told()[-1], say.Join)
+
+
+# -- hangs, stores, starts ----------------------------------------------------------------------
+
+
+def test_a_hang_kills_all_workers_and_names_the_guilty_rank() -> None:
+    group = running()
+    actions = group(ev.Hung(1.0, "rank 1 has been stopped", ("a.py:3",), 1, 1))
+    assert ev.SignalGroup("rank 0", signal.SIGKILL) in actions
+    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    assert (failed.rank, failed.signal) == (1, signal.SIGKILL)
+    group.ends(0, None, signal.SIGKILL)
+    group.ends(1, None, signal.SIGKILL)
+    group.clear()
+    group.hear(say.GiveUp("the budget is used up", "node 0", 1, None, 9, None))
+    assert group.outcome().failure.reason == "Hung"
+
+
+def test_a_killed_store_process_is_named_and_costs_one_generation() -> None:
+    group = running()
+    gone = Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0)
+    group(ge.StoreEnded(1.0, gone))
+    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    assert failed.message == "the store process of generation 1 was killed (signal 9)"
+    group.ends(0, 1, message=PEER_LOST)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    assert group.state.phase is Phase.JOINING
+
+
+def test_a_store_process_that_ends_while_the_pod_stops_is_nobodys_failure() -> None:
+    group = running()
+    group(ev.Signalled(0.0, signal.SIGTERM))
+    group(ge.StoreEnded(1.0, Exit(process="store 1", code=None, signal=9, at_s=1.0)))
+    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+def test_a_program_that_cannot_be_executed_fails_with_the_shells_code() -> None:
+    group = running()
+    group(ev.SpawnFailed(0.0, "rank 0", 127, "cannot execute 'absent'"))
+    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    assert (failed.rank, failed.exit_code, failed.message) == (0, 127, "cannot execute 'absent'")
+
+
+def test_nothing_changes_after_the_end() -> None:
+    group = Group()
+    group.hear(say.Finished())
+    state = group.state
+    events: tuple[ge.Event, ...] = (
+        ge.Heard(1.0, say.Restart(1, "late")),
+        ge.Prepared(1.0),
+        ev.Signalled(1.0, signal.SIGTERM),
+        ev.Deadline(1.0),
+        ev.Childless(1.0),
+    )
+    for event in events:
+        assert worker_group.step(state, event) == (state, ())
+
+
+def test_a_state_without_workers_in_its_plan_is_an_error_of_ours() -> None:
+    state: State = Group().state
+    with pytest.raises(Exception, match="needs a plan with workers"):
+        _ = replace(state, plan=replace(PLAN, workers=None)).workers

@@ -1,0 +1,329 @@
+"""Run this node's torch workers to the end of the job: wait, step, act. `worker_group` decides what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainer_launch import run_folder
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Client, Connected, Disconnected
+from trainer_launch.errors import InternalError, UsageError
+from trainer_launch.model import Membership, Outcome, Plan, Process, Workers
+from trainer_launch.pytorch import group_ending, worker_group, worker_processes
+from trainer_launch.pytorch import group_events as ge
+from trainer_launch.pytorch.fork_server import ServerError
+from trainer_launch.pytorch.log_folders import LogFolders
+from trainer_launch.pytorch.starter import SERVER, STORE, Starter
+from trainer_launch.pytorch.worker_death import WorkerDeath
+from trainer_launch.pytorch.worker_group import Phase, State
+from trainer_launch.sizes import counted
+from trainer_launch.supervisor import error_file, loop
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import state as supervisor
+from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor.system import System
+from trainer_launch.supervisor.workers import Place
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    plan: Plan,
+    system: System,
+    secret: bytes | None,
+    watch: Callable[[Group], loop.AnyWatch | None] = lambda group: None,
+    observer: loop.AnyObserver | None = None,
+) -> Outcome:
+    """Run the plan's workers until the job is over for this node, and say how it ended."""
+    with contextlib.closing(Group(plan, system, secret, observer)) as group:
+        group.watch = watch(group)
+        group.to_the_end()
+    system.drain(loop.DRAIN_S)
+    group.hand_up()
+    return group_ending.outcome(group.state, system, group.evidence)
+
+
+class Group:
+    """The state, and who carries out what it asks for."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        system: System,
+        secret: bytes | None,
+        observer: loop.AnyObserver | None,
+    ) -> None:
+        if plan.workers is None or plan.membership is None:
+            raise InternalError("a worker group needs a plan with workers and a membership")
+        workers, membership = plan.workers, plan.membership
+        self.evidence = Evidence()
+        self.watch: loop.AnyWatch | None = None
+        self._observer = observer
+        self._plan, self._workers, self._membership = plan, workers, membership
+        self._system = system
+        self._places: dict[str, Place] = {}
+        self._queue: list[ge.Event] = []
+        system.mark = run_folder.VARIABLE, workers.run_dir
+        self._folders = LogFolders(workers, membership.job)
+        self._attempt_folder = ""
+        self._starter = Starter(workers, system)
+        self._starter.begin(hosts_store=membership.node_rank == 0)
+        incarnation = uuid.uuid4().hex
+        self._client = _client(membership, workers, incarnation, secret, system)
+        self.state, self._first = worker_group.begin(plan, incarnation, system.now())
+
+    def to_the_end(self) -> None:
+        """Wait and act until the group has ended."""
+        if self._observer is not None:
+            self._observer.begun(snapshot(self.state))
+        self._apply(self._first)
+        self._work_off()
+        while self.state.phase is not Phase.ENDED:
+            for event in self._wait():
+                self._take(event)
+                self._work_off()
+
+    def close(self) -> None:
+        """End what is left beside the workers, and leave the coordinator."""
+        self._client.close()
+        self._starter.close()
+
+    def hand_up(self) -> None:
+        """Give what a worker of this node said before it ended the job to who asks us for it."""
+        own, end = self.state.own, self.state.end
+        place = self._places.get(f"rank {own.rank}") if own is not None else None
+        if own is not None and place is not None and isinstance(end, say.GiveUp) and end.rank == own.rank:
+            code = -own.signal if own.signal is not None else own.exit_code or 0
+            error_file.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
+
+    def place_of(self, name: str) -> Place | None:
+        """Which worker a process is."""
+        return self._places.get(name)
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _wait(self) -> list[ge.Event]:
+        """Signals, then news, then ends: a worker that had the same SIGTERM as we has not failed."""
+        watch_s = self.watch.due_s if self.watch is not None and self._is_watched() else None
+        times = [at_s for at_s in (self.state.deadline_s, watch_s) if at_s is not None]
+        happened = self._system.wait(min(times, default=None))
+        ends = [event for event in happened if isinstance(event, ev.Exited)]
+        events: list[ge.Event] = [event for event in happened if not isinstance(event, ev.Exited)]
+        events += self._news()
+        answer = self._starter.answer(self._system.now(), hosts_store=self._hosts_store())
+        events += [self._with_folder(answer)] if answer is not None else []
+        events += [event for end in ends if (event := self._ended(end)) is not None]
+        now_s = self._system.now()
+        if self.state.deadline_s is not None and now_s >= self.state.deadline_s:
+            events.append(ev.Deadline(now_s))
+        if self.watch is not None and self._is_watched() and now_s >= self.watch.due_s:
+            hung = self.watch.look(now_s)
+            events += [hung] if hung is not None else []
+        return events
+
+    def _is_watched(self) -> bool:
+        run = self.state.run
+        return self.state.phase is Phase.RUNNING and run is not None and run.phase is supervisor.Phase.RUNNING
+
+    def _news(self) -> list[ge.Heard]:
+        heard = []
+        while (news := self._client.receive(0)) is not None:
+            _tell(news)
+            heard.append(ge.Heard(self._system.now(), news))
+        return heard
+
+    def _ended(self, event: ev.Exited) -> ge.Event | None:
+        """A worker's end with what it said; what else has ended is of our own making."""
+        name = event.exit.process
+        if name == SERVER:
+            answer = self._starter.server_ended(event.exit, event.at_s, hosts_store=self._hosts_store())
+            return None if answer is None else self._with_folder(answer)
+        if name.startswith(STORE):
+            return ge.StoreEnded(event.at_s, event.exit) if self._starter.store_ended(name) else None
+        place = self._places.get(name)
+        said = error_file.read_error_file(place.error_file) if place is not None and place.error_file else {}
+        death = WorkerDeath(
+            rank=place.rank if place else None,
+            local_rank=place.local_rank if place else None,
+            exit_code=event.exit.code,
+            signal=event.exit.signal,
+            message=error_file.message_in(said),
+            lines=tuple(error_file.traceback_in(said)),
+        )
+        return ge.WorkerEnded(event.exit, death)
+
+    def _hosts_store(self) -> bool:
+        formed = self.state.formed
+        return formed.is_store_host if formed is not None else self._membership.node_rank == 0
+
+    # -- steps and actions --------------------------------------------------------------------
+
+    def _work_off(self) -> None:
+        while self._queue:
+            self._take(self._queue.pop(0))
+
+    def _take(self, event: ge.Event) -> None:
+        before = self.state
+        self.state, actions = worker_group.step(before, event)
+        _log_step(event, before, self.state)
+        if self._observer is not None:
+            self._observe(event, before)
+        self._apply(actions)
+
+    def _observe(self, event: ge.Event, before: State) -> None:
+        """Observers know the supervisor's events; the others change what they see of the state."""
+        seen: ev.Event = ev.Deadline(self._system.now())
+        if isinstance(event, ge.WorkerEnded):
+            seen = ev.Exited(event.exit.at_s, event.exit)
+        elif isinstance(event, ev.Event):
+            seen = event
+        if self._observer is not None:
+            self._observer.stepped(seen, snapshot(before), snapshot(self.state))
+
+    def _apply(self, actions: tuple[ge.Action, ...]) -> None:
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: ge.Action) -> None:
+        match action:
+            case ge.Tell(message=message):
+                self._client.send(message)
+            case ge.Note(event=name, values=values):
+                self._note(name, values)
+            case ge.Prepare():
+                self._prepare()
+            case ge.OpenStore():
+                self._open_store()
+            case ge.CloseStore():
+                self._starter.close_store()
+            case ge.StartWorkers(processes=processes):
+                self._start(processes)
+            case ev.Look():
+                self.evidence = self._system.look()
+            case _:
+                loop.carry_out(self._system, action, self._plan)
+
+    def _prepare(self) -> None:
+        formed, now_s = self.state.formed, self._system.now()
+        try:
+            self._attempt_folder = self._folders.begin(0 if formed is None else formed.restarts)
+        except UsageError as problem:
+            self._queue.append(ge.CannotStart(now_s, str(problem), problem.exit_code))
+            return
+        prepared = self._starter.prepare(now_s, hosts_store=self._hosts_store())
+        self._queue += [self._with_folder(prepared)] if prepared is not None else []
+
+    def _with_folder(self, event: ge.Prepared | ge.CannotStart) -> ge.Event:
+        return replace(event, attempt_folder=self._attempt_folder) if isinstance(event, ge.Prepared) else event
+
+    def _start(self, processes: tuple[Process, ...]) -> None:
+        formed, go = self.state.formed, self.state.go
+        if formed is None or go is None:
+            return
+        _log.info(
+            "generation %d: this is node %d of %d, store at %s:%d, %s so far",
+            *(formed.generation, formed.group_rank, formed.size, go.host, go.port),
+            counted(formed.restarts, "failure"),
+        )
+        self._places = worker_processes.places(
+            self._workers, formed, self._attempt_folder, are_forked=self._starter.forks
+        )
+        self._queue += self._starter.start(processes, self._system.now)
+        if self._observer is not None:
+            for name, pid in self._system.pids().items():
+                self._observer.spawned(name, pid)
+
+    def _open_store(self) -> None:
+        formed = self.state.formed
+        if formed is None:
+            return
+        try:
+            port = self._starter.open_store(formed.generation, self._membership.ports)
+        except ServerError as problem:
+            self._queue.append(ge.CannotStart(self._system.now(), f"the store cannot be opened: {problem}", 138))
+            return
+        host = own_address(self._membership, self._client)
+        self._queue.append(ge.StoreOpened(self._system.now(), host, port))
+
+    def _note(self, event: str, values: object) -> None:
+        """Nobody is waited for, and a full disk is nobody's failure."""
+        assert isinstance(values, dict)
+        with contextlib.suppress(OSError):
+            line = json.dumps({"time_s": time.time(), "event": event, **values})
+            run_folder.append(f"{self._workers.run_dir}/{run_folder.NEWS}", line)
+
+
+def snapshot(state: State) -> supervisor.State:
+    """The group as the supervisor's observers know a run."""
+    run = state.run if state.phase is Phase.RUNNING and state.run is not None else None
+    if run is None:
+        phase = {Phase.ENDED: supervisor.Phase.DONE, Phase.DONE: supervisor.Phase.CLEARING}.get(
+            state.phase, supervisor.Phase.WAITING
+        )
+        exits = state.run.exits if state.run is not None else ()
+        run = supervisor.State(plan=state.plan, phase=phase, started_at_s=state.started_at_s, exits=exits)
+    phase = supervisor.Phase.RUNNING if run.phase is supervisor.Phase.DONE else run.phase
+    return replace(run, phase=phase, restarts=max(0, state.starts - 1), stop_signal=state.stop_signal)
+
+
+def own_address(me: Membership, client: Client) -> str:
+    """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
+    if me.address:
+        return me.address
+    coordinator, own = client.where()
+    try:
+        found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+    except OSError:  # a resolver that fails for a moment; the name was found when we connected
+        found = []
+    if own is not None and all(own != address[0] for *_, address in found):
+        return own
+    return me.host if coordinator.is_loopback else coordinator.host
+
+
+def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System) -> Client:
+    hello = say.Hello(
+        say.VERSION, me.job, me.node_rank, me.host, incarnation, workers=workers.count, role=workers.role
+    )
+    return Client(me.coordinator, hello, secret, _log.info, me.seats, wake=system.poke)
+
+
+def _tell(news: object) -> None:
+    match news:
+        case Disconnected(reason=reason):
+            _log.warning("the coordinator is unreachable: %s", reason)
+        case Connected():
+            pass
+        case say.Restart(generation=number, reason=reason):
+            _log.info("generation %d ends: %s", number, reason)
+        case say.Waiting(present=present, wanted=wanted, missing=missing) if missing:
+            _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))
+
+
+def _log_step(event: ge.Event, before: State, after: State) -> None:
+    """What the supervisor's loop would log of its own steps, in fewer lines: workers are many."""
+    match event:
+        case ge.WorkerEnded(exit=end) if after.failure is not None and before.failure is None:
+            _log.info("%s ended with %s", end.process, loop.how(end))
+        case ge.WorkerEnded(exit=end):
+            _log.debug("%s ended with %s", end.process, loop.how(end))
+        case ev.SpawnFailed(text=text):
+            _log.error("%s", text)
+        case ev.Signalled(number=number) if before.stop_signal is None and after.stop_signal is not None:
+            asked = after.run.asked if after.run is not None and after.phase is Phase.RUNNING else 1
+            grace_s = after.plan.grace_s
+            _log.info("asked to stop by %s (request %d, grace %g s)", loop.name_of(number), asked, grace_s)
+        case ev.Deadline() if _begins_to_kill(before, after):
+            _log.warning("the grace period is over; sending SIGKILL to the remaining processes")
+
+
+def _begins_to_kill(before: State, after: State) -> bool:
+    runs = (before.run, after.run)
+    kills = [run is not None and run.phase is supervisor.Phase.KILLING for run in runs]
+    return kills == [False, True]

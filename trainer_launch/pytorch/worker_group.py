@@ -1,0 +1,456 @@
+"""What PID 1 does about its torch workers, as a pure state machine: `step(state, event) -> (state, actions)`.
+
+phase    | leaves it when
+---------|--------------------------------------------------------------------------------------------------------
+WAITING  | node 0's name resolves: JOINING; it does not in time: ENDED
+JOINING  | Formed: FORMED; GiveUp, Finished: ENDED
+FORMED   | Go, and workers can be started: RUNNING; Restart: JOINING
+RUNNING  | the generation is over: all ended with 0: DONE; a failure, Restart, no coordinator: JOINING
+DONE     | Finished: ENDED; Restart: JOINING (another node's workers failed after ours had ended)
+ENDED    | never
+
+A request to stop ends every phase; while workers run, they have their grace. Inside RUNNING, the supervisor's own
+machine starts, stops and clears the workers of one generation: `State.run`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Connected, Disconnected
+from trainer_launch.errors import InternalError
+from trainer_launch.model import Membership, Plan, Workers
+from trainer_launch.pytorch import group_events as ge
+from trainer_launch.pytorch import worker_processes
+from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
+from trainer_launch.signals import STOP_SIGNALS, SignalAction, action_of
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import machine
+from trainer_launch.supervisor import state as supervisor
+
+BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
+GONE_S = 30.0  # and so long after this node's workers have succeeded
+
+Step = tuple["State", tuple[ge.Action, ...]]
+
+
+class Phase(Enum):
+    """Where the group is; see the drawing."""
+
+    WAITING = "waiting"
+    JOINING = "joining"
+    FORMED = "formed"
+    RUNNING = "running"
+    DONE = "done"
+    ENDED = "ended"
+
+
+class Ending(Enum):
+    """Why a generation is being ended."""
+
+    FAILED = "failed"  # here
+    OVER = "over"  # the coordinator says so, or is out of reach
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing can be started here."""
+
+    text: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the group knows; times are monotonic seconds, None: not set."""
+
+    plan: Plan
+    incarnation: str  # this process, among all that were or will be this node
+    phase: Phase
+    started_at_s: float
+    away_since_s: float | None  # None while the coordinator is there
+    wait_until_s: float | None = None  # for node 0's name
+    unresolved: str = ""  # what the resolver says of it
+    formed: say.Formed | None = None
+    go: say.Go | None = None
+    is_prepared: bool = False
+    attempt_folder: str = ""  # of this generation's workers
+    seen: int = 0  # the last generation that this node was in
+    starts: int = 0  # generations whose workers were started
+    run: supervisor.State | None = None  # of this generation's workers, or the last one's
+    ending: Ending | None = None
+    deaths: tuple[WorkerDeath, ...] = ()  # of this generation, in the order they were seen
+    failure: WorkerDeath | None = None  # the first of them, or what else has ended the generation here
+    is_told: bool = False  # the coordinator knows of it
+    own: WorkerDeath | None = None  # the failure here that ended the last generation
+    ends: Ends = field(
+        default_factory=lambda: Ends(failed=True)
+    )  # of the last generation; as long as nobody has looked, nothing is proved
+    end: say.GiveUp | say.Finished | Refusal | None = None
+    stop_signal: int | None = None  # what asked this pod to stop, or said that nothing is to be started again
+
+    @property
+    def workers(self) -> Workers:
+        """The plan's."""
+        if self.plan.workers is None:
+            raise InternalError("a worker group needs a plan with workers")
+        return self.plan.workers
+
+    @property
+    def membership(self) -> Membership:
+        """The plan's."""
+        if self.plan.membership is None:
+            raise InternalError("a worker group needs a plan with a membership")
+        return self.plan.membership
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `step` wants a `Deadline`, None: never."""
+        inner = self.run.deadline_s if self.run is not None and self.phase is Phase.RUNNING else None
+        times = (self.wait_until_s, inner, self._away_until_s)
+        return min([at_s for at_s in times if at_s is not None], default=None)
+
+    @property
+    def _away_until_s(self) -> float | None:
+        """How long the coordinator may stay away."""
+        if self.away_since_s is None or self.phase in (Phase.WAITING, Phase.ENDED) or self.ending is not None:
+            return None
+        patience_s = {Phase.RUNNING: BLIP_S, Phase.DONE: GONE_S}.get(self.phase, self.membership.patience_s)
+        return self.away_since_s + patience_s
+
+
+def begin(plan: Plan, incarnation: str, at_s: float) -> Step:
+    """Join the job, once node 0's name resolves where that is waited for."""
+    phase = Phase.WAITING if plan.wait_for else Phase.JOINING
+    state = State(plan=plan, incarnation=incarnation, phase=phase, started_at_s=at_s, away_since_s=at_s)
+    if plan.wait_for:
+        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.OpenGate(plan.wait_for),)
+    return state, (_join(state),)
+
+
+def step(state: State, event: ge.Event) -> Step:
+    """Decide what an event changes and what has to be done."""
+    if state.phase is Phase.ENDED:
+        return state, ()
+    handle = _HANDLERS.get(type(event))
+    if handle is not None:
+        return handle(state, event)
+    if isinstance(event, ev.Exited | ev.Childless) and state.phase is Phase.RUNNING:
+        return _inside(state, event)
+    return state, ()
+
+
+def _open_gate(state: State, event: ev.GateOpened) -> Step:
+    state = replace(state, phase=Phase.JOINING, wait_until_s=None, away_since_s=event.at_s, unresolved="")
+    return state, (ev.CloseGate(), _join(state))
+
+
+def _unresolved(state: State, event: ev.Unresolved) -> Step:
+    return replace(state, unresolved=event.text), (ev.Say(event.text),)
+
+
+# -- the coordinator --------------------------------------------------------------------------
+
+
+def _hear(state: State, heard: ge.Heard) -> Step:
+    match heard.news:
+        case Disconnected(reason=reason):
+            since_s = heard.at_s if state.away_since_s is None else state.away_since_s
+            return replace(state, away_since_s=since_s), (ge.Note("coordinator_away", {"reason": reason}),)
+        case Connected():
+            state = replace(state, away_since_s=None)
+            again = state.phase is Phase.DONE  # it may have been lost with the connection
+            return state, (_done(state),) if again else ()
+        case say.Formed() as formed if state.phase is Phase.JOINING:
+            return _form(state, formed)
+        case say.Go() as go if state.phase is Phase.FORMED and state.formed:
+            if go.generation == state.formed.generation:
+                return _start(replace(state, go=go), heard.at_s)
+        case say.Restart() as restart:
+            return _over(state, restart, heard.at_s)
+        case say.GiveUp() | say.Finished() as end:
+            state = replace(state, end=end)
+            told = (ge.Note("given_up", {"reason": end.reason}),) if isinstance(end, say.GiveUp) else ()
+            state, actions = _break_off(state, heard.at_s)
+            return state, (*told, *actions)
+        case say.Refused(reason=reason, retry=False):
+            state = replace(state, end=say.GiveUp(f"the coordinator refuses this node: {reason}"))
+            return _break_off(state, heard.at_s)
+    return state, ()
+
+
+def _join(state: State) -> ge.Tell:
+    ends = state.ends
+    return ge.Tell(say.Join(state.incarnation, state.seen, ends.finished, ends.failed))
+
+
+def _done(state: State) -> ge.Tell:
+    return ge.Tell(say.Done(state.seen))
+
+
+def _form(state: State, formed: say.Formed) -> Step:
+    """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
+    state = replace(
+        state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=Ends(failed=True), is_prepared=False
+    )
+    values = {"generation": formed.generation, "node_index": formed.group_rank, "nodes": formed.size}
+    return state, (ge.Note("generation_formed", {**values, "restarts": formed.restarts}), ge.Prepare())
+
+
+def _prepared(state: State, event: ge.Prepared) -> Step:
+    if state.phase is not Phase.FORMED or state.formed is None or state.is_prepared:
+        return state, ()
+    state = replace(state, is_prepared=True, attempt_folder=event.attempt_folder)
+    if state.formed is not None and state.formed.is_store_host:
+        return state, (ge.OpenStore(),)
+    return _start(state, event.at_s)
+
+
+def _cannot_start(state: State, event: ge.CannotStart) -> Step:
+    return _end(replace(state, end=Refusal(event.text, event.code)), say.Leave(event.text[:200]))
+
+
+def _store_opened(state: State, opened: ge.StoreOpened) -> Step:
+    if state.phase is not Phase.FORMED or state.formed is None:
+        return state, ()
+    return state, (ge.Tell(say.Store(state.formed.generation, opened.host, opened.port)),)
+
+
+def _over(state: State, restart: say.Restart, at_s: float) -> Step:
+    """The coordinator ends the generation: what our workers did before we stop them may tell why."""
+    note = ge.Note("generation_ended", {"generation": restart.generation, "reason": restart.reason})
+    if state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
+        is_ours = state.stop_signal is not None or (state.run is not None and bool(state.run.handed_on))
+        ends = Ends() if is_ours else ends_of(state.deaths)
+        state, actions = _stop(replace(state, ending=Ending.OVER, failure=None, ends=ends), at_s)
+    elif state.phase in (Phase.JOINING, Phase.FORMED, Phase.DONE):
+        state, actions = _rejoin(state)
+    else:
+        actions = ()
+    return state, (note, *actions)
+
+
+def _rejoin(state: State) -> Step:
+    state = replace(state, phase=Phase.JOINING, formed=None, go=None, run=None, is_prepared=False)
+    return state, (ge.CloseStore(), _join(state), ev.Clean())
+
+
+def _break_off(state: State, at_s: float) -> Step:
+    """The job is over: also here, once nothing runs."""
+    if state.phase is Phase.RUNNING:
+        state = replace(state, ending=state.ending or Ending.OVER)
+        return _stop(state, at_s)
+    return _end(state)
+
+
+def _end(state: State, word: say.Leave | None = None) -> Step:
+    gate = (ev.CloseGate(),) if state.phase is Phase.WAITING else ()
+    told = () if word is None else (ge.Tell(word),)
+    return replace(state, phase=Phase.ENDED, wait_until_s=None), (*gate, *told, ge.CloseStore())
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+def _start(state: State, at_s: float) -> Step:
+    """Start the workers once the store is open and they can be."""
+    formed, go = state.formed, state.go
+    if formed is None or go is None or not state.is_prepared:
+        return state, ()
+    processes = worker_processes.of(state.workers, state.membership, formed, go, state.attempt_folder)
+    plan = replace(state.plan, processes=processes, wait_for=(), restarts=0)
+    run, actions = machine.begin(plan, at_s)
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        run=run,
+        starts=state.starts + 1,
+        ending=None,
+        deaths=(),
+        failure=None,
+        is_told=False,
+        own=None,
+    )
+    values = {"workers": len(processes), "first_rank": formed.first_rank}
+    return state, (ge.Note("workers_started", values), *_together(actions))
+
+
+def _together(actions: tuple[ev.Action, ...]) -> tuple[ge.Action, ...]:
+    """All that is to be started as one action."""
+    starts = tuple(action.process for action in actions if isinstance(action, ev.Spawn))
+    others = tuple(action for action in actions if not isinstance(action, ev.Spawn))
+    return (ge.StartWorkers(starts), *others) if starts else others
+
+
+def _inside(state: State, event: ev.Event) -> Step:
+    """What concerns the workers of this generation alone."""
+    if state.run is None:
+        return state, ()
+    run, actions = machine.step(state.run, event)
+    state, more = _settle(replace(state, run=run), event.exit.at_s if isinstance(event, ev.Exited) else event.at_s)
+    return state, (*actions, *more)
+
+
+def _stop(state: State, at_s: float) -> Step:
+    if state.run is None:
+        return state, ()
+    run, actions = machine.stop(state.run, at_s)
+    return replace(state, run=run), actions
+
+
+def _worker_ended(state: State, ended: ge.WorkerEnded) -> Step:
+    state = replace(state, deaths=(*state.deaths, ended.death))
+    state, told = _note_failure(state, ended.death) if ended.exit.exit_code != 0 else (state, ())
+    state, actions = _inside(state, ev.Exited(ended.exit.at_s, ended.exit))
+    return state, (*told, *actions)
+
+
+def _note_failure(state: State, death: WorkerDeath) -> Step:
+    """The first failure ends the generation; who only lost a peer may not be the first that failed."""
+    if state.ending is not None or state.stop_signal is not None:
+        if state.failure is not None and state.failure.lost_peer and not state.is_told and _is_guiltier(death):
+            return _tell_failure(replace(state, failure=death))
+        return state, ()
+    state = replace(state, ending=Ending.FAILED, failure=death)
+    return (state, ()) if death.lost_peer else _tell_failure(state)
+
+
+def _is_guiltier(death: WorkerDeath) -> bool:
+    """Whether it failed for a reason of its own, not because we had asked it to end."""
+    ended_by_us = death.signal in (signal.SIGTERM, signal.SIGKILL)
+    return not death.lost_peer and (death.message is not None or not ended_by_us)
+
+
+def _tell_failure(state: State) -> Step:
+    death = state.failure
+    if death is None or state.is_told or state.formed is None:
+        return state, ()
+    failed = death.failed(state.formed.generation, ends_of(state.deaths))
+    values = {"generation": failed.generation, "rank": failed.rank, "exit_code": failed.exit_code}
+    note = ge.Note("worker_failed", {**values, "signal": failed.signal, "message": failed.message or None})
+    return replace(state, is_told=True), (note, ge.Tell(failed))
+
+
+def _not_spawned(state: State, failed: ev.SpawnFailed) -> Step:
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    death = WorkerDeath(rank=worker_processes.rank_of(failed.process), exit_code=failed.code, message=failed.text)
+    state, told = _note_failure(replace(state, deaths=(*state.deaths, death)), death)
+    state, actions = _inside(state, failed)
+    return state, (*told, *actions)
+
+
+def _hung(state: State, hung: ev.Hung) -> Step:
+    """Kill at once: who hangs saves nothing, and the others wait for it."""
+    if state.phase is not Phase.RUNNING or state.run is None or state.ending is not None or state.stop_signal:
+        return state, ()
+    death = WorkerDeath(
+        rank=hung.rank,
+        local_rank=hung.local_rank,
+        signal=signal.SIGKILL,
+        message=hung.text,
+        lines=hung.lines,
+        reason="Hung",
+    )
+    alive = state.run.alive
+    state, told = _tell_failure(replace(state, ending=Ending.FAILED, failure=death))
+    return state, (*told, *(ev.SignalGroup(name, signal.SIGKILL) for name in alive))
+
+
+def _store_ended(state: State, event: ge.StoreEnded) -> Step:
+    """Without its store a generation cannot go on; who killed it is not known."""
+    if state.formed is None or state.ending is not None or state.stop_signal is not None:
+        return state, ()
+    end = event.exit
+    how = f"was killed (signal {end.signal})" if end.signal is not None else f"ended with exit code {end.code}"
+    text = f"the store process of generation {state.formed.generation} {how}"
+    death = WorkerDeath(exit_code=end.code, signal=end.signal, message=text)
+    state, told = _tell_failure(replace(state, failure=death, is_told=False))
+    if state.phase is Phase.RUNNING:
+        state, actions = _stop(replace(state, ending=Ending.FAILED), event.at_s)
+    else:
+        state, actions = _rejoin(replace(state, own=death))
+    return state, (ev.Say(text), *told, *actions)
+
+
+def _settle(state: State, at_s: float) -> Step:
+    """After a step of this generation's run: what comes next, once nothing of it is left."""
+    if state.run is None or state.run.phase is not supervisor.Phase.DONE:
+        return state, ()
+    if state.stop_signal is not None:
+        return _end(state, say.Leave("asked to stop"))
+    state, told = _tell_failure(state) if state.failure is not None else (state, ())
+    if state.failure is not None:
+        state = replace(state, own=state.failure, ends=ends_of(state.deaths))
+    if state.end is not None:
+        state, actions = _end(state)
+    elif state.ending is not None:
+        state, actions = _rejoin(replace(state, ending=None))
+    else:
+        state = replace(state, phase=Phase.DONE)
+        actions = (_done(state),)
+    return state, (*told, *actions)
+
+
+# -- requests to stop, and time ---------------------------------------------------------------
+
+
+def _signalled(state: State, event: ev.Signalled) -> Step:
+    action = action_of(event.number, state.plan.signals)
+    asks = action is SignalAction.TERMINATE or (event.number in STOP_SIGNALS and state.phase is not Phase.RUNNING)
+    drains = action is SignalAction.DRAIN
+    if state.phase is not Phase.RUNNING:
+        if not asks and not drains:
+            return state, ()
+        return _end(replace(state, stop_signal=event.number), say.Leave("asked to stop"))
+    is_first = state.stop_signal is None and (asks or drains)
+    if is_first:
+        state = replace(state, stop_signal=event.number)
+    state, actions = _inside(state, event)
+    return state, ((ge.Tell(say.Leave("asked to stop")),) if is_first and asks else ()) + actions
+
+
+def _tick(state: State, event: ev.Deadline) -> Step:
+    if state.phase is Phase.WAITING:
+        return _end(state) if _is_due(state.wait_until_s, event.at_s) else (state, ())
+    if _is_due(state._away_until_s, event.at_s):
+        return _lose_coordinator(state, event.at_s)
+    if state.phase is Phase.RUNNING and state.run is not None and _is_due(state.run.deadline_s, event.at_s):
+        return _inside(state, event)
+    return state, ()
+
+
+def _lose_coordinator(state: State, at_s: float) -> Step:
+    if state.phase is Phase.RUNNING:
+        return _stop(replace(state, ending=Ending.OVER), at_s)
+    if state.phase is Phase.DONE:  # our own workers did succeed
+        return _end(replace(state, end=say.Finished()))
+    patience_s, where = state.membership.patience_s, state.membership.coordinator
+    text = f"the coordinator at {where} did not answer for {patience_s:g} s"
+    return _end(replace(state, end=say.GiveUp(text)))
+
+
+def _is_due(at_s: float | None, now_s: float) -> bool:
+    return at_s is not None and now_s >= at_s
+
+
+_Handler = Callable[[State, Any], Step]
+_HANDLERS: dict[type, _Handler] = {
+    ge.Heard: _hear,
+    ge.Prepared: _prepared,
+    ge.CannotStart: _cannot_start,
+    ge.StoreOpened: _store_opened,
+    ge.StoreEnded: _store_ended,
+    ge.WorkerEnded: _worker_ended,
+    ev.SpawnFailed: _not_spawned,
+    ev.Hung: _hung,
+    ev.Signalled: _signalled,
+    ev.GateOpened: _open_gate,
+    ev.Unresolved: _unresolved,
+    ev.Deadline: _tick,
+}
