@@ -28,8 +28,8 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Welcome(3.0),
     msg.Refused("no", False),
     msg.Waiting(1, 3, ("node 1 (" + "x" * 253 + ")",)),
-    msg.Formed(3, 1, 2, ("a", "b"), 1, False),
-    msg.Formed(3, 1, 2, ("a", "b"), 1, False, None, 8, 12, 0, 4),
+    msg.Formed(3, 1, 2, 1, False),
+    msg.Formed(3, 1, 2, 1, False, None, 8, 12, 0, 4),
     msg.Go(3, "::1", 4000),
     msg.Restart(3, "why"),
     msg.GiveUp("why"),
@@ -127,7 +127,7 @@ def test_long_texts_are_cut_and_what_cannot_fit_is_an_error():
     assert msg.parse(msg.render(msg.Leave("x" * 100_000))) == msg.Leave("x" * 2000)
     assert len(msg.render(msg.Failed(1, 0, 1, None, "\U0001f525" * 100_000))) < msg.MAX_LINE_BYTES
     with pytest.raises(msg.ProtocolError):
-        msg.render(msg.Formed(1, 0, 9999, ("x" * 200,) * 9999, 0, False))
+        msg.render(msg.Waiting(1, 9999, ("x" * 200,) * 9999))
 
 
 def test_a_proof_depends_on_everything():

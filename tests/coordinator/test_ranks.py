@@ -67,5 +67,5 @@ def test_a_pod_that_comes_back_with_fewer_workers_moves_the_ranks_after_it():
 
 def test_the_ranks_of_the_largest_job_fit_into_a_message():
     most = MAX_NODES * msg.MAX_RANKS
-    told = msg.Formed(1, 0, MAX_NODES, (), 0, False, None, most, most, most, most)
+    told = msg.Formed(1, 0, MAX_NODES, 0, False, None, most, most, most, most)
     assert msg.parse(msg.render(told)) == told

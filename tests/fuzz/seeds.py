@@ -82,7 +82,7 @@ _CONVERSATION = (
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),
-    coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, ("a", "b"), 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
+    coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
     coordination.Go(1, "h", 1), coordination.Restart(1, "x"), coordination.GiveUp("x", "n", 1, 1, None, "m"),
     coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), 0.5, 1.0, None),
 )  # fmt: skip

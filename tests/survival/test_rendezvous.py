@@ -37,7 +37,7 @@ class Talk:
         return WHERE, "10.0.0.7"
 
     def meets(self, generation: int, group_rank: int) -> None:
-        formed = say.Formed(generation, group_rank, 2, ("a", "b"), generation - 1, is_store_host=False)
+        formed = say.Formed(generation, group_rank, 2, generation - 1, is_store_host=False)
         self.news += [formed, say.Go(generation, "10.0.0.1", 40000)]
 
 

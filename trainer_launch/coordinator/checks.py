@@ -69,13 +69,6 @@ def role(value: Any) -> str:
     return value
 
 
-def names(value: Any) -> tuple[str, ...]:
-    """Names, in a list."""
-    if not isinstance(value, list) or len(value) > MAX_NODES:
-        raise UnfitError("a list of names")
-    return tuple(map(name, value))
-
-
 def ranks(value: Any) -> tuple[int, ...]:
     """Ranks of one node's workers, in a list."""
     if not isinstance(value, list) or len(value) > MAX_RANKS:

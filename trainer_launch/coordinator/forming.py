@@ -16,7 +16,7 @@ from trainer_launch.sizes import counted
 def reckon(state: State) -> State:
     """Set when to form, or when to let newcomers in."""
     if state.phase is Phase.GATHERING:
-        return replace(state, form_at_s=_form_at_s(state) if may_form(state) else None, admit_at_s=None)
+        return replace(state, form_at_s=_form_at_s(state), admit_at_s=None)
     return replace(state, form_at_s=None, admit_at_s=_admit_at_s(state))
 
 
@@ -38,6 +38,7 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         formed=state.formed | {run.number},
         generation=run.number,
         nodes={**kept, **members},
+        n_joined=state.n_joined - len(chosen),
         failure=None,
         form_at_s=None,
         said=None,
@@ -55,16 +56,8 @@ def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
 
 
 def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -> list[Reply]:
-    names: list[str] = []
-    room = msg.MAX_MEMBERS_BYTES
-    for node in chosen:
-        room -= 2 * len(node.host) + 3  # an escaped character takes two
-        if room < 0:
-            break
-        names.append(node.host)
-    members, size = tuple(names), len(chosen)
     return [
-        Send(node.peer, msg.Formed(number, i, size, members, restarts, i == 0, claim, *ranks))
+        Send(node.peer, msg.Formed(number, i, len(chosen), restarts, i == 0, claim, *ranks))
         for i, (node, ranks) in enumerate(zip(chosen, _ranks(chosen), strict=True))
         if node.peer is not None
     ]
@@ -96,12 +89,11 @@ def _choose(state: State) -> list[Node]:
 def _form_at_s(state: State) -> float | None:
     """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
     settings, begun_s = state.settings, state.gather_from_s
-    n_joined = sum(node.joined for node in state.nodes.values())
-    if n_joined < settings.min_nodes or begun_s is None:
+    if state.n_joined < settings.min_nodes or begun_s is None or not may_form(state):
         return None
     if state.run is not None and all(key in state.nodes and state.nodes[key].joined for key in state.run.members):
         return state.joined_s
-    if n_joined >= settings.max_nodes:
+    if state.n_joined >= settings.max_nodes:
         ready_s = state.joined_s
     elif settings.shrink_after_s is None:
         return None
@@ -126,7 +118,6 @@ def _admit_at_s(state: State) -> float | None:
     if not runs(state) or state.run is None or state.run.done:
         return None
     room = state.settings.max_nodes - len(state.run.members)
-    newcomers = sum(node.joined for node in state.nodes.values())
-    if room <= 0 or newcomers == 0:
+    if room <= 0 or state.n_joined == 0:
         return None
-    return state.joined_s + (state.settings.gather_s if newcomers < room else 0.0)
+    return state.joined_s + (state.settings.gather_s if state.n_joined < room else 0.0)

@@ -30,7 +30,7 @@ from trainer_launch.coordinator.ending import (
     settle,
     stumble,
 )
-from trainer_launch.coordinator.presence import expire, give_way, greet, leave, lose, printable, with_key
+from trainer_launch.coordinator.presence import expire, give_way, greet, leave, lose, printable, with_key, with_node
 from trainer_launch.coordinator.state import (
     Close,
     Connected,
@@ -124,7 +124,7 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     if state.run is not None and join.generation == state.run.number:
         state = uneven.reported(state, node.key, join)
     joined = replace(state.nodes[node.key], joined=True)
-    state = replace(state, nodes=with_key(state.nodes, node.key, joined), joined_s=now_s)
+    state = replace(with_node(state, joined), joined_s=now_s)
     return settle(state, replies, now_s)
 
 

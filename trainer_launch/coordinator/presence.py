@@ -42,8 +42,7 @@ def greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)
     state = replace(
-        state,
-        nodes=with_key(state.nodes, node.key, replace(node, returning=hello.generation > 0)),
+        with_node(state, replace(node, returning=hello.generation > 0)),
         peers=with_key(state.peers, peer, node.key),
         heard=with_key(state.heard, peer, now_s),
         generation=max(state.generation, hello.generation),
@@ -126,8 +125,7 @@ def lose(state: State, key: Key, how: str, now_s: float, *, ended: bool = False)
     node = state.nodes[key]
     working = is_working(state, key)
     state = replace(
-        state,
-        nodes=with_key(state.nodes, key, replace(node, peer=None, joined=False, lost_s=now_s)),
+        with_node(state, replace(node, peer=None, joined=False, lost_s=now_s)),
         peers=without_key(state.peers, node.peer),
         heard=without_key(state.heard, node.peer),
     )
@@ -146,9 +144,8 @@ def _go_on_without(state: State, node: Node, how: str, now_s: float, *, working:
 
 def leave(state: State, node: Node, reason: str, now_s: float) -> Step:
     """It goes on purpose: it stays connected but is not waited for."""
-    gone = replace(node, joined=False, returning=False)
     working = is_working(state, node.key)
-    state = replace(state, nodes=with_key(state.nodes, node.key, gone))
+    state = with_node(state, replace(node, joined=False, returning=False))
     return _go_on_without(state, node, f"leaves: {printable(reason)}", now_s, working=working)
 
 
@@ -175,6 +172,13 @@ def printable(text: str) -> str:
 
 def _earlier(one_s: float | None, other_s: float) -> float:
     return other_s if one_s is None else min(one_s, other_s)
+
+
+def with_node(state: State, node: Node) -> State:
+    """The state with this node in place of what was known of it."""
+    before = state.nodes.get(node.key)
+    n_joined = state.n_joined + node.joined - (before is not None and before.joined)
+    return replace(state, nodes=with_key(state.nodes, node.key, node), n_joined=n_joined)
 
 
 def with_key(values: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:

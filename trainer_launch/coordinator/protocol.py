@@ -18,7 +18,6 @@ from trainer_launch.coordinator.checks import (
     claims,
     flag,
     name,
-    names,
     number,
     optional,
     ranks,
@@ -40,7 +39,6 @@ from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
 from trainer_launch.coordinator.wire import Vocabulary
 
 VERSION = 4
-MAX_MEMBERS_BYTES = 32768  # of names in a Formed; who does not fit is only counted
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it
 _MAX_NUMBER = 2**53  # exact in every JSON reader
 
@@ -172,7 +170,6 @@ class Formed:
     generation: int
     group_rank: int
     size: int
-    members: tuple[str, ...]  # hosts by group rank; shorter than `size` when they are too many for a line
     restarts: int  # failures of the job so far
     is_store_host: bool
     claim: Claim | None = None  # answered with Took; None: nobody but this coordinator ever forms a generation
@@ -260,8 +257,8 @@ _VOCABULARY = Vocabulary(
         Welcome: {"lease_s": seconds},
         Refused: {"reason": text, "retry": flag},
         Waiting: {"present": _COUNT, "wanted": _COUNT, "missing": texts},
-        Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "members": names}
-        | {"restarts": _GENERATION, "is_store_host": flag, "claim": optional(claim)}
+        Formed: {"generation": _GENERATION, "group_rank": _COUNT, "size": _COUNT, "restarts": _GENERATION}
+        | {"is_store_host": flag, "claim": optional(claim)}
         | {"first_rank": _RANKS, "world_size": _RANKS, "first_role_rank": _RANKS, "role_world_size": _RANKS},
         Go: {"generation": _GENERATION, "host": name, "port": _PORT},
         Restart: {"generation": _GENERATION, "reason": text},

@@ -116,6 +116,7 @@ class State:
     settings: Settings
     phase: Phase = Phase.GATHERING
     nodes: Mapping[Key, Node] = field(default_factory=_empty)
+    n_joined: int = 0  # of them wait for a generation
     peers: Mapping[int, Key] = field(default_factory=_empty)
     heard: Mapping[int, float] = field(default_factory=_empty)  # when each peer said its last line
     run: Run | None = None
@@ -263,7 +264,7 @@ def waiting(state: State) -> msg.Waiting:
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
         return msg.Waiting(len(state.run.members), len(state.run.members), ())
-    present = sum(node.joined for node in state.nodes.values())
+    present = state.n_joined
     return msg.Waiting(present, low if present < low else high, missing(state))
 
 
