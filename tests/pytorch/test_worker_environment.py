@@ -24,7 +24,6 @@ FORMED = say.Formed(
     generation=4,
     group_rank=1,
     size=3,
-    members=("node-0", "node-1", "node-2"),
     restarts=2,
     is_store_host=False,
     first_rank=4,
