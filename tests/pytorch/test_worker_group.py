@@ -84,7 +84,7 @@ class _System:
 
 
 def formed(generation: int = 1, *, hosts_store: bool = True, restarts: int = 0) -> say.Formed:
-    return say.Formed(generation, 0, 1, ("node-0",), restarts, hosts_store, None, 0, 2, 0, 2)
+    return say.Formed(generation, 0, 1, restarts, hosts_store, None, 0, 2, 0, 2)
 
 
 def running(plan: Plan = PLAN) -> Group:
