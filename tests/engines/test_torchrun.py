@@ -1,4 +1,4 @@
-"""The torch engine's plan: torchrun's argument list, spelled out, for every kind of torch job."""
+"""The plan of the image's own torchrun: its argument list, spelled out, for every kind of torch job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.pods import V2_TORCH, pod_of
-from tests.engines.requests import MACHINE, request
+from tests.engines.requests import MACHINE
+from tests.engines.requests import request as any_request
 from trainer_launch import engines
 from trainer_launch.contracts import read_job
-from trainer_launch.engines import torchrun
+from trainer_launch.engines.request import Request
 from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, Plan, PortRange, Rendezvous
 from trainer_launch.overlay import JOB_OPTIONS, overlay
@@ -39,7 +40,11 @@ ELASTIC = Job(
 )
 ETCD = replace(ELASTIC, rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)))
 LOGS = "--log-dir=/scratch/torch"
-AGENT = f"/venv/bin/python -u -c {shlex.quote(torchrun.AGENT)} "
+AGENT = "/venv/bin/python -m torch.distributed.run "
+
+
+def request(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> Request:
+    return any_request(line, job, env, engine="torchrun", **changes)
 
 
 def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> str:
@@ -47,7 +52,7 @@ def argv(line: str, job: Job, env: dict[str, str] | None = None, **changes: obje
 
 
 def without_logs(plan: Plan) -> str:
-    """The agent's command, without the folder that every plan gives to torch's own logs."""
+    """torchrun's command, without the folder that every plan gives to its logs."""
     (process,) = plan.processes
     return shlex.join(word for word in process.argv if word != LOGS)
 
@@ -146,7 +151,7 @@ def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() 
     assert (told.shrink_after_s, told.restart_window_s, told.secret_file) == (5.0, 60.0, "/s")
     (agent,) = plan.processes
     assert "ports=7-9" in shlex.join(agent.argv)
-    assert agent.env["TRAINER_LAUNCH_SECRET_FILE"] == "/s"
+    assert "secret_file=/s" in shlex.join(agent.argv)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def test_a_master_for_whom_the_workers_leave_no_room_is_refused_with_what_to_do(
         ContractError, match=r"maxReplicas by one, remove the Master, or set --nodes 2:3 in all pods"
     ):
         engines.plan(request("train.py", full, our_rendezvous=True))
-    assert engines.plan(request("sshd -De", full)).engine == "plain"
+    assert engines.plan(any_request("sshd -De", full)).engine == "plain"
     roomier = overlay(full, {"nnodes": "2:3"}, Origin.FLAG)
     assert "node_rank=2," in shlex.join(
         engines.plan(request("train.py", roomier, our_rendezvous=True)).processes[0].argv
@@ -292,8 +297,7 @@ def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> Non
 
 def test_exec_makes_torchrun_itself_of_the_same_plan() -> None:
     ours = argv("train.py", FIXED)
-    theirs = argv("train.py", FIXED, replace_launcher=True)
-    assert theirs == ours.replace(AGENT, "/venv/bin/python -m torch.distributed.run ")
+    assert argv("train.py", FIXED, replace_launcher=True) == ours
 
 
 def test_exec_leaves_nothing_of_ours_in_the_environment() -> None:
@@ -316,12 +320,6 @@ def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
     host = replace(FIXED, node_rank=0, is_coordinator=True)
     assert engines.plan(request("train.py", host)).wait_for == ()
     assert engines.plan(request("train.py", ALONE)).wait_for == ()
-
-
-def test_lines_are_labelled_by_node_and_rank_of_the_job() -> None:
-    (process,) = engines.plan(request("train.py", FIXED, prefix=True)).processes
-    assert process.rank_labels == ("1:4", "1:5", "1:6", "1:7")
-    assert process.label == "1"
 
 
 def test_several_nodes_without_a_rank_are_refused_with_what_to_set() -> None:

@@ -48,6 +48,8 @@ def plan(request: Request) -> Plan:
         engine, reason = plain, "with --exec the command runs as it is"
     if engine is torch:
         why = torch_options.handed_over(request, torch_options.asked(request))
+        if why is not None and request.start_method == "forkserver":
+            raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
         engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
     return engine.plan(request, reason)
 

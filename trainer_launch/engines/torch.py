@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from trainer_launch import launchers, run_folder, signals, torchrun_logs
 from trainer_launch.command import Command, Kind
-from trainer_launch.engines import bypass, child_env, meeting, torch_job, torch_options, warm
+from trainer_launch.engines import bypass, child_env, meeting, torch_job, torch_options
 from trainer_launch.engines.request import Request
+from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan, Workers
 
 NAME = "torch"
@@ -66,7 +67,7 @@ def plan(request: Request, reason: str) -> Plan:
 
 def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str]:
     program = torch_job.program(request)
-    settings, why = warm.decision(request, options, program[0])
+    forks, why = _way_to_start(request, options, program)
     env = child_env.agent(request)
     env |= {run_folder.VARIABLE: request.scratch, **torch_options.constants(options)}
     workers = Workers(
@@ -74,7 +75,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         argv=_argv(request, options, program),
         env=env,
         role=options.get("role", "default"),
-        forks=settings,
+        forks=forks,
         must_fork=request.start_method == "forkserver",
         script=None if "module" in options else program[0],
         preload=request.preload,
@@ -86,6 +87,33 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         logs={name: value for name, value in options.items() if name in torchrun_logs.NAMES},
     )
     return workers, why
+
+
+def _way_to_start(request: Request, options: Mapping[str, str], program: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether workers are forked from the fork server, and why or why not.
+
+    Raises:
+        UsageError: it is asked for, but cannot be.
+    """
+    reason = "--start-method is exec" if request.start_method == "exec" else _obstacle(request, options, program)
+    if reason is None:
+        return True, "the fork server, which has imported torch, forks the workers"
+    if request.start_method == "forkserver":
+        raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
+    return False, f"workers start without the fork server: {reason}"
+
+
+def _obstacle(request: Request, options: Mapping[str, str], program: tuple[str, ...]) -> str | None:
+    """Why the program cannot run in a process that is forked from a server."""
+    if "no_python" in options:
+        return "the program is not a script or module of the launcher's own Python"
+    if request.env.get("PYTHON_EXEC", request.python) != request.python:
+        return "PYTHON_EXEC names another Python"
+    if "module" not in options and not program[0].endswith(".py"):
+        return f"{program[0]!r} is not a .py file"
+    if any("$" in word for word in program[1:]):
+        return "an argument contains $, which torchrun replaces for each worker"
+    return None
 
 
 def _address(request: Request, options: Mapping[str, str]) -> str | None:
