@@ -64,6 +64,7 @@ class System:
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
         self._rank_fds: dict[str, list[int]] = {}  # the write ends of each process's ranks
         self._tell_childless = False
+        self._is_woken = False  # during the present `wait`
         self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
         self._kept: dict[int, str] = {}  # children that no signal to all reaches, by pid
         self._descriptors: set[int] = set()  # others', which end a `wait`
@@ -243,8 +244,9 @@ class System:
 
     def wait(self, until_s: float | None) -> list[ev.Event]:
         """Sleep until something happened or the time has come; without a deadline there is no wake-up at all."""
+        self._is_woken = False
         happened = self._happened()
-        if not happened:
+        if not happened and not self._is_woken:  # a poke that came before is news for the caller
             self._selector.select(None if until_s is None else max(0.0, until_s - self.now()))
             happened = self._happened()
         return happened
@@ -258,6 +260,7 @@ class System:
             numbers = os.read(self._wake_read, 65536)
         except BlockingIOError:
             return []
+        self._is_woken = True
         return [ev.Signalled(self.now(), number) for number in numbers if number != signal.SIGCHLD]
 
     def _resolved(self) -> list[ev.Event]:
