@@ -80,6 +80,12 @@ def test_the_first_failure_is_read_from_torchs_error_file() -> None:
     assert made.processes[0].env["TORCHELASTIC_ERROR_FILE"] == made.failure_file
 
 
+def test_a_platform_gets_the_error_file_where_it_wants_it_unless_nobody_clears_an_older_one() -> None:
+    wanted = {"TORCHELASTIC_ERROR_FILE": "/dev/termination-log"}
+    assert plan("train.py", ALONE, wanted).failure_file == "/dev/termination-log"
+    assert plan("train.py", ETCD, wanted).failure_file != "/dev/termination-log"
+
+
 @pytest.mark.parametrize(("given", "seconds"), [({}, "60"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}, "90")])
 def test_workers_have_the_whole_grace_to_save_unless_the_user_has_set_torchs_own(given, seconds: str) -> None:
     made = plan("train.py", ALONE, given, grace_s=59.5)

@@ -6,8 +6,9 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -34,10 +35,10 @@ def installed(folder: Path) -> str:
 class Torchrun:
     """One torchrun and what it said."""
 
-    def __init__(self, python_path: str, options: Sequence[str], train: str) -> None:
+    def __init__(self, python_path: str, options: Sequence[str], train: str, env: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
             (sys.executable, "-m", "torch.distributed.run", *options, train),
-            env=clean_env({"PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1"}),
+            env=clean_env({"PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", **env}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,12 +62,14 @@ class Torchrun:
 
 
 @contextlib.contextmanager
-def torchruns(folder: Path, train: str, *each: Sequence[str]) -> Iterator[list[Torchrun]]:
+def torchruns(
+    folder: Path, train: str, *each: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[list[Torchrun]]:
     """Start one torchrun for each list of options; they are ended with the block at the latest."""
     with contextlib.ExitStack() as undo:
         path = installed(folder)
         started = []
         for options in each:
-            started.append(Torchrun(path, options, train))
+            started.append(Torchrun(path, options, train, env))
             undo.callback(started[-1].close)
         yield started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import uuid
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,11 @@ from tests.cli.launching import script
 from tests.conftest import require
 from tests.torchrun.plugin import torchruns
 from tests.waiting import eventually
+from trainer_launch.coordinator import protocol as say
+from trainer_launch.coordinator.client import Client
 from trainer_launch.host.net import free_port
+from trainer_launch.model import Endpoint
+from trainer_launch.supervisor.clues import parse_agent_failure
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -60,6 +66,87 @@ if os.environ["RANK"] == "1" and not os.path.exists({str(mark)!r}):
     assert "sum 2 rank 0" in host_output
     assert "sum 2 rank 1" in other_output
     assert "rank 1 failed on node 1" in host_output
+
+
+def test_a_node_lost_while_the_ranks_are_settled_makes_torchrun_start_again(tmp_path: Path) -> None:
+    """Its store is gone or incomplete, on which torch's agent ends with a traceback."""
+    port = free_port()
+    with torchruns(tmp_path, script(tmp_path, REDUCE + END), options(port, "--rdzv-conf=node_rank=0")) as (host,):
+        hello = say.Hello(say.VERSION, "none", 1, "lost", uuid.uuid4().hex)
+        lost = Client(Endpoint("127.0.0.1", port), hello)
+        lost.send(say.Join(hello.incarnation))
+        met = lambda: isinstance(lost.receive(1.0), say.Go)  # noqa: E731
+        eventually(met, "the nodes to meet")
+        lost.close("gone")
+        (tmp_path / "other").mkdir()
+        again = options(port, "--rdzv-conf=node_rank=1")
+        with torchruns(tmp_path / "other", script(tmp_path, REDUCE + END), again) as (other,):
+            (host_code, host_output), (other_code, other_output) = host.end(), other.end()
+    assert (host_code, other_code) == (0, 0), host_output + other_output
+    assert "starting torchrun again" in host_output
+    assert "sum 2 rank 1" in other_output
+
+
+def test_a_node_whose_workers_are_done_starts_again_when_another_still_needs_them(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    early = f"""
+import os, signal, time
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists({str(left)!r}):
+        time.sleep(0.05)
+    time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
+    os.kill(os.getpid(), signal.SIGKILL)
+print("leaves", os.environ["RANK"], flush=True)
+open({str(left)!r}, "a").close()
+"""
+    port = free_port()
+    each = [options(port, "--max-restarts=2", f"--rdzv-conf=node_rank={rank}") for rank in (0, 1)]
+    with torchruns(tmp_path, script(tmp_path, early), *each) as (host, other):
+        (host_code, host_output), (other_code, other_output) = host.end(), other.end()
+    assert (host_code, other_code) == (0, 0), host_output + other_output
+    assert host_output.count("leaves 0") == 2
+    assert "starting torchrun again" in host_output
+
+
+def test_torchs_error_file_tells_the_first_failure_and_torchrun_exits_with_its_code(tmp_path: Path) -> None:
+    fail = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(9)\ntime.sleep(60)\n"
+    error = tmp_path / "error.json"
+    words = options(0, "--nproc-per-node=2", "--max-restarts=5", "--rdzv-conf=max_restarts=1", nodes=1)
+    with torchruns(tmp_path, script(tmp_path, fail), words, env={"TORCHELASTIC_ERROR_FILE": str(error)}) as (only,):
+        code, output = only.end()
+    assert code == 9, output
+    told = parse_agent_failure(error.read_text())
+    assert told is not None
+    assert (told.rank, told.local_rank, told.exit_code, told.signal) == (1, 1, 9, None)
+
+
+def test_the_others_hear_at_once_that_a_torchrun_was_asked_to_stop(tmp_path: Path) -> None:
+    """Its workers may save for as long as they like; torch's handler ends the process without a word."""
+    save = f"""
+import os, signal, sys, time
+def save(*_):
+    while not os.path.exists({str(tmp_path / "heard")!r}):
+        time.sleep(0.05)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open({str(tmp_path)!r} + "/up-" + os.environ["RANK"], "w").close()
+while True:
+    time.sleep(0.05)
+"""
+    port = free_port()
+    each = [options(port, f"--rdzv-conf=node_rank={rank}") for rank in (0, 1)]
+    with torchruns(tmp_path, script(tmp_path, save), *each) as (host, other):
+        eventually(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)), "workers to run")
+        other.process.send_signal(signal.SIGTERM)
+        assert host.process.stdout is not None
+        for line in host.process.stdout:
+            if "generation 1 is over: node 1" in line and "asked to stop" in line:
+                break
+        assert other.process.poll() is None, "it waits for its worker"
+        (tmp_path / "heard").touch()
+        assert other.end()[0] == 1
+        host.process.send_signal(signal.SIGTERM)
+        host.end()
 
 
 def test_a_node_without_restarts_left_ends_the_job_for_all(tmp_path: Path) -> None:

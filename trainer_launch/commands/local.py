@@ -107,7 +107,7 @@ def main(parsed: Parsed) -> int:
     )
     settings = settings.model_copy(update={"grace": launchers_s / _POD_GRACE})
     torchs = command.is_worker or command.torchrun is not None
-    if settings.engine == "torchrun" or (settings.engine == "auto" and torchs):
+    if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod
     setting = Setting(
         launchers=_for_our_pods(settings, is_mpi=is_mpi),

@@ -197,7 +197,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
     folders = [path for path in (settings.storage or "").split(",") if path.removeprefix(_SHARED)]
     is_torch = job.engine in (None, "torchrun")
     if command is not None:
-        is_torch = engines.pick(job, command, settings.engine)[0].NAME == "torchrun"
+        is_torch = engines.pick(job, command, settings.engine)[0].NAME in ("torch", "torchrun")
     return Subject(
         job=job,
         host=reading.host,

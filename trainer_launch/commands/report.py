@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from trainer_launch.engines import torchrun
+from trainer_launch.engines import torch, torchrun
 from trainer_launch.signals import SignalAction
 from trainer_launch.sizes import counted, in_mib
 
@@ -23,6 +23,7 @@ _SHOWN = 6  # hosts
 _INTERNAL = ("TRAINER_LAUNCH_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _CHILD = "trainer_launch.child"  # in the argv of what the launcher starts of its own
 _STOPS = ("HUP", "INT", "QUIT", "TERM")
+_TORCH = (torch.NAME, torchrun.NAME)
 
 
 def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
@@ -94,9 +95,7 @@ def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) 
         yield "restarts", _restarts(plan["hosting"])
     if plan["hang_timeout"] is not None:
         yield "hang detection", f"--hang-timeout {plan['hang_timeout']}"
-    who = "each worker" if plan["engine"] == torchrun.NAME else "the program"
-    who += "'s process group" if plan["stop_order"] == "group" else ""
-    yield "stopping", f"SIGTERM to {who}, SIGKILL after {plan['grace_s']:g} s"
+    yield "stopping", f"SIGTERM to {_asked_to_stop(plan)}, SIGKILL after {plan['grace_s']:g} s"
     actions = plan["signals"]
     if any(name not in _STOPS or action != SignalAction.TERMINATE for name, action in actions.items()):
         yield (
@@ -104,6 +103,13 @@ def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) 
             ", ".join([*(f"{name} {action}" for name, action in actions.items()), "all others forward"]),
         )
     yield from _environment(plan["processes"])
+
+
+def _asked_to_stop(plan: Mapping[str, Any]) -> str:
+    if plan["engine"] == torchrun.NAME:
+        return "torchrun, which sends it to each worker's process group"
+    who = "each worker" if plan["engine"] == torch.NAME else "the program"
+    return f"{who}'s process group" if plan["stop_order"] == "group" else who
 
 
 def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -116,13 +122,13 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
             nodes + ("" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"),
         )
     yield "this node", why["node_rank"]
-    if plan["engine"] in (None, torchrun.NAME):
+    if plan["engine"] in (None, *_TORCH):
         ranks = _ranks(plan) if least == most else ""
         yield "workers here", f"{why['nproc_per_node']}{ranks}" if workers is not None else why["nproc_per_node"]
         if most != 1:
             here = "; this pod runs the coordinator" if plan.get("hosting") else ""
             yield "nodes meet at", f"{why['coordinator']}{here}"
-    if job.get("hosts") and plan["engine"] != torchrun.NAME:
+    if job.get("hosts") and plan["engine"] not in _TORCH:
         hosts = job["hosts"]
         more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
         yield "hosts", f"{len(hosts)}: {', '.join(hosts[:_SHOWN])}{more}"

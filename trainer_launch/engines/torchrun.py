@@ -17,6 +17,7 @@ from trainer_launch.model import Job, Plan, Process
 from trainer_launch.signals import STOP_SIGNALS, SignalAction
 
 NAME = "torchrun"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -83,7 +84,7 @@ def _options(request: Request) -> dict[str, str]:
 def _environment(request: Request) -> dict[str, str]:
     env = child_env.agent(request)
     env[run_folder.VARIABLE] = request.scratch
-    env["TORCHELASTIC_ERROR_FILE"] = _error_file(request)
+    env[_ERROR_FILE] = _error_file(request)
     # torch kills workers that need longer, and does not know the grace.
     if not env.get(_SHUTDOWN_TIMEOUT):
         env[_SHUTDOWN_TIMEOUT] = str(math.ceil(request.grace_s))
@@ -91,4 +92,6 @@ def _environment(request: Request) -> dict[str, str]:
 
 
 def _error_file(request: Request) -> str:
-    return f"{request.scratch}/{run_folder.FAILURE}"
+    """Where a platform wants it, if nothing older is there: our plug-in clears it, torch does not."""
+    ours = f"{request.scratch}/{run_folder.FAILURE}"
+    return ours if meeting.meeting(request) is None else request.env.get(_ERROR_FILE) or ours
