@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.launching import launch
 from trainer_launch.pytorch import head_start
 from trainer_launch.pytorch.head_start import guess
 from trainer_launch.pytorch.messages import Ready
 
-TORCH = ("--engine", "torch", "--nproc-per-node", "2", "--", "train.py")
+TORCH = ("--nproc-per-node", "2", "--", "train.py")
 IMPORT_S = 60.0
 
 
@@ -30,11 +31,11 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("line", "script"),
     [
-        ("--engine torch --nproc-per-node 2 -- train.py --lr 1", "train.py"),
-        ("--engine=torch --nodes=2 -- python train.py", "train.py"),
-        ("--engine torch --nodes 2 -- -m pkg.train", None),
-        ("--engine torch -- torchrun --nproc-per-node=4 jobs/train.py", "jobs/train.py"),
-        ("--engine torch -- torchrun -m pkg.train", None),
+        ("--nproc-per-node 2 -- train.py --lr 1", "train.py"),
+        ("--nodes=2 -- python train.py", "train.py"),
+        ("--nodes 2 -- -m pkg.train", None),
+        ("-- torchrun --nproc-per-node=4 jobs/train.py", "jobs/train.py"),
+        ("-- torchrun -m pkg.train", None),
     ],
 )
 def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(line: str, script: str | None) -> None:
@@ -46,16 +47,16 @@ def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(line: str, sc
 @pytest.mark.parametrize(
     "line",
     [
-        "--engine torch -- train.py",
-        "--engine torch --nodes 2 -- ./train.sh",
-        "--engine torch --nodes 2 -- python -u train.py",
-        "--engine torch --nodes 2 --exec -- train.py",
-        "--engine torch --nodes 2 --start-method exec -- train.py",
+        "-- train.py",
+        "--nodes 2 -- ./train.sh",
+        "--nodes 2 -- python -u train.py",
+        "--nodes 2 --exec -- train.py",
+        "--nodes 2 --start-method exec -- train.py",
         "--engine plain --nodes 2 -- train.py",
-        "--engine torch --nodes 2 -- torchrun --no-python train.py",
-        "--engine torch --nodes 2 -- torchrun --no-such-option train.py",
-        "--engine torch --nodes 2",
-        "--engine torch --nodes 2 --",
+        "--nodes 2 -- torchrun --no-python train.py",
+        "--nodes 2 -- torchrun --no-such-option train.py",
+        "--nodes 2",
+        "--nodes 2 --",
         "",
     ],
 )
@@ -67,14 +68,13 @@ def test_no_server_is_begun_where_the_plan_may_ask_for_none(line: str) -> None:
     "env", [{"PET_NNODES": "2"}, {"MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "2"}], ids=["trainer", "v1"]
 )
 def test_variables_of_the_platform_tell_a_torch_job(env: dict[str, str]) -> None:
-    env = {**env, "TRAINER_LAUNCH_ENGINE": "torch"}
     assert guess(["train.py"], env, "/") is not None
-    assert guess(["train.py"], {"TRAINER_LAUNCH_ENGINE": "torch", "TF_CONFIG": "{}"}, "/") is None
+    assert guess(["train.py"], {"TF_CONFIG": "{}"}, "/") is None
 
 
 def test_several_workers_get_one_thread_each_as_with_torchrun() -> None:
     for workers, threads in (("1", None), ("2", "1"), ("gpu", "1")):
-        found = guess(["--engine", "torch", "--nproc-per-node", workers, "--", "train.py"], {}, "/")
+        found = guess(["--nproc-per-node", workers, "--", "train.py"], {}, "/")
         assert found is not None
         assert found.env.get("OMP_NUM_THREADS") == threads
     own = guess(TORCH, {"OMP_NUM_THREADS": "8"}, "/")
@@ -98,6 +98,18 @@ def test_the_plan_takes_the_server_that_was_begun(tmp_path: Path, monkeypatch: p
         server.close()
         server.popen.wait()
     assert head_start.take(wanted.settings, wanted.env) is None
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_run_uses_the_server_that_it_has_begun(workers: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    words = ("run", "--log-level", "debug", "--nproc-per-node", workers, "--", "train.py")
+    ended = launch(*words, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("trained") == int(workers)
+    assert "the fork server was started before the plan was made" in ended.stderr
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ for exactly that server; else it is ended, and nothing has happened.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from trainer_launch.supervisor import inheritance
 if TYPE_CHECKING:
     from trainer_launch.pytorch.fork_server import ForkServer, ServerSettings
 
+_log = logging.getLogger(__name__)
 _PREFIX = "TRAINER_LAUNCH_"
-_ENGINES = ("torch",)
+_ENGINES = (None, "auto", "torch")
 # Any of these variables says that the pod belongs to a torch job; so do those of the v1 operator together.
 _OF_TORCH = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
 _OF_OPERATOR = {"MASTER_ADDR", "RANK", "WORLD_SIZE"}
@@ -58,6 +60,7 @@ def take(settings: ServerSettings, env: Mapping[str, str]) -> ForkServer | None:
     if not _begun or _begun[0][0].settings != settings or changed_before_exec(_begun[0][0].env, env):
         end()
         return None
+    _log.debug("the fork server was started before the plan was made")
     return _begun.pop()[1]
 
 

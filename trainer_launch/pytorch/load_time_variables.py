@@ -21,7 +21,13 @@ _AT_LOAD = (
 # Of those, what is read each time that it is needed, or when a process group or a device is initialised.
 _LATER = (
     *("TORCH_ELASTIC_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_NCCL_", "TORCH_UCC_", "TORCH_XCCL_"),
-    *("TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+    *(
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        "TORCH_CUDA_ARCH_LIST",
+        "TORCH_EXTENSIONS_DIR",
+        "TORCH_HOME",
+        "TORCHINDUCTOR_CACHE_DIR",
+    ),
     *("PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"),
 )
 # Read by the dynamic loader, the C library and the interpreter before any Python runs.

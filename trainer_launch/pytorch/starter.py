@@ -12,7 +12,7 @@ from trainer_launch import exits
 from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, PortRange, Process, Workers
 from trainer_launch.pytorch import group_events as ge
-from trainer_launch.pytorch import worker_processes
+from trainer_launch.pytorch import head_start, worker_processes
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit
 from trainer_launch.sizes import counted
@@ -136,7 +136,7 @@ class Starter:
             cwd=workers.cwd or os.getcwd(),
             forks_workers=self._forks,
         )
-        self._server = ForkServer(settings, workers.env)
+        self._server = head_start.take(settings, workers.env) or ForkServer(settings, workers.env)
         self._system.adopt(SERVER, self._server.pid, keep=True)
         self._listen(wanted=True)
 
