@@ -27,7 +27,7 @@ _TRIES = 5  # another program may take a port between our look and our use
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
     from trainer_launch.pytorch.forked_process import Origin, Signs
@@ -59,6 +59,7 @@ def main() -> None:
         mask=mask,
         descriptors=frozenset(_descriptors() - before),
         main_process=_main_process(),
+        has_preloaded=bool(preload),
     )
     if serves == "workers":
         reason = reason or unfit()
@@ -153,44 +154,36 @@ def _thread_name(thread: int) -> str:
 def _serve(connection: socket.socket, origin: Origin) -> None:
     from trainer_launch.pytorch import forked_process, messages
 
-    while True:
-        received = messages.receive(connection)
-        if received is None:
-            return
+    while (received := messages.receive(connection)) is not None:
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
             raise messages.MessageError(f"{type(request).__name__} is not a request")
         report, to_report = os.pipe()
         wait, go = os.pipe()
         signs = forked_process.Signs(report=to_report, go=wait)
-
-        def between(
-            request: ForkWorkers | OpenStore = request, fds: Sequence[int] = fds, signs: Signs = signs
-        ) -> None:
-            if isinstance(request, messages.ForkWorkers):
-                forked_process.fork_workers(origin, request, fds, signs)
-            elif forked_process.fork_one(signs):
-                _become_store(request, origin, signs)
-
-        _fork_between(between, signs, {connection.fileno(), report, go})
+        _fork(request, fds, origin, signs, not_theirs={connection.fileno(), report, go})
         for fd in (to_report, wait, *fds):
             os.close(fd)
         answer = _read_report(request, report)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
             if not isinstance(answer, messages.Failed):
-                os.write(go, b"g" * len(getattr(request, "workers", "1")))
+                os.write(go, b"g" * (len(request.workers) if isinstance(request, messages.ForkWorkers) else 1))
         os.close(go)
         os.close(report)
 
 
-def _fork_between(between: Callable[[], None], signs: Signs, close: set[int]) -> None:
-    """Run this in a process that forks others and exits: they are the launcher's children when this returns."""
+def _fork(
+    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs, not_theirs: set[int]
+) -> None:
+    """Fork by a process between, which exits: the others are the launcher's children when this returns."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _run_between(between, signs, close)
+            for fd in not_theirs:
+                os.close(fd)
+            _be_between(request, fds, origin, signs)
         os.waitpid(pid, 0)
     except OSError as problem:
         signs.tell("failed", f"the fork server cannot fork ({problem})")
@@ -198,18 +191,19 @@ def _fork_between(between: Callable[[], None], signs: Signs, close: set[int]) ->
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_between(between: Callable[[], None], signs: Signs, close: set[int]) -> NoReturn:
-    code = 1
+def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs) -> NoReturn:
+    from trainer_launch.pytorch import forked_process, messages
+
     try:
         kernel.die_with_parent(signal.SIGKILL)
-        for fd in close:
-            os.close(fd)
-        between()
-        code = 0
+        if isinstance(request, messages.ForkWorkers):
+            forked_process.fork_workers(origin, request, fds, signs)
+        if forked_process.fork_one(signs):
+            _be_store(request, origin, signs)
     except BaseException as problem:  # noqa: BLE001  nobody above would see it
         signs.tell("failed", f"a process could not be forked ({type(problem).__name__}: {problem})")
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
 def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
@@ -240,7 +234,7 @@ def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
 # -- stores -----------------------------------------------------------------------------------
 
 
-def _become_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
+def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
     """In a process of its own: open a store, tell its port, and serve until the launcher ends this process."""
     from trainer_launch.pytorch import forked_process
 

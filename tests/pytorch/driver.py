@@ -1,0 +1,133 @@
+"""Does with a fork server what PID 1 does: starts it, asks it, reaps what it has forked.
+
+Each line of standard input is a request; each is answered by a line. The first line has the server's settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from trainer_launch.model import PortRange
+from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready
+from trainer_launch.supervisor.inheritance import become_reaper
+
+
+def main() -> None:
+    del sys.path[0]  # our own folder; PID 1 has none either
+    become_reaper()
+    settings = json.loads(sys.stdin.readline())
+    server = started(settings)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["do"] == "renew":
+                server.close()
+                server.popen.wait()
+                server = started(settings)
+                say()
+            else:
+                DEEDS[request.pop("do")](server, **request)
+        except ServerError as problem:
+            say(error=str(problem))
+    server.close()
+    server.popen.wait()
+
+
+def started(settings: dict[str, Any]) -> ForkServer:
+    server = ForkServer(ServerSettings(python=sys.executable, **settings), os.environ)
+    select.select([server.fd], [], [])
+    try:
+        told = server.answer()
+    except ServerError as problem:
+        say(reason=str(problem), pid=server.pid)
+        return server
+    assert told is not None
+    say(reason=None if isinstance(told, Ready) else told.reason, pid=server.pid)
+    return server
+
+
+def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd: str, wait: bool = True) -> None:
+    """A worker's `out` and `err` are the files that it writes to; without them it inherits ours."""
+    fds: list[int] = []
+    forked = []
+    for number, worker in enumerate(workers):
+        files = opened(worker)
+        fds += files.values()
+        given = {key: worker[key] for key in ("environment", "stacks") if key in worker}
+        forked.append(ForkedWorker(**{"local_rank": number, "environment": {}, "streams": tuple(files), **given}))
+    environment = dict(os.environ)
+    request = ForkWorkers(argv=tuple(argv), environment=environment, cwd=cwd, workers=tuple(forked))
+    try:
+        pids = server.fork(request, fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    say(pids=pids, parents=[parent_of(pid) for pid in pids])
+    if wait:
+        reap(server, pids)
+
+
+def execute(_server: ForkServer, argv: list[str], worker: dict[str, Any], cwd: str) -> None:
+    """The same worker in the ordinary way."""
+    files = opened(worker)
+    env = {**os.environ, **worker["environment"]}
+    popen = subprocess.Popen(argv, env=env, cwd=cwd, stdout=files[1], stderr=files[2], start_new_session=True)
+    say(code=popen.wait())
+    for fd in files.values():
+        os.close(fd)
+
+
+def opened(worker: dict[str, Any]) -> dict[int, int]:
+    paths = {1: worker.get("out"), 2: worker.get("err")}
+    return {n: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n, path in paths.items() if path}
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def reap(server: ForkServer, pids: list[int] | tuple[int, ...]) -> None:
+    say(codes=[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+
+
+def store(server: ForkServer, ports: list[int] | None) -> None:
+    pid, port = server.open_store(PortRange(*ports) if ports else None)
+    say(pid=pid, port=port, parent=parent_of(pid))
+
+
+def changed(server: ForkServer) -> None:
+    say(why=server.changed())
+
+
+def answer(server: ForkServer) -> None:
+    say(kind=type(server.answer()).__name__)
+
+
+def kill(server: ForkServer, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    say()
+
+
+def close(server: ForkServer) -> None:
+    server.close()
+    say(code=server.popen.wait())
+
+
+DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, execute, reap, store, changed, answer, kill, close)}
+
+
+def say(**values: object) -> None:
+    print(json.dumps({"me": os.getpid(), **values}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""A forked program ends in every way as one that `python -u` has started: code, signal, all that it wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.pytorch.forks import Forks, fresh
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    made = Forks(tmp_path_factory.mktemp("run"))
+    try:
+        assert made.reason is None
+        yield made
+    finally:
+        made.close()
+
+
+ENDINGS = {
+    "at its end": "print('bye')",
+    "sys.exit()": "import sys; sys.exit()",
+    "sys.exit(42)": "import sys; sys.exit(42)",
+    "sys.exit(True)": "import sys; sys.exit(True)",
+    "sys.exit(-1)": "import sys; sys.exit(-1)",
+    "sys.exit(256)": "import sys; sys.exit(256)",
+    "sys.exit of a text": "import sys; sys.exit('no more')",
+    "sys.exit of a tuple": "import sys; sys.exit(('no', 'more'))",
+    "an exception": "def f():\n    raise ValueError('no luck')\nf()",
+    "an exception without a text": "class A(Exception):\n    def __str__(self):\n        raise KeyError\nraise A",
+    "a chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+    "an exception group or what is like it": "class Odd(BaseException):\n    pass\nraise Odd('one')",
+    "a syntax error": "print('never')\ndef f(:\n    pass\n",
+    "another encoding": "# coding: latin-1\nprint('\xff')",
+    "a KeyboardInterrupt": "raise KeyboardInterrupt",
+    "SIGINT": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(9)",
+    "os._exit(0)": "import os\nprint('bye')\nos._exit(0)",
+    "os._exit(3)": "import os\nos._exit(3)",
+    "C's exit": "import ctypes\nctypes.CDLL(None).exit(5)",
+    "SIGKILL": "import os\nos.kill(os.getpid(), 9)",
+    "SIGTERM": "import os\nos.kill(os.getpid(), 15)",
+    "SIGSEGV": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.kill(os.getpid(), 11)",
+    "SIGABRT": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.abort()",
+    "an excepthook of its own": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
+    "an excepthook that fails": "import sys\ndef f(*a):\n    raise KeyError('hook')\nsys.excepthook = f\n1 / 0",
+    "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\n1 / 0",
+    "a thread that is waited for": "import threading, time\ndef work():\n    time.sleep(0.2)\n    print('worked')\n"
+    "threading.Thread(target=work).start()\nprint('main is done')",
+    "a thread that fails": "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
+    "a daemon thread": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "a destructor": "class A:\n    def __del__(self):\n        print('gone')\na = A()",
+    "children of multiprocessing": "import multiprocessing as mp\nctx = mp.get_context('fork')\n"
+    "p = ctx.Process(target=print, args=('child',))\np.start()",
+    "text left in C's buffer": "import ctypes\nctypes.CDLL(None).printf(b'from C\\n')",
+    "a stack overflow of Python": "def f():\n    f()\ntry:\n    f()\nexcept RecursionError as e:\n    print(e)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_ends_alike(forks: Forks, tmp_path: Path, ending: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(ENDINGS[ending].encode("latin-1" if "\xff" in ENDINGS[ending] else "utf-8"))
+    forked, expected = forks.run(tmp_path, str(script)), fresh(tmp_path, tmp_path, str(script))
+    assert (forked.code, forked.out, alike(forked.err)) == (expected.code, expected.out, alike(expected.err))
+
+
+def alike(text: str) -> str:
+    """Without addresses and thread numbers."""
+    return re.sub(r"0x[0-9a-f]+", "0x", text)
+
+
+def test_a_module_ends_alike(forks: Forks, tmp_path: Path) -> None:
+    """tests.pytorch.failing is found by PYTHONPATH, in both."""
+    forked = forks.run(tmp_path, "-m", "tests.pytorch.failing", "x")
+    expected = fresh(tmp_path, tmp_path, "-m", "tests.pytorch.failing", "x")
+    assert (forked.code, forked.out, forked.err) == (expected.code, expected.out, expected.err)
+    assert "ValueError" in forked.err
+
+
+@pytest.mark.parametrize("words", [("-m", "no.such.module"), ("gone.py",)])
+def test_what_is_not_there_is_told_alike(forks: Forks, tmp_path: Path, words: tuple[str, ...]) -> None:
+    forked, expected = forks.run(tmp_path, *words), fresh(tmp_path, tmp_path, *words)
+    assert forked.code == expected.code
+    assert forked.err.partition("file")[0] == expected.err.partition("file")[0]
+
+
+def test_what_was_not_caught_is_in_torchs_error_file(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise ValueError('no luck')")
+    assert forks.run(tmp_path, str(script)).error == "ValueError: no luck"
+
+
+def test_the_text_that_a_program_exits_with_is_in_torchs_error_file(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; sys.exit('no data in /mnt')")
+    assert forks.run(tmp_path, str(script)).error == "no data in /mnt"
+
+
+def test_a_file_that_nobody_closed_is_written(forks: Forks, tmp_path: Path) -> None:
+    script, text = tmp_path / "train.py", tmp_path / "text"
+    script.write_text(f"f = open({str(text)!r}, 'w')\nf.write('one')\n")
+    forks.run(tmp_path, str(script))
+    assert text.read_text() == "one"
+    script.write_text(f"import os\nos.kept = open({str(text)!r}, 'w')\nos.kept.write('two')\n1 / 0\n")
+    forks.run(tmp_path, str(script))
+    assert text.read_text() == "two"
+
+
+CHILDREN = """
+import inspect, multiprocessing, pickle
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(point):
+    return Point(2 * point.x)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, [point.x for point in pool.map(double, [Point(1), Point(2)])])
+    print(inspect.getsource(double).splitlines()[0], pickle.loads(pickle.dumps(Point(3))).x)
+"""
+
+LOADERS = """
+import os, sys
+import torch, torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.tensor([index, int(os.environ["RANK"])])
+
+def spawned(index, path):
+    open(path, "w").write(__name__)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        loader = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method)
+        print(method, [batch.tolist() for batch in loader])
+    torch.multiprocessing.spawn(spawned, (sys.argv[1],), nprocs=1)
+    print(open(sys.argv[1]).read())
+"""
+
+
+def test_a_program_starts_processes_of_its_own_by_every_method(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CHILDREN)
+    ended = forks.run(tmp_path, str(script))
+    assert ended.code == 0, ended.err
+    pools = [f"{method} [2, 4]" for method in ("fork", "spawn", "forkserver")]
+    assert ended.out.splitlines() == [*pools, "def double(point): 3"]
+
+
+def test_torchs_data_loaders_and_its_spawn_work(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOADERS)
+    ended = forks.run(tmp_path, str(script), str(tmp_path / "note"))
+    assert ended.code == 0, ended.err
+    batches = "[[[0, 0], [1, 0]], [[2, 0], [3, 0]]]"
+    assert ended.out.splitlines() == [f"fork {batches}", f"spawn {batches}", "__mp_main__"]
+
+
+COMPILED = """
+import torch
+
+@torch.compile
+def curve(x):
+    return torch.sin(x) * 2 + torch.cos(x)
+
+x = torch.arange(8.0, requires_grad=True)
+curve(x).sum().backward()
+print(torch.allclose(x.grad, 2 * torch.cos(x) - torch.sin(x)))
+"""
+
+
+def test_torch_compile_works(forks: Forks, tmp_path: Path) -> None:
+    require(shutil.which("g++"), "torch.compile makes C++ for a CPU, which needs g++")
+    if " " in (importlib.util.find_spec("torch").origin or ""):  # type: ignore[union-attr]
+        pytest.skip("torch.compile itself breaks where torch lies below a folder with a blank in its name")
+    script, cache = tmp_path / "train.py", tmp_path / "cache"
+    script.write_text(COMPILED)
+    ended = forks.run(tmp_path, str(script), environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)})
+    assert ended.code == 0, ended.err
+    assert ended.out == "True\n"
+    assert list(cache.rglob("*.so")), "it was compiled"
+
+
+def test_every_worker_has_randomness_of_its_own(forks: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    )
+    first, second = (forks.run(tmp_path, str(script)).out.split() for _ in range(2))
+    assert len(first) == 3
+    assert not set(first) & set(second)
