@@ -31,7 +31,6 @@ def main() -> None:
                 server.close()
                 server.popen.wait()
                 server = started(settings)
-                say()
             else:
                 DEEDS[request.pop("do")](server, **request)
         except ServerError as problem:
@@ -56,12 +55,12 @@ def started(settings: dict[str, Any]) -> ForkServer:
 def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd: str, wait: bool = True) -> None:
     """A worker's `out` and `err` are the files that it writes to; without them it inherits ours."""
     fds: list[int] = []
-    forked = []
+    forked: list[ForkedWorker] = []
     for number, worker in enumerate(workers):
         files = opened(worker)
         fds += files.values()
-        given = {key: worker[key] for key in ("environment", "stacks") if key in worker}
-        forked.append(ForkedWorker(**{"local_rank": number, "environment": {}, "streams": tuple(files), **given}))
+        given, stacks = worker.get("environment", {}), worker.get("stacks")
+        forked.append(ForkedWorker(local_rank=number, environment=given, streams=tuple(files), stacks=stacks))
     environment = dict(os.environ)
     request = ForkWorkers(argv=tuple(argv), environment=environment, cwd=cwd, workers=tuple(forked))
     try:

@@ -27,6 +27,13 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         made.close()
 
 
+# A text of C's own: Python's would be gone by then.
+AT_EXIT = """
+import ctypes
+c = ctypes.CDLL(None)
+c.strdup.restype = ctypes.c_void_p
+c.__cxa_atexit(c.puts, ctypes.c_void_p(c.strdup(b"from C")), None)
+"""
 ENDINGS = {
     "at its end": "print('bye')",
     "sys.exit()": "import sys; sys.exit()",
@@ -63,12 +70,47 @@ ENDINGS = {
     "children of multiprocessing": "import multiprocessing as mp\nctx = mp.get_context('fork')\n"
     "p = ctx.Process(target=print, args=('child',))\np.start()",
     "text left in C's buffer": "import ctypes\nctypes.CDLL(None).printf(b'from C\\n')",
+    "a destructor that uses an import": "import shutil\nclass A:\n    def __del__(self):\n"
+    "        print('gone', shutil.rmtree.__name__)\na = A()",
+    "a destructor of a class in a cycle": "import shutil\nclass A:\n    def __del__(self):\n"
+    "        print('gone', shutil.rmtree.__name__)\na = A()\na.me = a\nb = [a]",
+    "a destructor after an exception": "import shutil\nclass A:\n    def __del__(self):\n"
+    "        print('gone', shutil.rmtree.__name__)\ndef f():\n    a = A()\n    1 / 0\nf()",
+    "a destructor that fails": "class A:\n    def __del__(self):\n        1 / 0\na = A()",
+    "what torch has cached": "import shutil, torch\nclass A:\n    def __del__(self):\n"
+    "        print('gone', shutil.rmtree.__name__)\na = A()\n"
+    "torch.nn.modules.module.register_module_forward_hook(lambda *_: a)",
+    "a finally of a generator": "import shutil\ndef g():\n    try:\n        yield\n    finally:\n"
+    "        print('closed', shutil.rmtree.__name__)\nx = g()\nnext(x)",
+    "a module's objects": "import helper",
+    "weakref.finalize": "import weakref\nclass A:\n    pass\na = A()\nweakref.finalize(a, print, 'finalised')",
+    "an atexit that fails": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'first')",
+    "an atexit that exits": "import atexit, sys\natexit.register(sys.exit, 3)",
+    "C's atexit": AT_EXIT,
+    "C's atexit after an exception": f"{AT_EXIT}\n1 / 0",
+    "C's atexit after a KeyboardInterrupt": f"{AT_EXIT}\nraise KeyboardInterrupt",
+    "atexit after a KeyboardInterrupt": "import atexit\natexit.register(print, 'bye')\nraise KeyboardInterrupt",
+    "a stdout that is gone": "import os\nf = open(1, 'w', closefd=False)\nf.write('x')\nos.close(1)",
     "a stack overflow of Python": "def f():\n    f()\ntry:\n    f()\nexcept RecursionError as e:\n    print(e)",
 }
 
 
+HELPER = """
+import shutil
+
+class Held:
+    def __del__(self):
+        print("gone", shutil.rmtree.__name__)
+
+held = Held()
+held.in_a_cycle = [held]
+other = Held()
+"""
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_alike(forks: Forks, tmp_path: Path, ending: str) -> None:
+    (tmp_path / "helper.py").write_text(HELPER)
     script = tmp_path / "train.py"
     script.write_bytes(ENDINGS[ending].encode("latin-1" if "\xff" in ENDINGS[ending] else "utf-8"))
     forked, expected = forks.run(tmp_path, str(script)), fresh(tmp_path, tmp_path, str(script))

@@ -136,14 +136,22 @@ class ForkServer:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _ask(self, request: ForkWorkers | OpenStore, fds: Sequence[int], within_s: float) -> messages.Message:
+        """New processes wait for a byte of ours until we know them: none of them runs on without us."""
+        wait, go = os.pipe()
         try:
-            self._connection.settimeout(within_s)
-            messages.send(self._connection, request, fds)
+            try:
+                self._connection.settimeout(within_s)
+                messages.send(self._connection, request, [*fds, wait])
+            finally:
+                os.close(wait)
+            answer = self._receive(within_s)
+            if isinstance(answer, Failed):
+                raise ServerError(answer.reason)
+            os.write(go, b"g" * (len(answer.pids) if isinstance(answer, Forked) else 1))
         except OSError as problem:
             raise ServerError(f"the fork server does not take requests ({problem})") from None
-        answer = self._receive(within_s)
-        if isinstance(answer, Failed):
-            raise ServerError(answer.reason)
+        finally:
+            os.close(go)
         return answer
 
     def _receive(self, within_s: float) -> messages.Message:

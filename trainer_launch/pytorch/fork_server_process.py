@@ -66,7 +66,7 @@ def main() -> None:
     with socket.socket(fileno=int(fd)) as connection:
         messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(_files()))
         gc.freeze()  # workers would otherwise copy what the collector marks
-        _serve(connection, origin)
+        _serve(connection, origin, reason or (None if serves == "workers" else "this server only opens stores"))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -151,25 +151,37 @@ def _thread_name(thread: int) -> str:
 # -- serving ----------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket, origin: Origin) -> None:
-    from trainer_launch.pytorch import forked_process, messages
+def _serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> None:
+    """Carry out one request after the other; `no_workers` is why workers cannot be forked."""
+    from trainer_launch.pytorch import messages
 
     while (received := messages.receive(connection)) is not None:
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
             raise messages.MessageError(f"{type(request).__name__} is not a request")
-        report, to_report = os.pipe()
-        wait, go = os.pipe()
-        signs = forked_process.Signs(report=to_report, go=wait)
-        _fork(request, fds, origin, signs, not_theirs={connection.fileno(), report, go})
-        for fd in (to_report, wait, *fds):
+        answer: Message
+        if len(fds) != request.fds:
+            answer = messages.Failed(f"{len(fds)} descriptors came with a request for {request.fds}")
+        elif no_workers and isinstance(request, messages.ForkWorkers):
+            answer = messages.Failed(no_workers)
+        else:
+            answer = _carry_out(request, fds, origin, connection.fileno())
+        for fd in fds:
             os.close(fd)
-        answer = _read_report(request, report)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
-            if not isinstance(answer, messages.Failed):
-                os.write(go, b"g" * (len(request.workers) if isinstance(request, messages.ForkWorkers) else 1))
-        os.close(go)
+
+
+def _carry_out(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, connection: int) -> Message:
+    from trainer_launch.pytorch import forked_process
+
+    report, to_report = os.pipe()
+    signs = forked_process.Signs(report=to_report, go=fds[-1])
+    _fork(request, fds, origin, signs, not_theirs={connection, report})
+    os.close(to_report)
+    try:
+        return _read_report(request, report)
+    finally:
         os.close(report)
 
 

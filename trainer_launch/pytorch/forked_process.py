@@ -70,7 +70,7 @@ class Signs:
     """How processes that are being forked and the server tell each other how far they are."""
 
     report: int  # where pids, the store's port, or a failure are written, one line each
-    go: int  # a byte for each process once all are the launcher's children; its end means: exit
+    go: int  # a byte for each process once the launcher knows it; its end means: exit
 
     def tell(self, word: str, value: object) -> None:
         """Write a line of the report."""
@@ -107,7 +107,7 @@ def fork_one(signs: Signs) -> bool:
 def wait_for_go(origin: Origin, signs: Signs) -> None:
     """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
     if not os.read(signs.go, 1):
-        os._exit(exits.INFRASTRUCTURE)  # the server is gone, or not all workers could be forked
+        os._exit(exits.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
     os.close(signs.go)
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != origin.launcher:

@@ -35,7 +35,10 @@ class ForkedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkWorkers:
-    """Fork these workers; their descriptors come with the message, in the workers' order."""
+    """Fork these workers. Their streams' descriptors come with the message, in the workers' order.
+
+    The last descriptor is a pipe, from which each process reads a byte before it goes on; its end means: exit.
+    """
 
     argv: tuple[str, ...]  # the ordinary command: `python -u [-m] program args...`
     environment: Mapping[str, str]  # complete, but for what each worker has for itself
@@ -43,17 +46,22 @@ class ForkWorkers:
     workers: tuple[ForkedWorker, ...]
 
     @property
-    def streams(self) -> int:
+    def fds(self) -> int:
         """How many descriptors come with it."""
-        return sum(len(worker.streams) for worker in self.workers)
+        return sum(len(worker.streams) for worker in self.workers) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Start a process with a store, on a port from `low` to `high`, or on any free one."""
+    """Start a process with a store, on a port from `low` to `high`, or on any free one; a pipe comes with it."""
 
     low: int | None = None
     high: int | None = None
+
+    @property
+    def fds(self) -> int:
+        """How many descriptors come with it."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,328 @@
+"""The fork server proves that it can be forked, serves, is renewed when files change, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import require
+from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+Make = Callable[..., Forks]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    made: list[Forks] = []
+
+    def make_one(**settings: Any) -> Forks:
+        made.append(Forks(tmp_path, **settings))
+        return made[-1]
+
+    try:
+        yield make_one
+    finally:
+        for forks in made:
+            forks.close()
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "train.py"
+    path.write_text(text)
+    return str(path)
+
+
+# -- the proof --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), name='busy', daemon=True).start()",
+         "an import started threads, which a fork does not copy (busy)"),
+        ("import torch\ntorch.cuda.is_initialized = lambda: True",
+         "an import initialised CUDA, which does not survive a fork"),
+        ("import no_such_thing",
+         "importing mine failed (ModuleNotFoundError: No module named 'no_such_thing')"),
+        ("raise SystemExit(3)", "importing mine failed (SystemExit: 3)"),
+        ("import numpy\nnumpy.dot(numpy.ones((500, 500)), numpy.ones((500, 500)))", None),
+    ],
+)  # fmt: skip
+def test_the_server_tells_why_workers_cannot_be_forked_from_it(
+    make: Make, tmp_path: Path, text: str, reason: str | None
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    forks = make(preload=["mine"])
+    assert forks.reason == reason
+    if reason:
+        argv = [*PYTHON, script(tmp_path, "print('never')")]
+        assert forks.ask("fork", argv=argv, workers=[{}], cwd=str(tmp_path))["error"] == reason
+        assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
+
+
+def test_a_torch_that_cannot_be_imported_is_the_reason(make: Make, tmp_path: Path) -> None:
+    """The script's own folder comes first, as for the script."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    forks = make()
+    reason = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
+    assert forks.reason == reason
+    assert forks.ask("fork", argv=[*PYTHON, "train.py"], workers=[{}], cwd=str(tmp_path))["error"] == reason
+
+
+def test_a_server_that_ends_in_its_imports_is_an_error(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nos._exit(0)")
+    assert make(preload=["mine"]).reason == "the fork server exited"
+
+
+def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(make: Make, tmp_path: Path) -> None:
+    """The server is started there; the script, which lies elsewhere, would not find them either."""
+    for name in ("socket", "ctypes", "json", "trainer_launch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('taken from the working directory')")
+    (tmp_path / "job").mkdir()
+    forks = make(script="job/train.py")
+    assert forks.reason is None
+    assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+def test_workers_are_children_of_the_launcher(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import os\nprint(os.getppid(), os.environ['RANK'])\nos._exit(int(os.environ['RANK']))")
+    workers = [
+        {"environment": {"RANK": str(rank)}, "out": f"{tmp_path}/out.{rank}", "err": f"{tmp_path}/err.{rank}"}
+        for rank in range(32)
+    ]
+    answer = forks.ask("fork", argv=[*PYTHON, path], workers=workers, cwd=str(tmp_path))
+    assert set(answer["parents"]) == {forks.pid}
+    assert forks.hear()["codes"] == list(range(32))
+    said = [(tmp_path / f"out.{rank}").read_text() for rank in range(32)]
+    assert said == [f"{forks.pid} {rank}\n" for rank in range(32)]
+    assert not psutil.Process(forks.server).children(), "no process between is left"
+
+
+def test_the_server_forks_again_and_again(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import os\nos._exit(7)")
+    before = len(os.listdir(f"/proc/{forks.server}/fd"))
+    for _ in range(20):
+        assert forks.run(tmp_path, path).code == 7
+    assert len(os.listdir(f"/proc/{forks.server}/fd")) == before
+
+
+def test_a_signal_right_after_the_fork_is_not_lost(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import time\ntime.sleep(60)")
+    for _ in range(10):
+        pids = forks.start(tmp_path, path, count=2)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        assert forks.ask("reap", pids=pids)["codes"] == [-signal.SIGTERM] * 2
+
+
+def test_a_worker_shows_its_stacks_on_a_signal(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import time\ndef waits():\n    print('up')\n    time.sleep(60)\nwaits()")
+    worker = {"stacks": f"{tmp_path}/stacks", "out": f"{tmp_path}/out"}
+    pids = forks.ask("fork", argv=[*PYTHON, path], workers=[worker], cwd=str(tmp_path), wait=False)["pids"]
+    eventually((tmp_path / "out").read_text, "the worker runs")
+    os.kill(pids[0], signal.SIGRTMAX - 1)
+    text = eventually((tmp_path / "stacks").read_text, "stacks are written")
+    assert f'File "{path}", line 4 in waits' in eventually(
+        lambda: ("waits" in text and text) or (tmp_path / "stacks").read_text(), "all of them"
+    )
+    os.kill(pids[0], signal.SIGKILL)
+    assert forks.ask("reap", pids=pids)["codes"] == [-signal.SIGKILL]
+
+
+def test_a_worker_that_cannot_become_the_program_is_started_with_exec_and_says_why(
+    make: Make, tmp_path: Path
+) -> None:
+    forks = make()
+    path = script(tmp_path, "import sys\nprint('ran', 'torch' in sys.modules)")
+    worker = {"stacks": f"{tmp_path}/gone/stacks", "out": f"{tmp_path}/out", "err": f"{tmp_path}/err"}
+    forks.ask("fork", argv=[*PYTHON, path], workers=[worker], cwd=str(tmp_path))
+    assert forks.hear()["codes"] == [0]
+    assert (tmp_path / "out").read_text() == "ran False\n"
+    assert "this worker starts without the fork server: FileNotFoundError" in (tmp_path / "err").read_text()
+
+
+REFUSES = """
+import os
+calls, fork = 0, os.fork
+
+def few():
+    global calls
+    calls += 1
+    if calls > 4:  # the proof, the process between, two workers
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = few
+"""
+
+
+def test_a_fork_that_fails_half_way_starts_no_worker(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(REFUSES)
+    forks = make(preload=["mine"])
+    path = script(tmp_path, "open('ran', 'w')")
+    answer = forks.ask("fork", argv=[*PYTHON, path], workers=[{}] * 4, cwd=str(tmp_path))
+    assert answer["error"] == "a worker could not be forked ([Errno 11] Resource temporarily unavailable)"
+    running = {forks.server}
+    eventually(
+        lambda: {p.pid for p in psutil.Process(forks.pid).children() if p.status() != "zombie"} == running,
+        "the two that were forked have exited",
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+DIES = """
+import os, signal
+waitpid, proof = os.waitpid, []
+
+def die(*words):
+    result = waitpid(*words)
+    if proof:
+        os.kill(os.getpid(), signal.SIGKILL)
+    proof.append(True)
+    return result
+
+os.waitpid = die
+"""
+
+
+def test_a_server_that_dies_between_fork_and_answer_starts_no_worker(make: Make, tmp_path: Path) -> None:
+    """The launcher does not know these processes: they must not run the program beside the next ones."""
+    (tmp_path / "mine.py").write_text(DIES)
+    forks = make(preload=["mine"])
+    path = script(tmp_path, "open('ran', 'w')")
+    answer = forks.ask("fork", argv=[*PYTHON, path], workers=[{}] * 3, cwd=str(tmp_path))
+    assert answer["error"] == "the fork server exited"
+    eventually(lambda: all(p.status() == "zombie" for p in psutil.Process(forks.pid).children()), "they exit")
+    assert not (tmp_path / "ran").exists()
+
+
+# -- stores -----------------------------------------------------------------------------------
+
+
+def is_reachable(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_store_is_a_process_of_its_own_that_outlives_the_server(make: Make, tmp_path: Path) -> None:
+    from torch.distributed import TCPStore
+
+    forks = make(forks_workers=False)
+    store = forks.ask("store", ports=None)
+    assert store["parent"] == forks.pid
+    assert forks.ask("close")["code"] == -signal.SIGKILL
+    os.kill(store["pid"], signal.SIGTERM)  # for the workers: the launcher ends it after them
+    client = TCPStore("127.0.0.1", store["port"], is_master=False)
+    client.set("a", "b")
+    assert client.get("a") == b"b"
+    os.kill(store["pid"], signal.SIGKILL)
+    assert forks.ask("reap", pids=[store["pid"]])["codes"] == [-signal.SIGKILL]
+
+
+def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:
+    forks = make(forks_workers=False)
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("", 0))
+        low = one.getsockname()[1]
+        assert forks.ask("store", ports=[low, low])["error"].endswith(
+            f"every port of --port-range {low}-{low} is taken on this node)"
+        )
+        other.bind(("", 0))
+        port = other.getsockname()[1]
+        other.close()
+        store = forks.ask("store", ports=[port, port])
+        assert store["port"] == port
+        assert is_reachable(port)
+
+
+def test_a_server_for_stores_forks_no_workers(make: Make, tmp_path: Path) -> None:
+    forks = make(forks_workers=False)
+    path = script(tmp_path, "print('never')")
+    answer = forks.ask("fork", argv=[*PYTHON, path], workers=[{}], cwd=str(tmp_path))
+    assert answer["error"] == "this server only opens stores"
+
+
+# -- its end, and the launcher's --------------------------------------------------------------
+
+
+def test_a_server_that_is_killed_is_noticed_and_another_one_serves(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import time\ntime.sleep(60)")
+    pids = forks.start(tmp_path, path)
+    forks.ask("kill", pid=forks.server)
+    assert forks.ask("answer")["error"] == "the fork server exited"
+    assert "fork server" in forks.ask("fork", argv=[*PYTHON, path], workers=[{}], cwd=str(tmp_path))["error"]
+    assert not are_gone(pids), "workers go on"
+    forks.server = forks.ask("renew")["pid"]
+    assert forks.run(tmp_path, script(tmp_path, "import os\nos._exit(5)")).code == 5
+    os.kill(pids[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_signals_for_the_workers_do_not_end_the_server(make: Make, tmp_path: Path, number: int) -> None:
+    forks = make(forks_workers=False)
+    os.kill(forks.server, number)
+    assert os.getsid(forks.server) == forks.server, "a terminal's Ctrl-C does not reach it"
+    assert forks.ask("answer")["kind"] == "Ready"
+    assert is_reachable(forks.ask("store", ports=None)["port"])
+
+
+def test_a_launcher_that_is_killed_leaves_no_worker_server_or_store(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    path = script(tmp_path, "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
+    pids = [*forks.start(tmp_path, path, count=3), forks.ask("store", ports=None)["pid"], forks.server]
+    assert not are_gone(pids)
+    forks.kill()
+    wait_until_gone(pids)
+
+
+def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'is')\ntime.sleep(60)"
+    )
+    code = (
+        "import os, sys, time\nfrom trainer_launch.pytorch.fork_server import *\n"
+        "settings = ServerSettings(python=sys.executable, script='train.py', preload=('mine',), cwd=os.getcwd())\n"
+        "server = ForkServer(settings, os.environ)\ntime.sleep(60)"
+    )
+    launcher = subprocess.Popen([*PYTHON, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    try:
+        eventually((tmp_path / "is").exists, "it imports")
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_until_gone([int((tmp_path / "is").read_text())])
+
+
+def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("value = 'first'\n")
+    forks = make(preload=["mine"])
+    path = script(tmp_path, "import mine\nprint(mine.value)")
+    assert forks.run(tmp_path, path).out == "first\n"
+    assert forks.ask("changed")["why"] is None
+    (tmp_path / "mine.py").write_text("value = 'second edition'\n")
+    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py has changed"
+    forks.server = forks.ask("renew")["pid"]
+    assert forks.run(tmp_path, path).out == "second edition\n"
+    (tmp_path / "mine.py").unlink()
+    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py is gone"
