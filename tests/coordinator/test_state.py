@@ -601,3 +601,12 @@ def test_what_failed_late_or_not_in_a_row_has_the_whole_budget():
     again(between, (zero, one, between.call(2)))
     fails(between, zero, **missing)
     assert not between.is_over, "a generation in between ended otherwise"
+
+
+def test_a_node_that_is_the_whole_job_renews_no_lease_and_never_loses_it():
+    world = World(1)
+    alone = world.call(0)
+    assert world.last(alone, msg.Welcome).lease_s >= 3600
+    world.pass_time(60, silent={alone})
+    assert world.cut == []
+    assert World(2).state.settings.told_lease_s == 3.0

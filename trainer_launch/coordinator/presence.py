@@ -48,9 +48,9 @@ def greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         generation=max(state.generation, hello.generation),
         restarts=max(state.restarts, hello.restarts),
         gather_from_s=now_s if state.gather_from_s is None else state.gather_from_s,
-        lease_check_s=_earlier(state.lease_check_s, now_s + state.settings.lease_s),
+        lease_check_s=_earlier(state.lease_check_s, now_s + state.settings.told_lease_s),
     )
-    replies += (Send(peer, msg.Welcome(state.settings.lease_s)),)
+    replies += (Send(peer, msg.Welcome(state.settings.told_lease_s)),)
     if state.end is not None:
         return state, (*replies, Send(peer, state.end))
     if hello.generation and not finished:
@@ -78,7 +78,7 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
     if old is None or old.peer is None or old.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
-    silent = now_s - state.heard[old.peer] > settings.lease_s / 2
+    silent = now_s - state.heard[old.peer] > settings.told_lease_s / 2
     return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
 
 
@@ -153,7 +153,7 @@ def expire(state: State, now_s: float) -> Step:
     """End the leases of those who were silent for too long, unless it is we who were not looking."""
     if state.lease_check_s is None or now_s < state.lease_check_s:
         return state, ()
-    lease_s = state.settings.lease_s
+    lease_s = state.settings.told_lease_s
     replies: tuple[Reply, ...] = ()
     if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
         state = replace(state, heard=dict.fromkeys(state.heard, now_s))

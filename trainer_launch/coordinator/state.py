@@ -14,6 +14,7 @@ from trainer_launch.coordinator.checks import Claim
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
+_ALONE_S = 86_400.0  # the lease of a node that is the whole job
 
 
 def _empty() -> Mapping[Any, Any]:
@@ -41,6 +42,11 @@ class Settings:
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
     crash_loop_s: float = 10.0
     start_s: float = 30.0  # from Go; what fails within it fails at its start
+
+    @property
+    def told_lease_s(self) -> float:
+        """The lease that nodes have. One that is the whole job lives in the coordinator's process: it renews none."""
+        return self.lease_s if self.max_nodes > 1 else max(self.lease_s, _ALONE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
