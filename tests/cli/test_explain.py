@@ -11,7 +11,6 @@ import pytest
 from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import fields
-from trainer_launch.engines.torchrun import AGENT
 
 V2 = {
     "PET_NNODES": "2",
@@ -38,14 +37,22 @@ def test_json_has_the_five_keys_and_the_flat_job() -> None:
 
 def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
     train = script(tmp_path, "")
-    explained = json.loads(
-        launch("explain", "--json", "--", "torchrun", "--tee=3", train, "--lr", "1", env=V2).stdout
-    )
-    (process,) = explained["plan"]["processes"]
-    assert process["argv"][1:4] == ["-u", "-c", AGENT]
-    assert process["argv"][-3:] == [train, "--lr", "1"]
-    assert "--tee=3" in process["argv"]
-    assert explained["plan"]["wait_for"] == ["job-node-0-0.job"]
+    plan = json.loads(launch("explain", "--json", "--", "torchrun", train, "--lr", "1", env=V2).stdout)["plan"]
+    assert (plan["engine"], plan["processes"], plan["wait_for"]) == ("torch", [], ["job-node-0-0.job"])
+    assert plan["workers"]["argv"][1:] == ["-u", train, "--lr", "1"]
+    assert plan["workers"]["count"] == plan["nproc_per_node"]
+
+
+def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path) -> None:
+    words = ("torchrun", "--numa-binding", "node", script(tmp_path, ""))
+    plan = json.loads(launch("explain", "--json", "--", *words, env=V2).stdout)["plan"]
+    (process,) = plan["processes"]
+    assert (plan["engine"], plan["workers"]) == ("torchrun", None)
+    assert "--numa-binding=node" in process["argv"]
+    assert "--numa-binding binds workers" in plan["reasons"][0]
+    told = launch("explain", "--", *words, env=V2).stdout
+    assert "--numa-binding binds workers" in told
+    assert "SIGTERM to torchrun" in told
 
 
 def test_without_a_command_this_nodes_place_is_still_told() -> None:
@@ -172,12 +179,13 @@ def test_another_pod_is_explained_with_its_own_settings_and_with_those_typed_in_
         return made
 
     told = plan()
-    assert (told["engine"], told["nproc_per_node"]) == ("torchrun", 4)
-    (process,) = told["processes"]
+    assert (told["engine"], told["nproc_per_node"]) == ("torch", 4)
+    assert told["workers"]["argv"][-3:] == ["train.py", "--lr", "1"]
+    told = plan("--nproc-per-node", "3", "--", "other.py")
+    assert (told["nproc_per_node"], told["workers"]["argv"][-1]) == (3, "other.py")
+    (process,) = plan("--engine", "torchrun")["processes"]
     assert process["argv"][-3:] == ["train.py", "--lr", "1"]
     assert any("max_restarts=10" in word for word in process["argv"])
-    told = plan("--nproc-per-node", "3", "--", "other.py")
-    assert (told["nproc_per_node"], told["processes"][0]["argv"][-1]) == (3, "other.py")
 
 
 def test_a_pod_that_cannot_be_read_is_saved_all_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.engines.requests import request
@@ -13,10 +15,10 @@ from trainer_launch.model import Job, NodeRange
 JOB = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 
 
-def asked(line: str, **changes: object) -> Request:
+def asked(line: str, **changes: Any) -> Request:
     return request(
         line, JOB, changes.pop("env", None), **{"start_method": "auto", "our_rendezvous": True, **changes}
-    )  # type: ignore[arg-type]
+    )
 
 
 def test_a_script_and_a_module_are_forked() -> None:

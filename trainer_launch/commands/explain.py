@@ -20,7 +20,7 @@ from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
-from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology
+from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers
 from trainer_launch.redact import redact, redact_command
 from trainer_launch.settings import Settings, load
 from trainer_launch.shared_memory import Decision
@@ -184,6 +184,17 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
             }
             for process in plan.processes
         ],
+        "workers": None if plan.workers is None else _workers_json(request, plan.workers),
+    }
+
+
+def _workers_json(request: Request, workers: Workers) -> dict[str, Json]:
+    return {
+        "count": workers.count,
+        "argv": tuple(redact_command(workers.argv)),
+        "env_changes": _changes(request.env, workers.env),
+        "start_method": "forkserver" if workers.forks else "exec",
+        "role": workers.role,
     }
 
 

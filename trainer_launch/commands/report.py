@@ -82,7 +82,7 @@ def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) 
     yield "command", command or "none; write it after -- to see what would run"
     if plan["engine"] is not None:
         yield "engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"
-    for process in plan["processes"]:
+    for process in _started(plan):
         runs = shlex.join(process["argv"])
         if _CHILD not in runs and runs != command:
             yield "runs", runs
@@ -102,7 +102,12 @@ def _plan(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) 
             "signals",
             ", ".join([*(f"{name} {action}" for name, action in actions.items()), "all others forward"]),
         )
-    yield from _environment(plan["processes"])
+    yield from _environment(_started(plan))
+
+
+def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """What the launcher starts: processes, or workers that are all alike."""
+    return [*plan.get("processes", ()), *([plan["workers"]] if plan.get("workers") else [])]
 
 
 def _asked_to_stop(plan: Mapping[str, Any]) -> str:

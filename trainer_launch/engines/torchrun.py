@@ -57,7 +57,7 @@ def plan(request: Request, reason: str) -> Plan:
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
         failure_file=_error_file(request),
-        reasons=(reason, "torchrun itself starts the workers"),
+        reasons=(reason,),
     )
 
 
