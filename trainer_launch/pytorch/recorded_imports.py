@@ -1,0 +1,149 @@
+"""What each import brings: noted in the fork server, so that forked workers see it when their program imports it.
+
+This module imports only what every interpreter has when it starts, because all that it imports goes unnoted.
+"""
+
+from __future__ import annotations
+
+import _warnings
+import builtins
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+# What is never handed over: ours, the main module, and what each interpreter runs when it starts.
+_APART = ("trainer_launch", "__main__", "__mp_main__", "site", "sitecustomize", "usercustomize")
+
+
+class Imports:
+    """What has been imported; each dict is in the order in which things appeared."""
+
+    modules: dict[str, Any]
+    needs: dict[str, set[str]]  # what importing a module imports itself
+    filters: list[tuple[Any, str]]  # of the warnings module, with the module that added each
+    fresh_filters: list[Any]
+    loggers: dict[str, tuple[logging.Logger, str]]
+    environment: dict[str, str]
+    path: list[str]
+    stderr: object
+    detached: list[tuple[Any, str, Any]]  # attributes that packages have for submodules which they do not import
+
+    def closure(self, name: str) -> set[str]:
+        """All modules that importing this one brings, with itself."""
+        found: set[str] = set()
+        ahead = [name]
+        while ahead:
+            name = ahead.pop()
+            if name in self.modules and name not in found:
+                found.add(name)
+                ahead += self.needs.get(name, set()) - found
+                ahead.append(name.rpartition(".")[0])
+        return found
+
+    def unneeded(self) -> list[str]:
+        """The modules that importing their package does not bring."""
+        found, brought = [], dict[str, set[str]]()
+        for name in self.modules:
+            parent, top = name.rpartition(".")[0], name.partition(".")[0]
+            if parent in self.modules:
+                if top not in brought:
+                    brought[top] = self.closure(top)
+                if name not in brought[top] and parent not in brought:
+                    brought[parent] = self.closure(parent)
+                if name not in brought[top] and name not in brought[parent]:
+                    found.append(name)
+        return found
+
+
+class Recorder:
+    """Notes imports from now on; `fresh` are the modules that an interpreter has when it starts."""
+
+    def __init__(self, fresh: Iterable[str]) -> None:
+        self._fresh = frozenset(fresh)
+        self._filters = list(_warnings.filters)  # type: ignore[attr-defined]
+        self._owners: dict[int, tuple[Any, str]] = {}
+        self._importing = [""]
+        self._loggers: dict[str, str] = {}
+        self._imports: list[tuple[str, str, tuple[str, ...], list[str]]] = []
+        self._genuine = builtins.__import__
+        builtins.__import__ = self._import
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: tuple[str, ...] | None = (),
+        level: int = 0,
+    ) -> Any:
+        importer = (globals or {}).get("__name__") or ""
+        if locals is not globals or importer.startswith("importlib."):
+            # What a function imports, or an extension module, belongs to the import during which that happens.
+            importer = self._importing[-1]
+        full = _absolute(name, globals or {}, level)
+        self._note(importer)
+        known = len(sys.modules)
+        self._importing.append(full)
+        try:
+            return self._genuine(name, globals, locals, fromlist or (), level)
+        finally:
+            self._importing.pop()
+            new = list(sys.modules)[known:] if len(sys.modules) > known else []
+            self._imports.append((importer, full, tuple(fromlist or ()), new))
+            self._note(full)
+
+    def _note(self, owner: str) -> None:
+        """Whatever has appeared since the last look is this module's."""
+        warnings, logging = sys.modules.get("warnings"), sys.modules.get("logging")
+        if warnings is not None:
+            for entry in getattr(warnings, "filters", ()):
+                self._owners.setdefault(id(entry), (entry, owner))
+        loggers = logging.root.manager.loggerDict if hasattr(logging, "root") else ()  # type: ignore[union-attr]
+        if len(loggers) > len(self._loggers):
+            self._loggers.update({name: owner for name in loggers if name not in self._loggers})
+
+    def stop(self) -> Imports:
+        """Stop, and tell; `sys.path` is still the one that modules came from."""
+        builtins.__import__ = self._genuine
+        made = Imports()
+        made.modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name not in self._fresh and name.partition(".")[0] not in _APART
+        }
+        made.needs = {}
+        for importer, full, attributes, new in self._imports:
+            made.needs.setdefault(importer, set()).update((full, *(f"{full}.{name}" for name in attributes)))
+            made.needs.setdefault(full, set()).update(new)
+        filters = sys.modules["warnings"].filters if "warnings" in sys.modules else []
+        made.fresh_filters = self._filters
+        made.filters = [self._owners[id(entry)] for entry in filters if entry not in self._filters]
+        manager = sys.modules["logging"].root.manager if "logging" in sys.modules else None
+        made.loggers = {
+            name: (manager.loggerDict[name], owner)
+            for name, owner in self._loggers.items()
+            if manager and hasattr(manager.loggerDict.get(name), "handlers")
+        }
+        made.environment = dict(sys.modules["os"].environ)
+        made.path = list(sys.path)
+        made.stderr = sys.stderr
+        made.detached = []
+        for name in made.unneeded():
+            package, child = made.modules[name.rpartition(".")[0]], name.rpartition(".")[2]
+            if vars(package).get(child) is made.modules[name]:
+                made.detached.append((package, child, made.modules[name]))
+        return made
+
+
+def _absolute(name: str, names: Mapping[str, Any], level: int) -> str:
+    if not level:
+        return name
+    package = names.get("__package__") or names.get("__name__", "")
+    if not names.get("__package__") and "__path__" not in names:
+        package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0] if level > 1 else package
+    return f"{base}.{name}" if name else base
