@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
-# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
-_CODE = (
-    "import sys; '' in sys.path and sys.path.remove(''); "
-    "from trainer_launch.pytorch.fork_server_process import main; main()"
-)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where our package is
+# Not -m: it would look for our modules, and for Python's own, in the user's working directory first. -S: what `site`
+# executes is for the workers. Nothing is imported before it is recorded what the interpreter itself has imported.
+_CODE = f"""
+import sys
+fresh = frozenset(sys.modules)
+if '' in sys.path: sys.path.remove('')
+path = list(sys.path)
+sys.path.append({_ROOT!r})
+from trainer_launch.pytorch.recorded_imports import Recorder
+recorder = Recorder(fresh)
+from trainer_launch.pytorch.site_hooks import Site
+site = Site(path, {_ROOT!r})
+from trainer_launch.pytorch.fork_server_process import main
+main(recorder, site)
+"""
 
 
 class ServerError(Exception):
@@ -47,8 +58,8 @@ class ServerSettings:
         if self.script is not None:
             folder = os.path.dirname(os.path.realpath(os.path.join(self.cwd, self.script)))
         serves = "workers" if self.forks_workers else "stores"
-        words = (str(fd), str(os.getpid()), serves, folder)
-        return (self.python, "-u", "-c", _CODE, *words, *self.preload)
+        words = (str(fd), str(os.getpid()), serves, folder, self.script or "")
+        return (self.python, "-u", "-S", "-c", _CODE, *words, *self.preload)
 
 
 class ForkServer:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
@@ -32,59 +31,67 @@ if TYPE_CHECKING:
 
     from trainer_launch.pytorch.forked_process import Origin, Signs
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
+    from trainer_launch.pytorch.recorded_imports import Recorder
+    from trainer_launch.pytorch.site_hooks import Site
 
 
-def main() -> None:
+def main(recorder: Recorder, site: Site) -> None:
     """Import, tell, serve until the launcher closes the connection."""
-    fd, launcher, serves, folder, *preload = sys.argv[1:]
+    fd, launcher, serves, folder, script, *preload = sys.argv[1:]
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
     mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    path, before = tuple(sys.path), _descriptors()
+    before = _descriptors()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    # Here: site_hooks and hidden_imports begin to watch.
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
     reason = _import(names, folder)
 
-    from trainer_launch.pytorch import forked_process, messages
+    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages
 
+    if serves == "workers":
+        reason = reason or unfit() or (load_time_variables.set_by([script], os.getcwd(), os.environ) if script else None)
+    files = _files()
+    imports = recorder.stop([*([] if _is_safe() else [folder]), *site.path])
     origin = forked_process.Origin(
         launcher=int(launcher),
-        path=path,
         handlers=handlers,
         mask=mask,
         descriptors=frozenset(_descriptors() - before),
         main_process=_main_process(),
         has_preloaded=bool(preload),
+        site=site,
+        imports=imports,
+        finder=hidden_imports.hide(imports),
     )
-    if serves == "workers":
-        reason = reason or unfit()
     with socket.socket(fileno=int(fd)) as connection:
-        messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(_files()))
+        messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
         gc.freeze()  # workers would otherwise copy what the collector marks
         _serve(connection, origin, reason or (None if serves == "workers" else "this server only opens stores"))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
     """Import these as the script itself would, whose folder this is; why that failed."""
-    is_safe = getattr(sys.flags, "safe_path", False)
-    if not is_safe:
+    if not _is_safe():
         sys.path.insert(0, folder)
     try:
         for name in names:
             try:
-                importlib.import_module(name)
+                __import__(name)
             except BaseException as problem:  # noqa: BLE001, PERF203  a module may do anything when imported
                 return f"importing {name} failed ({type(problem).__name__}: {problem})"
         return None
     finally:
-        if not is_safe:
+        if not _is_safe():
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
+
+
+def _is_safe() -> bool:
+    return getattr(sys.flags, "safe_path", False)
 
 
 def _main_process() -> type:

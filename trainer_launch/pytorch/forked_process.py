@@ -15,8 +15,10 @@ import faulthandler
 import fcntl
 import functools
 import gc
+import importlib
 import io
 import json
+import mmap
 import operator
 import os
 import resource
@@ -30,13 +32,16 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
 from trainer_launch import exits
 from trainer_launch.pytorch import kernel, process_reset
+from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
+from trainer_launch.pytorch.recorded_imports import Imports
+from trainer_launch.pytorch.site_hooks import Site
 
 _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
@@ -57,12 +62,15 @@ class Origin:
     """What the server was before it imported anything, which forked processes get back."""
 
     launcher: int
-    path: tuple[str, ...]  # sys.path without a script's directory
     handlers: Mapping[int, Any]
     mask: frozenset[Any]
     descriptors: frozenset[int] = frozenset()  # those that loaded libraries hold open
     main_process: type = object  # multiprocessing's class of a process that it has not started
     has_preloaded: bool = False  # modules of the user's
+    site: Site
+    imports: Imports
+    finder: Finder
+    replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # why a worker was, shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +104,7 @@ def fork_one(signs: Signs) -> bool:
     Raises:
         OSError: the kernel does not let us.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(module=warnings):  # it is not in sys.modules
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside other threads
         pid = os.fork()
     if pid:
@@ -121,6 +129,8 @@ class _Steps:
         self._origin, self._request, self._fds, self._signs = origin, request, fds, signs
         self._worker: ForkedWorker | None = None  # whom this process becomes
         self._problem: BaseException | None = None  # what the program did not catch
+        self._umask = os.umask(0)
+        os.umask(self._umask)
 
     def __call__(self) -> Callable[[], object]:
         if self._worker is None:
@@ -166,31 +176,38 @@ class _Steps:
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported, in the order that python would see
         os.environ.update({**request.environment, **worker.environment})
-        process_reset.reset(origin.main_process)
-        # Here: what this process's environment makes different (load_time_variables, site_hooks), hidden_imports.
+        process_reset.reset(origin.main_process, origin.imports.modules)
         _rebuild_streams()
-        _look_like(request.argv, origin)
+        _look_like(request.argv)
         if worker.stacks is not None:
             _arm(worker.stacks)
         threading.stack_size(0)
         gc.enable()
         main = _new_main()
-        # The second name is what multiprocessing calls it in children, and finds in what they send back.
-        sys.modules.update(__main__=main, __mp_main__=main)
+        sys.modules["__main__"] = main
         return main
 
     def _running(self, main: types.ModuleType) -> Callable[[], object]:
         words = self._request.argv[2:]
         is_module = words[0] == "-m"
         path = "<frozen runpy>" if is_module else os.path.join(os.getcwd(), words[0])
+        sys.argv[:] = ["-m", *words[2:]] if is_module else words
+        self._origin.finder.replace = self._replace
+        self._origin.site.run()
         try:
             run = _module_of(words) if is_module else _script_of(words[0], path, main.__dict__)
         except (SystemExit, SyntaxError, ValueError) as problem:
             self._problem = problem.with_traceback(None)
             return self._end()
         _BASES.append(compile(_BASE, path, "exec"))
-        sys.argv[:] = ["-m", *words[2:]] if is_module else words
         return functools.partial(exec, _BASES[0], main.__dict__, {"run": run, "keep": self._keep})
+
+    def _replace(self, reason: str) -> NoReturn:
+        """The program has found out that a fork is not what it needs: begin anew, as a new interpreter."""
+        self._origin.replaced[:] = reason.encode(errors="replace")[: mmap.PAGESIZE].ljust(mmap.PAGESIZE, b"\0")
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
+        os.umask(self._umask)
+        _exec(self._request, self._worker, f"{reason}; what the program did before that runs again")
 
     def _keep(self, problem: BaseException) -> None:
         self._problem = problem
@@ -251,9 +268,8 @@ def _writer(fd: int, name: str, like: Any) -> Any:
     return made
 
 
-def _look_like(argv: Sequence[str], origin: Origin) -> None:
+def _look_like(argv: Sequence[str]) -> None:
     sys.orig_argv[:] = argv
-    sys.path[:] = origin.path
     for name in [name for name in sys.modules if name.partition(".")[0] == "trainer_launch"]:
         del sys.modules[name]
     words, variables = [os.fsencode(word) for word in argv], [b"=".join(pair) for pair in os.environb.items()]
@@ -320,6 +336,7 @@ def _script_of(script: str, path: str, main: dict[str, Any]) -> Callable[[], obj
 
 def _module_of(words: Sequence[str]) -> Callable[[], object]:
     """What runs the module, everything being as it is when a module begins."""
+    importlib.import_module("runpy")  # python shows it
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
     return functools.partial(getattr(runpy, "_run_module_as_main"), words[1])  # noqa: B009  what python -m calls

@@ -26,9 +26,9 @@ _MAIN_AGAIN = "__mp_main__"  # the name that multiprocessing gives to the main m
 _NATIVE = ("torch", "numpy")  # whose libraries read variables when they are loaded
 
 
-def hide(imports: Imports, replace: Replace) -> None:
-    """Hide what has been imported, in a forked worker; `replace` is called where it is not what is needed."""
-    finder = _Finder(imports, replace)
+def hide(imports: Imports) -> Finder:
+    """Hide what has been imported, once, in the fork server: its workers find it hidden."""
+    finder = Finder(imports)
     for name in imports.modules:
         sys.modules.pop(name, None)
     sys.modules.pop(_MAIN_AGAIN, None)
@@ -40,14 +40,15 @@ def hide(imports: Imports, replace: Replace) -> None:
     sys.path_importer_cache.clear()
     finders: list[Any] = sys.meta_path
     finders.insert(0, finder)
+    return finder
 
 
-class _Finder:
+class Finder:
     """Finds what is hidden, as the very modules that have been imported."""
 
-    def __init__(self, imports: Imports, replace: Replace) -> None:
+    def __init__(self, imports: Imports) -> None:
         self._imports = imports
-        self._replace = replace
+        self.replace: Replace | None = None  # set in a worker: called where what is hidden is not what is needed
         self._filters = list(imports.filters)
         self._loggers = dict(imports.loggers)
         self._detached = {id(module): (package, child) for package, child, module in imports.detached}
@@ -103,20 +104,22 @@ class _Finder:
             present = package.get(child)
             importlib.import_module(name)
             if sys.modules.get(name) is not modules[name]:
-                self._replace(f"an import hook of the program changes {name}")
+                self._give_up(f"an import hook of the program changes {name}")
             if present is not None:
                 package[child] = present  # a function that the package calls like its module
         self._show(names)
 
     def _check(self, root: str, names: set[str]) -> None:
         """In a new interpreter, the program would get the same."""
+        if self.replace is None:
+            return
         for name in names - {root}:
             if name in sys.modules and sys.modules[name] is not self._imports.modules[name]:
-                self._replace(f"the program has another {name} in sys.modules before it imports {root}")
+                self._give_up(f"the program has another {name} in sys.modules before it imports {root}")
         if names.intersection(_NATIVE):
             changed = load_time_variables.changed(self._imports.environment, os.environ)
             if changed:
-                self._replace(f"the program changes {', '.join(changed)} before it imports {root}")
+                self._give_up(f"the program changes {', '.join(changed)} before it imports {root}")
         if sys.path[: len(self._imports.path)] != self._imports.path:
             self._check_places(root, names)
 
@@ -129,9 +132,13 @@ class _Finder:
             for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
                 spec = finder.find_spec(name, None)
                 if spec is not None and spec.origin != genuine.origin:
-                    self._replace(f"the program changes sys.path before it imports {root}: {name} is {spec.origin}")
+                    self._give_up(f"the program changes sys.path before it imports {root}: {name} is {spec.origin}")
                 if spec is not None:
                     break
+
+    def _give_up(self, reason: str) -> None:
+        if self.replace is not None:
+            self.replace(reason)
 
     def _tell(self, names: set[str]) -> None:
         """What the imports of these have changed elsewhere."""
@@ -149,7 +156,7 @@ class _Finder:
 class _Loader:
     """Hands over a module that has been executed; else it is the genuine loader."""
 
-    def __init__(self, finder: _Finder, name: str, module: ModuleType, genuine: ModuleSpec | None) -> None:
+    def __init__(self, finder: Finder, name: str, module: ModuleType, genuine: ModuleSpec | None) -> None:
         self._finder = finder
         self._name = name
         self._module = module

@@ -9,23 +9,26 @@ from __future__ import annotations
 import importlib
 import itertools
 import logging
-import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from multiprocessing import context, forkserver, process, resource_tracker, util
 from typing import Any
 
 
-def reset(main_process: type) -> None:
-    """Make this forked process new to its own eyes; `main_process` is multiprocessing's class of a main process."""
+def reset(main_process: type, modules: Mapping[str, Any]) -> None:
+    """Make this forked process new to its own eyes.
+
+    `main_process` is multiprocessing's class of a main process; `modules` are those that have been imported, of
+    which `sys.modules` shows nothing now.
+    """
     _reset_multiprocessing(main_process)
-    _reset_random()
+    _reset_random(modules)
     _reset_caches()
 
 
 def _reset_multiprocessing(main_process: type) -> None:
     """A fork keeps what the parent has started, its key, and the start method it has chosen."""
-    from multiprocessing import context, forkserver, process, resource_tracker, util
-
     private: Any = process
     private._current_process = main_process()  # with a key of its own: processes with one key trust each other
     private._parent_process = None  # a program that python starts has none
@@ -37,10 +40,10 @@ def _reset_multiprocessing(main_process: type) -> None:
     getattr(util, "_finalizer_registry").clear()  # noqa: B009  what ends the server's own processes
 
 
-def _reset_random() -> None:
+def _reset_random(modules: Mapping[str, Any]) -> None:
     """Python seeds its own generator anew in a fork; torch's and numpy's would be alike in all workers."""
-    sys.modules["torch"].default_generator.seed()
-    numpy_random = sys.modules.get("numpy.random")
+    modules["torch"].default_generator.seed()
+    numpy_random = modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 

@@ -93,7 +93,8 @@ class Recorder:
         finally:
             self._importing.pop()
             new = list(sys.modules)[known:] if len(sys.modules) > known else []
-            self._imports.append((importer, full, tuple(fromlist or ()), new))
+            if not importer.startswith(_APART[0]):
+                self._imports.append((importer, full, tuple(fromlist or ()), new))
             self._note(full)
 
     def _note(self, owner: str) -> None:
@@ -106,8 +107,8 @@ class Recorder:
         if len(loggers) > len(self._loggers):
             self._loggers.update({name: owner for name in loggers if name not in self._loggers})
 
-    def stop(self) -> Imports:
-        """Stop, and tell; `sys.path` is still the one that modules came from."""
+    def stop(self, path: list[str]) -> Imports:
+        """Stop, and tell; `path` is the one that modules have come from."""
         builtins.__import__ = self._genuine
         made = Imports()
         made.modules = {
@@ -129,7 +130,7 @@ class Recorder:
             if manager and hasattr(manager.loggerDict.get(name), "handlers")
         }
         made.environment = dict(sys.modules["os"].environ)
-        made.path = list(sys.path)
+        made.path = path
         made.stderr = sys.stderr
         made.detached = []
         for name in made.unneeded():

@@ -19,8 +19,8 @@ _BUILTINS = ("copyright", "credits", "exit", "help", "license", "quit")  # what 
 class Site:
     """An interpreter before it imports `site`."""
 
-    def __init__(self, path: list[str]) -> None:
-        """Prepare the fork server; `path` is sys.path as the interpreter made it."""
+    def __init__(self, path: list[str], ours: str) -> None:
+        """Prepare the fork server; `path` is sys.path as the interpreter made it, `ours` where our package is."""
         self._path = path
         self._prefixes = (sys.prefix, sys.exec_prefix)
         self._finders: list[Any] = list(sys.meta_path)
@@ -38,6 +38,8 @@ class Site:
         self._finders = [finder for finder in sys.meta_path if finder not in self._finders]
         self._hooks = [hook for hook in sys.path_hooks if hook not in self._hooks]
         del sys.modules["site"]
+        self.path = list(sys.path)  # that the program will have, without its own directory
+        sys.path.append(ours)
 
     def run(self) -> None:
         """In a forked worker: import `site` as a new interpreter does."""
