@@ -33,7 +33,10 @@ WORDS = {
 PURE_ROOMS = ("engines/", "manifest/", "rehearsal/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
-READS_ENVIRONMENT = (*("cli.py", "commands/", "settings.py", "child/", "pytorch/forked_process.py"), "reporting.py")
+READS_ENVIRONMENT = (
+    *("cli.py", "commands/", "settings.py", "child/", "pytorch/forked_process.py", "pytorch/hidden_imports.py"),
+    "reporting.py",
+)
 WRITES_ENVIRONMENT = ("child/", "pytorch/forked_process.py")  # its own process's, before the program begins
 
 IS_THE_AGENT = ("api.py",)  # `launch` runs torch's agent in the user's own process, where there is no PID 1 of ours

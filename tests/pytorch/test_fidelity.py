@@ -1,4 +1,4 @@
-"""What a program sees and does when it is forked from a process that has imported torch, and as `python train.py`."""
+"""What a program sees when it is forked from a process that has imported torch, and as `python train.py`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 print('ok' if all(len(ids) == 1 for ids in found.values()) else found)
 import torch, numpy
-print(torch.nn.Linear(2, 2)(torch.zeros(2)).shape, numpy.linalg.norm([3, 4]), sys.modules['numpy.linalg'] is numpy.linalg)
+print(torch.nn.Linear(2, 2)(torch.zeros(2)).shape, sys.modules['numpy.linalg'] is numpy.linalg)
 """
 PROGRAMS = {
     "the modules, filters and loggers that there are": """
@@ -74,10 +74,12 @@ import torch.distributed.elastic.agent, multiprocessing.forkserver
 modules(); filters(); loggers()
 """,
     "the attributes of packages whose submodules nobody has imported": """
-import multiprocessing, torch, torch.distributed
-print([hasattr(multiprocessing, n) for n in ('forkserver', 'pool', 'util')], hasattr(torch.distributed, 'elastic'))
-import multiprocessing.forkserver
-print(multiprocessing.forkserver.__name__, torch.utils.data.DataLoader.__name__)
+import torch, torch.distributed
+print(hasattr(torch.distributed, 'elastic'), hasattr(torch.utils, 'data'))
+from torch.distributed import elastic
+print(torch.distributed.elastic is elastic, hasattr(elastic, 'agent'))
+import torch.distributed.elastic.agent
+print(elastic.agent.__name__, torch.utils.data.DataLoader.__name__)
 """,
     "what is known of a module before it is imported": """
 import importlib.util, pkgutil
@@ -102,7 +104,8 @@ del sys.modules['json'], sys.modules['json.decoder']
 import json as again
 print(again is json, again.loads('[1]'), sys.modules['json'] is again)
 """,
-    "import hooks": "HOOKS" + """
+    "import hooks": "HOOKS"
+    + """
 import json
 print(sorted(set(Finder.seen)), sorted(Finder.done))
 Finder.seen.clear(), Finder.done.clear()
@@ -131,10 +134,11 @@ import torch, torch.distributed
 LISTS
 loggers()
 mine.warning('one')
-torch.distributed.rendezvous.logger.warning('two')
+theirs = sys.modules['torch.distributed.rendezvous'].logger
+theirs.warning('two')
 logging.getLogger('torch.fx').warning('three')
 import pickle
-print(pickle.loads(pickle.dumps(torch.distributed.rendezvous.logger)).name)
+print(pickle.loads(pickle.dumps(logging.getLogger('torch.fx'))).name)
 """,
     "warnings that are filtered before torch is imported": """
 import warnings
@@ -155,35 +159,18 @@ loggers()
 """,
     "pickling": """
 import pickle
-data = b'\\x80\\x04\\x95\\x1a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x8c\\x0bcollections\\x94\\x8c\\x0bOrderedDict\\x94\\x93\\x94.'
+data = b'ccollections\\nOrderedDict\\n.'
 print(pickle.loads(data))
 import torch
 print(pickle.loads(pickle.dumps(torch.nn.ReLU())), pickle.loads(pickle.dumps(torch.arange(3))))
-""",
-    "a module that the program has replaced": """
-import sys
-sys.modules['numpy'] = None
-import torch
-try: import numpy
-except ImportError as problem: print(problem)
-print(torch.arange(2))
-""",
-    "a module that comes from elsewhere": """
-import os, sys
-here = os.path.dirname(os.path.abspath(__file__))
-os.makedirs(here + '/vendored', exist_ok=True)
-open(here + '/vendored/mpmath.py', 'w').write('here = 1')
-open(here + '/vendored/typing_extensions.py', 'w').write('from typing import *\\nfrom typing import _overload_dummy\\nhere = 1')
-sys.path.insert(0, here + '/vendored')
-import typing_extensions
-print(typing_extensions.here)
 """,
     "relative and circular imports": """
 import os, sys
 here = os.path.dirname(os.path.abspath(__file__)) + '/mine'
 os.makedirs(here, exist_ok=True)
 open(here + '/__init__.py', 'w').write('from . import a\\nfrom .a import b')
-open(here + '/a.py', 'w').write('from . import b\\nfrom .b import x\\nimport torch.nn as nn\\nfrom torch.utils import data')
+source = 'from . import b\\nfrom .b import x\\nimport torch.nn as nn\\nfrom torch.utils import data'
+open(here + '/a.py', 'w').write(source)
 open(here + '/b.py', 'w').write('import mine.a\\nfrom mine import a as again\\nx = 1')
 import mine
 print(mine.a.x, mine.b.again is mine.a, mine.a.data.__name__)
@@ -207,11 +194,56 @@ if __name__ == '__main__':
 """,
 }
 
+REPLACED = {
+    "a module that the program has replaced": """
+import sys
+sys.modules['numpy'] = None
+import torch
+try: import numpy
+except ImportError as problem: print(problem)
+print(torch.arange(2))
+""",
+    "a module that comes from elsewhere": """
+import os, sys
+here = os.path.dirname(os.path.abspath(__file__)) + '/vendored/'
+os.makedirs(here, exist_ok=True)
+open(here + 'typing_extensions.py', 'w').write('here = 1')
+sys.path.insert(0, here)
+import typing_extensions
+print(typing_extensions.here)
+""",
+    "a variable whose name is computed": """
+import os
+os.environ['OMP_NUM_' + 'THREADS'] = '3'
+import torch
+print(torch.get_num_threads())
+""",
+    "a variable that is read from a file": """
+import os
+os.environ.update(line.split('=') for line in ['TORCH_SHOW_CPP_STACKTRACES=1', 'TORCH_DISTRIBUTED_DEBUG=DETAIL'])
+import numpy, torch.distributed
+print(torch.distributed.get_debug_level())
+""",
+    "an import hook that makes a module of its own": """
+import importlib.machinery, importlib.util, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == 'torch.version':
+            return importlib.machinery.PathFinder.find_spec(name, path)
+sys.meta_path.insert(0, Finder())
+import torch
+print(torch.__version__)
+""",
+}
+
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    made = Forks(tmp_path_factory.mktemp("server"), preload=["numpy", "multiprocessing.pool", "torch.distributed.elastic.agent"])
+    made = Forks(
+        tmp_path_factory.mktemp("server"),
+        preload=["numpy", "multiprocessing.pool", "torch.distributed.elastic.agent"],
+    )
     assert made.reason is None
     yield made
     made.close()
@@ -234,3 +266,30 @@ def test_threads_may_import_at_the_same_time(forks: Forks, tmp_path: Path) -> No
     assert ended.code == 0, ended.err
     assert ended.err == ""
     assert ended.out.startswith("ok"), ended.out
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_program_for_which_a_fork_is_not_right_is_started_again_with_exec(tmp_path: Path, name: str) -> None:
+    """By itself, in the same process; the fork server forks no other worker of it."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import os, sys\nprint(sorted(os.environ), os.getcwd(), os.umask(0o22)){REPLACED[name]}")
+    forks = Forks(tmp_path, preload=["numpy"], script=None)
+    try:
+        forked, other = forks.run(tmp_path, str(script)), fresh(tmp_path, tmp_path, str(script))
+        first, _, again = forked.out.partition("\n")
+        assert (forked.code, again) == (0, other.out), forked.err
+        assert first == other.out.partition("\n")[0]
+        said = [line for line in forked.err.splitlines() if line.startswith("[trainer-launch]")]
+        assert len(said) == 1
+        assert said[0].endswith("; what the program did before that runs again")
+        with pytest.raises(AssertionError, match=r"the program|an import hook"):
+            forks.run(tmp_path, str(script))
+    finally:
+        forks.close()
+
+
+def test_a_variable_that_the_source_sets_keeps_the_fork_server_from_serving(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n")
+    forks = Forks(tmp_path)
+    assert forks.reason == "train.py:2 sets OMP_NUM_THREADS before it imports torch"
+    forks.close()

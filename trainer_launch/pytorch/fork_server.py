@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where our package is
-# Not -m: it would look for our modules, and for Python's own, in the user's working directory first. -S: what `site`
-# executes is for the workers. Nothing is imported before it is recorded what the interpreter itself has imported.
+# Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
+# -S: what `site` executes is for the workers. What the interpreter itself imports has to be known before we import.
 _CODE = f"""
 import sys
 fresh = frozenset(sys.modules)
@@ -40,6 +40,10 @@ main(recorder, site)
 
 class ServerError(Exception):
     """The fork server cannot do what it was asked for."""
+
+
+class UnfitError(ServerError):
+    """A worker of this program has found out that it must not be forked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,8 @@ class ForkServer:
             answer = self._receive(within_s)
             if isinstance(answer, Failed):
                 raise ServerError(answer.reason)
+            if isinstance(answer, Unfit):
+                raise UnfitError(answer.reason)
             os.write(go, b"g" * (len(answer.pids) if isinstance(answer, Forked) else 1))
         except OSError as problem:
             raise ServerError(f"the fork server does not take requests ({problem})") from None

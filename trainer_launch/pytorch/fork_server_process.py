@@ -53,9 +53,11 @@ def main(recorder: Recorder, site: Site) -> None:
     from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages
 
     if serves == "workers":
-        reason = reason or unfit() or (load_time_variables.set_by([script], os.getcwd(), os.environ) if script else None)
+        reason = reason or unfit()
     files = _files()
     imports = recorder.stop([*([] if _is_safe() else [folder]), *site.path])
+    if serves == "workers" and script:
+        reason = reason or load_time_variables.set_by([script], os.getcwd(), imports.environment)
     origin = forked_process.Origin(
         launcher=int(launcher),
         handlers=handlers,
@@ -171,6 +173,8 @@ def _serve(connection: socket.socket, origin: Origin, no_workers: str | None) ->
             answer = messages.Failed(f"{len(fds)} descriptors came with a request for {request.fds}")
         elif no_workers and isinstance(request, messages.ForkWorkers):
             answer = messages.Failed(no_workers)
+        elif isinstance(request, messages.ForkWorkers) and (replaced := origin.why_replaced()):
+            answer = messages.Unfit(replaced)
         else:
             answer = _carry_out(request, fds, origin, connection.fileno())
         for fd in fds:

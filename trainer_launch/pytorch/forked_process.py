@@ -70,7 +70,11 @@ class Origin:
     site: Site
     imports: Imports
     finder: Finder
-    replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # why a worker was, shared
+    replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # shared: why a worker was
+
+    def why_replaced(self) -> str | None:
+        """Why a worker has replaced itself by a new interpreter, if one has."""
+        return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +197,10 @@ class _Steps:
         path = "<frozen runpy>" if is_module else os.path.join(os.getcwd(), words[0])
         sys.argv[:] = ["-m", *words[2:]] if is_module else words
         self._origin.finder.replace = self._replace
-        self._origin.site.run()
+        try:
+            self._origin.site.run()
+        except BaseException as problem:  # noqa: BLE001  a new interpreter will tell it as it always does
+            self._replace(f"importing site failed ({type(problem).__name__}: {problem})")
         try:
             run = _module_of(words) if is_module else _script_of(words[0], path, main.__dict__)
         except (SystemExit, SyntaxError, ValueError) as problem:
@@ -204,7 +211,8 @@ class _Steps:
 
     def _replace(self, reason: str) -> NoReturn:
         """The program has found out that a fork is not what it needs: begin anew, as a new interpreter."""
-        self._origin.replaced[:] = reason.encode(errors="replace")[: mmap.PAGESIZE].ljust(mmap.PAGESIZE, b"\0")
+        note = reason.encode(errors="replace")[: mmap.PAGESIZE]
+        self._origin.replaced[: len(note)] = note
         signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
         os.umask(self._umask)
         _exec(self._request, self._worker, f"{reason}; what the program did before that runs again")

@@ -64,7 +64,7 @@ class Finder:
         if parent and sys.modules.get(parent) is not self._imports.modules.get(parent, sys.modules.get(parent)):
             return None  # of a package that the program has loaded anew
         genuine = vars(module).get("__spec__")
-        loader = _Loader(self, name, module, genuine)
+        loader: Any = _Loader(self, name, module, genuine)
         if not isinstance(genuine, ModuleSpec) or genuine.name != name:
             return ModuleSpec(name, loader, is_package="__path__" in vars(module))
         made = object.__new__(type(genuine))
@@ -149,7 +149,8 @@ class Finder:
             self._filters = [pair for pair in self._filters if pair[1] not in names]
             _set_filters([*shown, *warnings.filters])
         for name, (logger, owner) in list(self._loggers.items()):
-            if owner in names and self._loggers.pop(name, None):
+            if owner in names:
+                self._loggers.pop(name, None)
                 _show_logger(name, logger, self._imports.stderr)
 
 
@@ -166,7 +167,7 @@ class _Loader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._genuine, name)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """For isinstance()."""
         return _Loader if self._genuine is None or isinstance(self._genuine, type) else type(self._genuine)
@@ -187,7 +188,7 @@ def _set_filters(entries: Sequence[Any]) -> None:
 
 
 def _show_logger(name: str, logger: logging.Logger, stderr: object) -> None:
-    """Let it be known by its name, with what its module has set; it is the one that the program has made, if any."""
+    """Let it be known by its name, with what its module has set; it is the program's own, if that has made one."""
     was, logger.__dict__ = vars(logger), {}
     known = isinstance(logging.root.manager.loggerDict.get(name), logging.Logger)
     made = logging.getLogger(name)

@@ -45,11 +45,11 @@ class Imports:
         return found
 
     def unneeded(self) -> list[str]:
-        """The modules that importing their package does not bring."""
+        """The modules that importing their package does not bring; those of Python's library we use ourselves."""
         found, brought = [], dict[str, set[str]]()
         for name in self.modules:
             parent, top = name.rpartition(".")[0], name.partition(".")[0]
-            if parent in self.modules:
+            if parent in self.modules and top not in sys.stdlib_module_names:
                 if top not in brought:
                     brought[top] = self.closure(top)
                 if name not in brought[top] and parent not in brought:
@@ -64,13 +64,14 @@ class Recorder:
 
     def __init__(self, fresh: Iterable[str]) -> None:
         self._fresh = frozenset(fresh)
-        self._filters = list(_warnings.filters)  # type: ignore[attr-defined]
+        self._filters = list(_warnings.filters)
         self._owners: dict[int, tuple[Any, str]] = {}
         self._importing = [""]
         self._loggers: dict[str, str] = {}
         self._imports: list[tuple[str, str, tuple[str, ...], list[str]]] = []
-        self._genuine = builtins.__import__
-        builtins.__import__ = self._import
+        self._genuine: Any = builtins.__import__
+        names: Any = builtins
+        names.__import__ = self._import
 
     def _import(
         self,

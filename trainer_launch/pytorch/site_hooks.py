@@ -1,4 +1,4 @@
-"""`sitecustomize`, `usercustomize` and the `import` lines of .pth files: run in each worker, not in the fork server.
+"""`sitecustomize`, `usercustomize` and `import` lines of .pth files: run in each worker, not in the fork server.
 
 The server is started with -S. It adds to `sys.path` what `site` would add, but executes nothing except the lines by
 which editable installs are found. A forked worker goes back to where an interpreter is before it imports `site`.

@@ -13,7 +13,7 @@ from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, PortRange, Process, Workers
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import head_start, worker_processes
-from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
+from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings, UnfitError
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit
 from trainer_launch.sizes import counted
 from trainer_launch.supervisor import events as ev
@@ -191,6 +191,10 @@ class Starter:
         if self._forks and self._server is not None and self._is_ready:
             try:
                 return self._fork(self._server, processes)
+            except UnfitError as problem:
+                _log.info("workers start without the fork server: %s", problem)
+                self._end_server()
+                self._forks = False
             except ServerError as problem:
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
