@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import require
-from tests.process.world import PYTHON, Launcher
-from trainer_launch.model import Workers
-from trainer_launch.pytorch.log_folders import LogFolders
-from trainer_launch.torchrun_logs import destinations
+from tests.process.world import Launcher
 
 pytestmark = pytest.mark.process
 
@@ -78,73 +68,3 @@ def test_a_generation_of_the_same_attempt_is_appended(tmp_path: Path) -> None:
     for _ in range(2):
         ran(tmp_path, {1: {"file": str(file), "is_shown": False}}, program="echo out")
     assert file.read_bytes() == b"out\nout\n"
-
-
-WORKER = """
-import os, sys
-rank = os.environ["LOCAL_RANK"]
-print("out", rank, flush=True)
-print("an apple of", rank, flush=True)
-print("err", rank, file=sys.stderr, flush=True)
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"redirects": "3"},
-        {"tee": "3"},
-        {"redirects": "0:1", "tee": "1:3"},
-        {"redirects": "1", "local_ranks_filter": "1"},
-        {"tee": "3", "local_ranks_filter": "0"},
-        {"local_ranks_filter": "1"},
-        {"tee": "1", "duplicate_stdout_filters": "apple,of 1", "duplicate_stderr_filters": "err"},
-    ],
-    ids=str,
-)
-def test_files_and_console_are_as_under_torchrun(tmp_path: Path, options: dict[str, str]) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    script = tmp_path / "train.py"
-    script.write_text(WORKER)
-    assert _under_us(tmp_path, script, options) == _under_torchrun(tmp_path, script, options)
-
-
-def _under_torchrun(tmp_path: Path, script: Path, options: dict[str, str]) -> list[Any]:
-    folder = tmp_path / "theirs"
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={folder}", *words)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*argv, str(script)], capture_output=True, check=True, timeout=120, env=env)
-    return [_console(done.stdout), _console(done.stderr), _files(folder)]
-
-
-def _under_us(tmp_path: Path, script: Path, options: dict[str, str]) -> list[Any]:
-    folder = tmp_path / "ours"
-    workers = Workers(count=2, argv=(), env={}, logs={**options, "log_dir": str(folder)})
-    attempt = LogFolders(workers, "job").begin(0)
-    to = destinations(workers.logs, {}, "default", {0: 0, 1: 1}, attempt)
-    processes = [
-        {
-            "name": f"rank {rank}",
-            "argv": [*PYTHON, str(script)],
-            "env": dict(os.environ, LOCAL_RANK=str(rank)),
-            "streams": {stream: asdict(one) for stream, one in to.get(rank, {}).items()},
-        }
-        for rank in range(2)
-    ]
-    with Launcher(tmp_path, *processes) as launcher:
-        assert launcher.wait() == 0, launcher.log()
-        return [_console(launcher.output()), _console(launcher.log().encode()), _files(folder)]
-
-
-def _console(text: bytes) -> list[str]:
-    """The workers' own lines, whose order is not sure."""
-    return sorted(line for line in text.decode().splitlines() if re.search(r"(out|of|err) \d$", line))
-
-
-def _files(folder: Path) -> dict[str, list[str]]:
-    """By path, without the random part of the run's folder."""
-    (run,) = folder.iterdir()
-    files = (path for path in sorted(run.rglob("*")) if path.is_file())
-    return {str(path.relative_to(run)): sorted(path.read_text().splitlines()) for path in files}

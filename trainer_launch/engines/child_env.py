@@ -17,15 +17,19 @@ _OPEN_MPI = "OMPI_MCA_btl_"
 _TWO_COPIES = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
 
 
-def agent(request: Request) -> dict[str, str]:
-    """The environment of torch elastic's agent, which its workers inherit."""
+def workers(request: Request) -> dict[str, str]:
+    """What torch workers have in common, but for what torchrun's options and a generation add."""
     env = repaired(request.env)
     threads, _ = usable_threads(request.host, request.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
         env["OMP_NUM_THREADS"] = threads
-    # With the agents' store shared, torch 2.13 breaks restarts: the new group reads its dead predecessor's keys.
-    env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return sparing(request, env)
+
+
+def agent(request: Request) -> dict[str, str]:
+    """The environment of torch elastic's agent, which its workers inherit."""
+    # With the agents' store shared, torch 2.13 breaks restarts: the new group reads its dead predecessor's keys.
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **workers(request)}
 
 
 def plain(request: Request) -> dict[str, str]:

@@ -68,7 +68,7 @@ def plan(request: Request, reason: str) -> Plan:
 def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str]:
     program = torch_job.program(request)
     forks, why = _way_to_start(request, options, program)
-    env = child_env.agent(request)
+    env = child_env.workers(request)
     env |= {run_folder.VARIABLE: request.scratch, **torch_options.constants(options)}
     workers = Workers(
         count=request.topology.local_world_size or 1,

@@ -1,0 +1,95 @@
+"""Files of the workers' output, and what the console shows: under us as under the installed torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env
+from tests.conftest import require
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+WORKER = """
+import os, sys
+rank = os.environ["LOCAL_RANK"]
+print("out", rank, flush=True)
+print("an apple of", rank, flush=True)
+print("err", rank, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"redirects": "3"},
+        {"tee": "3"},
+        {"redirects": "0:1", "tee": "1:3"},
+        {"redirects": "1", "local_ranks_filter": "1"},
+        {"tee": "3", "local_ranks_filter": "0"},
+        {"local_ranks_filter": "1"},
+        {"tee": "1", "duplicate_stdout_filters": "apple,of 1", "duplicate_stderr_filters": "err"},
+    ],
+    ids=str,
+)
+def test_files_and_console_are_as_under_torchrun(tmp_path: Path, options: dict[str, str]) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    theirs = _under((sys.executable, "-m", "torch.distributed.run"), tmp_path / "theirs", script, options)
+    assert _under((*LAUNCHER, "run", "--no-prefix", "--", "torchrun"), tmp_path / "ours", script, options) == theirs
+
+
+def _under(start: Sequence[str], folder: Path, script: Path, options: dict[str, str]) -> list[Any]:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    argv = (*start, "--nproc-per-node=2", f"--log-dir={folder}", "--rdzv-id=job", *words, str(script))
+    done = subprocess.run(argv, capture_output=True, timeout=120, env=clean_env(), check=False)
+    assert done.returncode == 0, done.stderr
+    return [_console(done.stdout), _console(done.stderr), _files(folder)]
+
+
+def _console(text: bytes) -> list[str]:
+    """The workers' own lines, whose order is not sure."""
+    return sorted(line for line in text.decode().splitlines() if re.search(r"(out|of|err) \d$", line))
+
+
+def _files(folder: Path) -> dict[str, list[str]]:
+    """By path, without the random part of the run's folder."""
+    (run,) = folder.iterdir()
+    files = (path for path in sorted(run.rglob("*")) if path.is_file())
+    return {str(path.relative_to(run)): sorted(path.read_text().splitlines()) for path in files}
+
+
+def test_a_worker_that_failed_leaves_its_error_and_its_output_in_its_attempts_folder(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILS_ONCE)
+    options = {"redirects": "3"}
+    start = (*LAUNCHER, "run", "--no-prefix", "--", "torchrun", "--max-restarts=1")
+    out, err, files = _under(start, tmp_path / "logs", script, options)
+    assert (out, err) == ([], [])
+    assert [run.name[:4] for run in (tmp_path / "logs").iterdir()] == ["job_"]
+    assert files["attempt_0/1/stdout.log"] == ["out 0"]
+    assert "no luck" in files["attempt_0/1/error.json"][0]
+    assert files["attempt_1/1/stdout.log"] == ["out 1"]
+    assert "attempt_1/1/error.json" not in files
+
+
+FAILS_ONCE = """
+import os
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    print("out", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("no luck")
+
+main()
+"""
