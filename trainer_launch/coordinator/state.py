@@ -45,7 +45,7 @@ class Settings:
 
     @property
     def told_lease_s(self) -> float:
-        """The lease that nodes have. A node that is the whole job shares the coordinator's process and renews none."""
+        """The lease that nodes have. One that is the whole job shares the coordinator's process."""
         return self.lease_s if self.max_nodes > 1 else max(self.lease_s, _ALONE_S)
 
 
