@@ -67,12 +67,18 @@ class Output:
         self._thread: threading.Thread | None = None
 
     def open(
-        self, process: str, label: str | None, rank: int | None = None, to: Mapping[int, Destination] | None = None
+        self,
+        process: str,
+        label: str | None,
+        rank: int | None = None,
+        to: Mapping[int, Destination] | None = None,
+        member: int | None = None,
     ) -> dict[int, int]:
         """Make the pipes of a process, or of one of its ranks; return their write ends, the caller's, by stream.
 
         A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
         `to` has the streams that go elsewhere than to our own, or to files, too.
+        Equal lines of processes with a `member` number are folded, as those of one process's ranks are.
 
         Raises:
             OSError: there are too many open files, or a file of `to` cannot be opened.
@@ -80,7 +86,9 @@ class Output:
         to = to or {}
         if label is not None or self._flood.lines_per_s:
             both = (_STDOUT, _STDERR)
-            return {stream: self._open(process, label or "", (stream,), rank, to.get(stream)) for stream in both}
+            return {
+                stream: self._open(process, label or "", (stream,), rank, to.get(stream), member) for stream in both
+            }
         if _same_file() and not to:
             is_carried = self._watched or not os.isatty(_STDERR)
             return dict.fromkeys((1, 2), self._open(process, None, (1, 2), rank)) if is_carried else {}
@@ -95,6 +103,7 @@ class Output:
         streams: tuple[int, ...],
         rank: int | None,
         to: Destination | None = None,
+        member: int | None = None,
     ) -> int:
         to = to or PLAIN
         copies = Copies(to) if to.file or to.copy else None
@@ -108,7 +117,8 @@ class Output:
             source = Untouched(b"", sink.stream)
         else:
             source = Source(prefix, sink.stream)
-            source.gate = self._flood.gate(process, streams[-1], rank, prefix)
+            who = (process, rank) if member is None else ("", member)
+            source.gate = self._flood.gate(who[0], streams[-1], who[1], prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)

@@ -81,7 +81,7 @@ class System:
         `prepare` runs in the new process before the program.
         """
         try:
-            ours = self._output.open(process.name, process.label, to=process.streams)
+            ours = self._output.open(process.name, process.label, to=process.streams, member=process.member)
             env = {**process.env, **self._rank_output(process)}
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
@@ -109,7 +109,7 @@ class System:
     def streams(self, process: Process) -> dict[int, int]:
         """Make the pipes of a process that somebody else starts for us; their write ends are the caller's."""
         try:
-            return self._output.open(process.name, process.label, to=process.streams)
+            return self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
 
