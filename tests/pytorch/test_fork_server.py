@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +241,27 @@ def test_a_store_is_a_process_of_its_own_that_outlives_the_server(make: Make, tm
     assert client.get("a") == b"b"
     os.kill(store["pid"], signal.SIGKILL)
     assert forks.ask("reap", pids=[store["pid"]])["codes"] == [-signal.SIGKILL]
+
+
+_GREETING = struct.pack("=BIBI", 0, 0x3C85F7CE, 13, 7)  # what a TCPStore's client says first: VALIDATE, PING
+
+
+def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make, tmp_path: Path) -> None:
+    """Where no name server answers, torch's own store takes 0.1 s and more for each rank, one after the other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))  # fewer than ranks
+    try:
+        forks = make(forks_workers=False)
+        port = forks.ask("store", ports=None)["port"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as ranks:
+        socks = [ranks.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(500)]
+        for sock in socks:
+            sock.sendall(_GREETING)
+        began_s = time.monotonic()
+        assert all(sock.recv(4) == _GREETING[-4:] for sock in socks)
+        assert time.monotonic() - began_s < 10
 
 
 def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:

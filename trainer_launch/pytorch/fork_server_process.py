@@ -263,6 +263,8 @@ def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
 
     try:
         os.setsid()
+        kernel.allow_many_files()  # each rank takes one
+        kernel.ask_no_name_server()  # torch asks for the name of each rank that connects, one after the other
         store = _open(request)
         signs.tell("port", store.port)
         os.close(signs.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -27,6 +28,20 @@ class _MemoryMap(ctypes.Structure):
 def die_with_parent(number: int) -> None:
     """Get this signal when our parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def allow_many_files() -> None:
+    """Have as many descriptors as this process may have."""
+    import resource  # which no worker shall find loaded
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def ask_no_name_server() -> None:
+    """Look for names and addresses in /etc/hosts alone; where libc cannot be told so, as before."""
+    with contextlib.suppress(AttributeError):
+        _LIBC.__nss_configure_lookup(b"hosts", b"files")
 
 
 def flush_c_streams() -> None:
