@@ -50,15 +50,14 @@ def connect(port: int, ranks: int) -> tuple[int, int, float]:
                 refused += 1
                 continue
             socks.append(sock)
-            selector.register(sock, selectors.EVENT_WRITE)
+            selector.register(sock, selectors.EVENT_WRITE, sock)
         while selector.get_map() and time.monotonic() < began_s + LATEST_S:
             for key, mask in selector.select(1.0):
-                sock = key.fileobj
-                assert isinstance(sock, socket.socket)
+                sock = key.data
                 try:
                     if mask & selectors.EVENT_WRITE:
                         sock.sendall(_GREETING)
-                        selector.modify(sock, selectors.EVENT_READ)
+                        selector.modify(sock, selectors.EVENT_READ, sock)
                         continue
                     if sock.recv(4) != _GREETING[-4:]:
                         raise ConnectionResetError
