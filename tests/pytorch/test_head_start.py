@@ -19,6 +19,7 @@ from trainer_launch.pytorch.messages import Ready
 
 TORCH = ("--nproc-per-node", "2", "--", "train.py")
 IMPORT_S = 60.0
+TF_CONFIG = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +127,12 @@ def test_a_server_that_was_guessed_wrong_is_ended(
     assert len(psutil.Process().children()) == 1
     assert head_start.take(settings, env) is None
     assert psutil.Process().children() == []
+
+
+@pytest.mark.process
+def test_a_server_that_the_plan_has_no_use_for_is_ended_before_the_program_starts(tmp_path: Path) -> None:
+    """The contract says that it is a TFJob, which the command line does not show."""
+    (tmp_path / "train.py").write_text("import psutil, os\nprint(len(psutil.Process(os.getppid()).children()))")
+    env = {"PET_NNODES": "1", "TRAINER_LAUNCH_CONTRACT": "tfjob-v1", "TF_CONFIG": TF_CONFIG}
+    ended = launch("run", "--", "train.py", env=env, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -24,6 +25,7 @@ from trainer_launch.engines.request import Request
 from trainer_launch.errors import LaunchError, NotRunnableError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Outcome, Plan
+from trainer_launch.pytorch import head_start
 from trainer_launch.settings import Settings
 from trainer_launch.status import news
 from trainer_launch.status.observer import Observer
@@ -94,6 +96,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             system.clean = sweep
             log.send_through(system.say)
             with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
+                gc.enable()
                 with _hosted(plan, secret, observer):
                     ended = _supervised(plan, system, settings, request, secret, observer)
                     sweep()
@@ -130,6 +133,8 @@ def _planned(
     request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
     programs.check(request.command, request.env.get("PATH"))
     plan = engines.plan(request)
+    if plan.workers is None:
+        head_start.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
