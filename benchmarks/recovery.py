@@ -51,8 +51,9 @@ ROWS = {
 
 CAUSES = {
     "cold": "bash starts the workers at once; here Python starts first and imports torch once.",
-    "memory beside": "torch's agent and the fork server both hold torch; bash does not.",
-    "memory of all": "An agent with torch runs beside the workers.",
+    "memory beside": "The fork server and the store hold torch; bash does not.",
+    "memory of all": "The launcher, the fork server and the store run beside the workers.",
+    "processes": "A fork server and a store run beside the launcher; torchrun's agent is both.",
 }
 
 

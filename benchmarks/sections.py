@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks import containers, idle, mpi, output, preflight, recovery, report, startup, survival
+from benchmarks import containers, idle, membership, mpi, output, preflight, recovery, report, startup, survival
 from benchmarks.measuring import Section
 from benchmarks.results import Refused
 
 SECTIONS: tuple[Section, ...] = (
     startup.SECTION,
     recovery.SECTION,
+    membership.SECTION,
     idle.SECTION,
     output.SECTION,
     mpi.SECTION,

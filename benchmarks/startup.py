@@ -100,8 +100,8 @@ a loop in bash.""",
     causes={
         "to the program": "Python starts first; for a torch worker, torch is imported as well.",
         "CPU": "Python and its imports run before the program.",
-        "memory": "Python stays beside the program; for torch workers, so do torch's agent and a fork server.",
-        "wake-ups": "torch's agent polls its workers ten times a second; a shell waits.",
+        "memory": "Python stays beside the program; for torch workers, so do a fork server and a store.",
+        "wake-ups": "It should have none; see the raw data.",
         "from the program": "It looks for leftover processes and writes the termination message before it ends.",
     },
 )
