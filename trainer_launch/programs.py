@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from trainer_launch.command import Command, Kind, parse_command
 from trainer_launch.errors import NotRunnableError
+from trainer_launch.model import Plan
 from trainer_launch.nearest import did_you_mean, nearest
 
 _USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
@@ -64,6 +65,24 @@ def check_torch(engine: str) -> None:
         "or install trainer-launch beside the image's torch, or add --engine plain to run the program as it is",
         found=False,
     )
+
+
+def check_plug_in(plan: Plan) -> None:
+    """See that torchrun will find our rendezvous, where it is told to use it.
+
+    Raises:
+        NotRunnableError: this package is importable, but not installed.
+    """
+    if plan.engine != "torchrun" or plan.meeting is None:
+        return
+    from importlib import metadata  # not loaded by who does not need it
+
+    if not metadata.entry_points(group="torchrun.handlers", name="trainer-launch"):
+        raise NotRunnableError(
+            f"torchrun cannot load the rendezvous backend trainer-launch: {sys.executable} has no entry point of "
+            f"that name; install trainer-launch there with pip, or add --rendezvous torch",
+            found=False,
+        )
 
 
 def is_our_python(word: str, path: str | None) -> bool:

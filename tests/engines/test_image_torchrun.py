@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import signal
+from importlib import metadata
 from typing import Any
 
 import pytest
 
 from tests.engines.requests import request
 from tests.engines.test_torchrun import ALONE, ELASTIC, ETCD, FIXED, LOGS
-from trainer_launch import engines
+from trainer_launch import engines, programs
 from trainer_launch.child import plain_conf
 from trainer_launch.engines import torchrun
-from trainer_launch.errors import UsageError
+from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.model import Job, NodeRange, Plan, PortRange, Seats
-from trainer_launch.signals import parse
+from trainer_launch.signals import SignalAction, parse
 
 START = "/venv/bin/python -m torch.distributed.run "
 
@@ -114,3 +116,15 @@ def test_what_torchrun_cannot_do_on_a_signal_is_refused(given: str) -> None:
 @pytest.mark.parametrize("given", ["USR1=checkpoint", "USR2=forward", "TERM=terminate"])
 def test_what_torchrun_does_on_a_signal_is_accepted(given: str) -> None:
     assert plan("train.py", ALONE, signals=parse(given)).signals
+
+
+def test_a_signal_on_which_torchrun_ends_the_job_is_no_failure_of_it() -> None:
+    made = plan("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", ALONE)
+    assert made.signals == {signal.SIGUSR1: SignalAction.DRAIN}
+
+
+def test_a_launcher_without_entry_points_says_so_before_torchrun_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    programs.check_plug_in(plan("train.py", ETCD))  # its nodes meet without our plug-in
+    with pytest.raises(NotRunnableError, match="torchrun cannot load the rendezvous backend trainer-launch"):
+        programs.check_plug_in(plan("train.py", ALONE))

@@ -136,6 +136,7 @@ def _planned(
     if plan.workers is None:
         head_start.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
+    programs.check_plug_in(plan)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
         from trainer_launch.commands import recheck  # only who has a preflight needs the checks

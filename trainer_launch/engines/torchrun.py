@@ -10,7 +10,7 @@ import math
 
 from trainer_launch import run_folder, signals, torchrun_options
 from trainer_launch.command import Command
-from trainer_launch.engines import agents, child_env, meeting, torch_job
+from trainer_launch.engines import agents, child_env, meeting, torch_job, torch_options
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Plan, Process
@@ -35,9 +35,10 @@ def plan(request: Request, reason: str) -> Plan:
     torch_job.check_membership(request)
     torch_job.check_stdin(request)
     _check_signals(request)
+    options = _options(request)
+    actions = torch_options.signals_of(options, request.signals)
     # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
-    options = torchrun_options.render(_options(request))
-    words = (*options, *torch_job.unknown(request), "--", *torch_job.program(request))
+    words = (*torchrun_options.render(options), *torch_job.unknown(request), "--", *torch_job.program(request))
     torchrun = Process(
         name="torchrun",
         argv=(request.python, "-m", "torch.distributed.run", *words),
@@ -49,8 +50,8 @@ def plan(request: Request, reason: str) -> Plan:
         processes=(torchrun,),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
-        stop_signal=signals.stop_signal(request.signals),
-        signals=request.signals,
+        stop_signal=signals.stop_signal(actions),
+        signals=actions,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
         restarts=agents.RESTARTS,
