@@ -15,7 +15,7 @@ from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 RUN = ("run", "--engine", "torchrun", "--nproc-per-node", "2")
-SAVE = """
+SAVE = r"""
 import os, signal, sys, time
 def say(word):
     os.write(1, f"{word} {os.environ['RANK']}\n".encode())  # in one piece, unlike print()
