@@ -13,8 +13,9 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 SCRIPT = """
-import pathlib, signal
-pathlib.Path("began").touch()
+import os, pathlib, signal
+pathlib.Path("began.new").write_text(str(os.getpid()))
+os.rename("began.new", "began")
 signal.pause()
 """
 
@@ -25,7 +26,8 @@ def test_beside_a_worker_three_processes_wait_without_a_wake_up(tmp_path: Path) 
     try:
         eventually((tmp_path / "began").exists, "the worker's start", 60)
         top = psutil.Process(launcher.pid)
-        beside = [one for one in (top, *top.children()) if one.cmdline()[-1] != "train.py" or one == top]
+        worker = int((tmp_path / "began").read_text())
+        beside = [one for one in (top, *top.children()) if one.pid != worker]
         assert len(beside) == 3
         eventually(lambda: is_quiet_for(beside, 1.5), "one and a half seconds without a wake-up", 30)
     finally:
