@@ -13,9 +13,10 @@ from trainer_launch.nearest import did_you_mean
 START_METHODS = ("spawn", "fork", "forkserver")
 _BACKENDS = ("c10d", "static")
 PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing else is set
-_OURS = ("node_rank", "patience", "join_timeout")
+_WAITS = ("patience", "join_timeout", "timeout")  # the first that is there
+_OURS = ("node_rank", *_WAITS)
 # Options of torch's own backends; they mean nothing here, and configurations made for Flyte carry them.
-_TORCHS = ("timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_TORCHS = ("last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _TORCHS_TOO = ("heartbeat_timeout", "read_timeout", "store_type", "is_host", "local_addr", "rank")
 
 
@@ -49,7 +50,7 @@ class Elastic:
     nnodes: int | str | None = None  # a number, or MIN:MAX
     nproc_per_node: int | str | None = None  # a number, or auto, gpu, cpu
     start_method: str = "spawn"
-    monitor_interval: float = 5  # seconds between two looks at the workers, as in Flyte
+    monitor_interval: float = 5  # accepted; the end of a worker is seen at once
     max_restarts: int | None = None  # worker failures of the whole job
     rdzv_configs: Mapping[str, Any] = field(default_factory=dict)  # patience or join_timeout, node_rank
     increase_shared_mem: bool = True
@@ -112,9 +113,9 @@ class Elastic:
 
     @property
     def patience_s(self) -> float | None:
-        """How long the nodes wait for each other."""
-        found = self.rdzv_configs.get("patience", self.rdzv_configs.get("join_timeout"))
-        return None if found is None else float(found)
+        """How long the nodes wait for each other: torch's `timeout` is that where nothing else is said."""
+        found = [self.rdzv_configs[name] for name in _WAITS if name in self.rdzv_configs]
+        return float(found[0]) if found else None
 
     def variables(self) -> dict[str, str]:
         """What the workers' NCCL reads from the environment."""

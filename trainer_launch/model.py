@@ -212,6 +212,7 @@ class Hosting:
     secret_file: str | None = None  # what a node must know to be let in
     seats: Seats | None = None  # all nodes' coordinators, where each hosts one; None: only node 0 does
     seat: int = 0  # whose this is
+    deadline_s: float | None = None  # after which the job fails; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,9 @@ class Workers:
     role: str = "default"
     forks: bool = False  # from the fork server; False: each is a new interpreter
     must_fork: bool = False  # an error where that cannot be
+    caller: tuple[int, int] | None = (
+        None  # connection to a fork of `launch`'s caller, in place of a fork server; its pid
+    )
     script: str | None = None  # the program, for the fork server; None: a module
     preload: tuple[str, ...] = ()
     python: str = ""  # the interpreter that has trainer_launch, and torch
@@ -313,6 +317,17 @@ class Failure:
     again: bool | None = None  # whether to start again can help; None: as the exit code says
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Why the coordinator ended a torch job, and the worker that failed first, on whatever node."""
+
+    reason: str
+    rank: int | None = None  # None: it was no worker's failure
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""  # the worker's own
+
+
 class Verdict(str, Enum):
     """How a run ended."""
 
@@ -328,6 +343,7 @@ class Outcome:
     verdict: Verdict
     stop_signal: int | None = None  # what asked us to stop
     failure: Failure | None = None
+    given_up: GivenUp | None = None
     exits: tuple[Exit, ...] = ()
     took_s: float = 0.0
     attempt: int = 1  # how often it was started: all of it by us, or its workers by torch's agent

@@ -33,13 +33,13 @@ WORDS = {
 PURE_ROOMS = ("engines/", "manifest/", "rehearsal/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
+OF_WORKERS = ("pytorch/forked_process.py", "pytorch/call.py", "pytorch/caller_fork.py")
 READS_ENVIRONMENT = (
-    *("cli.py", "commands/", "settings.py", "child/", "pytorch/forked_process.py", "pytorch/hidden_imports.py"),
+    *("cli.py", "commands/", "settings.py", "child/", *OF_WORKERS),
+    "pytorch/hidden_imports.py",
     "reporting.py",
 )
-WRITES_ENVIRONMENT = ("child/", "pytorch/forked_process.py")  # its own process's, before the program begins
-
-IS_THE_AGENT = ("api.py",)  # `launch` runs torch's agent in the user's own process, where there is no PID 1 of ours
+WRITES_ENVIRONMENT = ("child/", *OF_WORKERS)  # its own process's, before the program begins
 
 each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
 
@@ -75,7 +75,7 @@ def test_deciders_cannot_do_anything(path: Path) -> None:
 
 @each_file
 def test_nothing_imports_what_runs_in_children(path: Path) -> None:
-    if not name_of(path).startswith(("child/", *IS_THE_AGENT)):
+    if not name_of(path).startswith("child/"):
         found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.child.")}
         assert not found, "child/ is started with `python -m`, never imported"
 

@@ -74,13 +74,24 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
         LaunchError: nothing could be started.
     """
     try:
-        return _run(settings, argv, replace_launcher=replace_launcher)
+        return outcome.exit_code(to_the_end(settings, argv, replace_launcher=replace_launcher))
     except LaunchError as problem:
         refuse(problem, settings.termination_log)
         raise
 
 
-def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
+def to_the_end(
+    settings: Settings,
+    argv: Sequence[str],
+    *,
+    replace_launcher: bool = False,
+    adjust: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Outcome:
+    """Run `argv` in this pod by an adjusted plan, and say how it ended.
+
+    Raises:
+        LaunchError: nothing could be started.
+    """
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     scratch = private_folder()
     try:
@@ -90,6 +101,7 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
             _become(plan)
         with ground.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
+            plan = adjust(plan)
             watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
             system = System(color=use_color(settings), watched=watched, flood=flood)
@@ -101,10 +113,9 @@ def _run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> 
                     ended = _supervised(plan, system, settings, request, secret, observer)
                     sweep()
                 ended = replace(ended, attempt=max(ended.attempt, news.starts(scratch)))
-                ended = conclude(ended, request, settings, observer)
+                return conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return outcome.exit_code(ended)
 
 
 def _supervised(

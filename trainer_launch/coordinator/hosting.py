@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 
 from trainer_launch.coordinator.server import Server
@@ -58,7 +59,19 @@ def serve(
         _log.warning("%s; so the others cannot go on here without node 0", problem)
         yield None
         return
+    timer = _deadline(hosting.deadline_s, server)
     try:
         yield server
     finally:
+        timer.cancel()
         server.stop()
+
+
+def _deadline(deadline_s: float | None, server: Server) -> threading.Timer:
+    """The timer that ends the job; without a deadline it is never started."""
+    reason = f"the job took longer than active_deadline_seconds, {deadline_s or 0:g} s"
+    timer = threading.Timer(deadline_s or 0, server.give_up, [reason])
+    timer.daemon = True
+    if deadline_s is not None:
+        timer.start()
+    return timer

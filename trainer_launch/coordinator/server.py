@@ -69,6 +69,11 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         self._thread.start()
         return port
 
+    def give_up(self, reason: str) -> None:
+        """The job has failed; nodes that call later hear it, too. From any thread."""
+        self._events.append(Close(reason))
+        self._nudge()
+
     def stop(self, reason: str | None = None) -> None:
         """End the connections and the thread. With a reason the job is given up; without, its nodes wait for us."""
         self._close_reason = reason

@@ -181,3 +181,13 @@ class ForkServer:
         if received is None:
             raise ServerError("the fork server exited")
         return received[0]
+
+
+class CallerFork(ForkServer):
+    """A fork of the process that called `launch`: it serves likewise, and is there only once."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        """Take over its connection; it is our child already."""
+        self._connection = socket.socket(fileno=fd)
+        self._connection.set_inheritable(False)
+        self._told, self.pid = None, pid

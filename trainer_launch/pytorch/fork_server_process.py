@@ -72,7 +72,7 @@ def main(recorder: Recorder, site: Site) -> None:
     with socket.socket(fileno=int(fd)) as connection:
         messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
         gc.freeze()  # workers would otherwise copy what the collector marks
-        _serve(connection, origin, reason or (None if serves == "workers" else "this server only opens stores"))
+        serve(connection, origin, reason or (None if serves == "workers" else "this server only opens stores"))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -160,7 +160,7 @@ def _thread_name(thread: int) -> str:
 # -- serving ----------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> None:
+def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> None:
     """Carry out one request after the other; `no_workers` is why workers cannot be forked."""
     from trainer_launch.pytorch import messages
 
@@ -220,7 +220,7 @@ def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Or
     try:
         kernel.die_with_parent(signal.SIGKILL)
         if isinstance(request, messages.ForkWorkers):
-            forked_process.fork_workers(origin, request, fds, signs)
+            (origin.fork_workers or forked_process.fork_workers)(origin, request, fds, signs)
         if forked_process.fork_one(signs):
             _be_store(request, origin, signs)
     except BaseException as problem:  # noqa: BLE001  nobody above would see it

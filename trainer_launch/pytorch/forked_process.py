@@ -71,6 +71,7 @@ class Origin:
     imports: Imports
     finder: Finder
     replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # shared: why a worker was
+    fork_workers: Callable[[Origin, ForkWorkers, Sequence[int], Signs], NoReturn] | None = None  # None: ours
 
     def why_replaced(self) -> str | None:
         """Why a worker has replaced itself by a new interpreter, if one has."""
@@ -162,8 +163,8 @@ class _Steps:
         main, failed = None, ""
         try:
             os.setsid()
-            _restore_signals(self._origin)
-            _take_streams(self._streams)
+            restore_signals(self._origin)
+            take_streams(self._streams)
             _close_descriptors({*self._origin.descriptors, self._signs.go})
             main = self._become()
         except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
@@ -184,7 +185,7 @@ class _Steps:
         _rebuild_streams()
         _look_like(request.argv)
         if worker.stacks is not None:
-            _arm(worker.stacks)
+            arm(worker.stacks)
         threading.stack_size(0)
         gc.enable()
         main = _new_main()
@@ -236,14 +237,15 @@ class _Steps:
 # -- looks ------------------------------------------------------------------------------------
 
 
-def _restore_signals(origin: Origin) -> None:
+def restore_signals(origin: Origin) -> None:
     """Handlers as the server found them when it was started; all signals are still blocked."""
     for number, handler in origin.handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
 
 
-def _take_streams(streams: Mapping[int, int]) -> None:
+def take_streams(streams: Mapping[int, int]) -> None:
+    """Put these descriptors where a process has its output."""
     for number, fd in streams.items():
         os.dup2(fd, number)
 
@@ -284,7 +286,7 @@ def _look_like(argv: Sequence[str]) -> None:
     _KEPT.append(kernel.show_as(words, variables))
 
 
-def _arm(path: str) -> None:
+def arm(path: str) -> None:
     """A signal makes Python write there where every thread stands."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)

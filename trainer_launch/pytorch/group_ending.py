@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainer_launch import exits
 from trainer_launch.coordinator import protocol as say
-from trainer_launch.model import Exit, Failure, Outcome, Verdict
+from trainer_launch.model import Exit, Failure, GivenUp, Outcome, Verdict
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Refusal, State
 from trainer_launch.supervisor import failure
@@ -33,6 +33,7 @@ def outcome(state: State, system: AnySystem, evidence: Evidence) -> Outcome:
     return Outcome(
         verdict=verdict(state),
         failure=_failure(state, system, evidence),
+        given_up=_given_up(state.end),
         stop_signal=state.stop_signal,
         exits=run.exits if run is not None else (),
         took_s=system.now() - state.started_at_s,
@@ -65,6 +66,14 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
             own = state.own if state.own is not None and state.own.rank == given_up.rank else None
             name = "" if own is None or own.rank is None else f"rank {own.rank}"
             return _classified(given_up_for(given_up, own), name, system, evidence)
+
+
+def _given_up(end: object) -> GivenUp | None:
+    if not isinstance(end, say.GiveUp):
+        return None
+    return GivenUp(
+        reason=end.reason, rank=end.rank, exit_code=end.exit_code, signal=end.signal, message=end.message or ""
+    )
 
 
 def given_up_for(given_up: say.GiveUp, own: WorkerDeath | None) -> AgentFailure:

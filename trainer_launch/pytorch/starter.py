@@ -13,7 +13,7 @@ from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, PortRange, Process, Workers
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import head_start, worker_processes
-from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings, UnfitError
+from trainer_launch.pytorch.fork_server import CallerFork, ForkServer, ServerError, ServerSettings, UnfitError
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit
 from trainer_launch.sizes import counted
 from trainer_launch.supervisor import events as ev
@@ -33,6 +33,7 @@ class Starter:
         self._workers = workers
         self._system = system
         self._forks = workers.forks
+        self._caller = workers.caller  # until it is in use
         self._server: ForkServer | None = None
         self._is_ready = False
         self._tries = 0
@@ -51,7 +52,7 @@ class Starter:
         if self._forks or hosts_store:
             self._start_server()
 
-    def prepare(self, at_s: float, *, hosts_store: bool) -> ge.Prepared | None:
+    def prepare(self, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
         """Make sure of it; None: `answer` will tell."""
         if not (self._forks or hosts_store):
             return ge.Prepared(at_s)
@@ -59,6 +60,8 @@ class Starter:
         if why is not None:
             _log.info("the fork server is restarted: %s", why)
             self._end_server()
+        if self._server is None and self._workers.caller is not None:
+            return _caller_lost(at_s)
         if self._server is None:
             self._tries = 0
             self._start_server()
@@ -92,14 +95,18 @@ class Starter:
             return None
         if not was_ready:
             return self._lost(f"the fork server ended during its imports ({how})", at_s, hosts_store=hosts_store)
-        _log.warning("the fork server ended (%s); it is started again", how)
         self._end_server()
+        if self._workers.caller is not None:
+            return None  # the next generation will miss it
+        _log.warning("the fork server ended (%s); it is started again", how)
         self._tries = 0
         self._start_server()
         return None
 
     def _lost(self, why: str, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
         self._end_server()
+        if self._workers.caller is not None:
+            return _caller_lost(at_s)
         if self._tries < _TRIES:
             _log.warning("%s; it is started again", why)
             self._start_server()
@@ -129,6 +136,10 @@ class Starter:
     def _start_server(self) -> None:
         self._tries += 1
         workers = self._workers
+        if self._caller is not None:
+            self._take_server(CallerFork(*self._caller))
+            self._caller = None
+            return
         settings = ServerSettings(
             python=workers.python,
             script=workers.script,
@@ -136,8 +147,11 @@ class Starter:
             cwd=workers.cwd or os.getcwd(),
             forks_workers=self._forks,
         )
-        self._server = head_start.take(settings, workers.env) or ForkServer(settings, workers.env)
-        self._system.adopt(SERVER, self._server.pid, keep=True)
+        self._take_server(head_start.take(settings, workers.env) or ForkServer(settings, workers.env))
+
+    def _take_server(self, server: ForkServer) -> None:
+        self._server = server
+        self._system.adopt(SERVER, server.pid, keep=True)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:
@@ -196,6 +210,10 @@ class Starter:
                 self._end_server()
                 self._forks = False
             except ServerError as problem:
+                if self._workers.caller is not None:
+                    return [
+                        ev.SpawnFailed(now(), process.name, exits.FAILED, str(problem)) for process in processes
+                    ]
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
         return self._execute(processes, now)
@@ -243,3 +261,9 @@ class Starter:
         """End what is left of ours."""
         self.close_store()
         self._end_server()
+
+
+def _caller_lost(at_s: float) -> ge.CannotStart:
+    """It has the state that its workers would inherit: nothing can take its place."""
+    text = "the process that was forked from the caller of launch() to start workers has ended"
+    return ge.CannotStart(at_s, text, exits.INFRASTRUCTURE)

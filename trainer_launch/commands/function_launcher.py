@@ -1,0 +1,116 @@
+"""The launcher of `trainer_launch.launch`: `run` for one function, started and told by `function.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from trainer_launch import exits, log, run_folder
+from trainer_launch.commands import function, run
+from trainer_launch.commands.gather import live_pod
+from trainer_launch.contracts import read_job
+from trainer_launch.elastic import PATIENCE_S, Elastic
+from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.model import Outcome, Plan, Workers
+from trainer_launch.pytorch import kernel
+from trainer_launch.settings import JOB_FLAGS, Settings, flag_of, load
+from trainer_launch.supervisor import early
+
+
+def main(folder: str) -> None:
+    """Carry out the order in this directory, and leave the report there."""
+    early.end_on_stop()
+    early.open_streams()
+    order = json.loads(Path(folder, function.ORDER).read_bytes())
+    kernel.die_with_parent(signal.SIGTERM)  # the workers have their grace
+    if os.getppid() != order["parent"]:
+        sys.exit(exits.STOPPED)
+    try:
+        report = _told(_carry_out(order))
+    except LaunchError as problem:
+        report = {"refused": type(problem).__name__, "message": _in_callers_words(str(problem))}
+    if os.getppid() == order["parent"]:
+        run_folder.replace(f"{folder}/{function.REPORT}", report)
+    else:  # it was killed: nobody is left to read, and to remove the directory
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _carry_out(order: dict[str, Any]) -> Outcome:
+    settings = _settings(order)
+    log.set_up(settings.log_level)
+
+    def adjust(plan: Plan) -> Plan:
+        if plan.workers is None:
+            raise UsageError(
+                f"launch starts the workers itself, which is impossible here: {'; '.join(plan.reasons)}"
+            )
+        hosting = plan.hosting and replace(plan.hosting, deadline_s=order["deadline_s"])
+        return replace(plan, hosting=hosting, workers=_with_caller(plan.workers, order))
+
+    return run.to_the_end(settings, (sys.executable, order["program"]), adjust=adjust)
+
+
+def _with_caller(workers: Workers, order: dict[str, Any]) -> Workers:
+    """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are told."""
+    if order["start_method"] != "fork":
+        return workers
+    fd, pid = map(int, sys.argv[1:])
+    return replace(workers, forks=True, must_fork=True, caller=(fd, pid))
+
+
+def _settings(order: dict[str, Any]) -> Settings:
+    """The settings of this pod under what the caller said explicitly.
+
+    Raises:
+        LaunchError: they do not fit, or this process is a worker itself.
+    """
+    given = load({})
+    job = read_job(live_pod((sys.executable, order["program"])), given.contract)
+    if job.role == "rank":
+        raise UsageError(
+            "this process is already a worker of a torchrun job; call the function directly, without launch"
+        )
+    options = order["options"]
+    flags: dict[str, Any] = {
+        **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
+        "engine": "torch",
+        "exec": False,
+        "start_method": "forkserver" if order["start_method"] == "forkserver" else "exec",
+        "termination_log": os.devnull,  # the caller may go on after a failure
+    }
+    if job.max_restarts is None and given.max_restarts is None:
+        flags.setdefault("max_restarts", "0")
+    if order["patience_s"] is not None or "rejoin_timeout" not in given.model_fields_set:
+        flags["rejoin_timeout"] = PATIENCE_S if order["patience_s"] is None else order["patience_s"]
+    if not order["increase_shared_mem"]:
+        flags["shm_size"] = "keep"
+    if "log_level" not in given.model_fields_set:
+        flags["log_level"] = "warning"
+    if run_folder.VARIABLE in os.environ:  # below a launcher, which tells of the pod
+        flags |= {"events": None, "metrics_port": 0}
+    return load(flags)
+
+
+def _in_callers_words(message: str) -> str:
+    """With the fields of Elastic in place of our options."""
+    for name, field in JOB_FLAGS.items():
+        if field in Elastic.__dataclass_fields__:
+            message = message.replace(f"{flag_of(name)} 0", f"{field}=0").replace(flag_of(name), field)
+    return message
+
+
+def _told(ended: Outcome) -> dict[str, Any]:
+    job, failure = ended.given_up, ended.failure
+    job = job and replace(job, reason=_in_callers_words(job.reason))
+    failure = failure and replace(failure, message=_in_callers_words(failure.message))
+    return {
+        "verdict": ended.verdict.value,
+        "failure": failure and asdict(failure),
+        "given_up": job and asdict(job),
+    }

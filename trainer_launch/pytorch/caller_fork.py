@@ -1,0 +1,139 @@
+"""Forks of the process that calls `launch`: its launcher, and a server whose workers inherit its state.
+
+The server speaks as the fork server does (`messages.py`), so that the launcher needs to know of no difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from trainer_launch import exits
+from trainer_launch.pytorch import fork_server_process, forked_process, kernel, messages
+from trainer_launch.pytorch.forked_process import Origin, Signs
+from trainer_launch.pytorch.messages import ForkWorkers
+
+_kept: list[object] = []  # what has to live as long as the process
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def start_launcher(argv: Sequence[str], env: Mapping[str, str], work: Callable[[], None]) -> int:
+    """Start a launcher that can fork workers from this process; its pid.
+
+    `argv` gets two more words: the launcher's end of the connection, and the server's pid.
+    """
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()  # or each fork would write it again
+    sys.stderr.flush()
+    with ours, theirs:
+        pid = os.fork()
+        if pid == 0:
+            _become_launcher(argv, env, ours, theirs, work)
+    return pid
+
+
+def _become_launcher(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ours: socket.socket,
+    theirs: socket.socket,
+    work: Callable[[], None],
+) -> NoReturn:
+    """Fork the server first: so it is the launcher's child."""
+    try:
+        os.setpgid(0, 0)  # out of reach of a terminal's Ctrl-C, which the caller forwards
+        launcher = os.getpid()
+        server = os.fork()
+        if server == 0:
+            ours.close()
+            _become_server(theirs, launcher, work)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.set_inheritable(ours.fileno(), True)
+        os.execve(argv[0], (*argv, str(ours.fileno()), str(server)), env)
+    except BaseException:  # noqa: BLE001  nobody above would see it
+        traceback.print_exc()
+    finally:
+        os._exit(exits.FAILED)
+
+
+def _become_server(connection: socket.socket, launcher: int, work: Callable[[], None]) -> NoReturn:
+    """Serve until the launcher closes the connection."""
+
+    def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> NoReturn:
+        _fork_workers(origin, request, fds, signs, work)
+
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _IGNORED}
+        mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        importlib.import_module("torch.distributed")  # stores need it, and each would import it again
+        none: Any = None  # its workers hide nothing of what they inherit
+        origin = Origin(
+            launcher=launcher,
+            handlers=handlers,
+            mask=mask,
+            site=none,
+            imports=none,
+            finder=none,
+            fork_workers=fork_workers,
+        )
+        gc.freeze()  # workers would otherwise copy what the collector marks
+        messages.send(connection, messages.Ready())
+        fork_server_process.serve(connection, origin, None)
+    except BaseException:  # noqa: BLE001  nobody above would see it
+        traceback.print_exc()
+    finally:
+        os._exit(exits.FAILED)
+
+
+def _fork_workers(
+    origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs, work: Callable[[], None]
+) -> NoReturn:
+    """In a process between server and workers: fork all workers, and exit."""
+    given = iter(fds)
+    for worker in request.workers:
+        streams = dict(zip(worker.streams, given, strict=False))
+        if forked_process.fork_one(signs):
+            forked_process.take_streams(streams)
+            for fd in {*fds, signs.report} - {signs.go}:
+                os.close(fd)
+            _become_worker(origin, {**request.environment, **worker.environment}, worker.stacks, signs, work)
+    os._exit(0)
+
+
+def _become_worker(
+    origin: Origin, environment: Mapping[str, str], stacks: str | None, signs: Signs, work: Callable[[], None]
+) -> NoReturn:
+    """Do the work as a process of multiprocessing would; nothing that the caller has registered runs at its end."""
+    code = exits.FAILED
+    try:
+        os.setsid()
+        forked_process.restore_signals(origin)
+        forked_process.wait_for_go(origin, signs)
+        os.environ.clear()
+        os.environ.update(environment)
+        words = [os.fsencode(word) for word in sys.orig_argv]
+        # By a variable the launcher knows what is its own, also what has left this session.
+        _kept.append(kernel.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
+        if stacks is not None:
+            forked_process.arm(stacks)
+        signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
+        process = multiprocessing.get_context("fork").Process(target=work)
+        code = getattr(process, "_bootstrap")()  # noqa: B009  what its start() calls in the new process
+    except BaseException:  # noqa: BLE001  nobody above would see it
+        traceback.print_exc()
+    finally:
+        os._exit(code)
