@@ -47,7 +47,7 @@ def wait():
     time.sleep(60)
 
 def wait_deaf():
-    os.write(1, f"worker {os.getpid()}\n".encode())
+    os.write(1, b"worker %d\\n" % os.getpid())
     time.sleep(60)
 
 def failure(fn, *args, **fields):

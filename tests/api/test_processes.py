@@ -83,7 +83,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_a_killed_launcher_is_reported_and_leaves_no_worker(tmp_path: Path) -> None:
     main = """def end_the_launcher():
-    os.write(1, f"worker {os.getpid()}\n".encode())
+    os.write(1, b"worker %d\\n" % os.getpid())
     if os.environ["RANK"] == "1": os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
 say(failure(end_the_launcher, start_method="fork"))"""
