@@ -26,7 +26,7 @@ say(failure(os.abort, start_method="spawn"))"""
     code, said, output = end(start(tmp_path, main))
     assert code == 0, output
     for kind, text, rank in said:
-        assert kind == "WorkerFailedError"
+        assert kind == "WorkerFailedError", text
         assert f"rank {rank} failed on node 0" in text
         assert "by signal 6" in text
 
