@@ -74,7 +74,7 @@ say([found[0], "exit code 3" in found[1]])"""
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     argv = program(tmp_path, "pass")
     path = Path(argv[1])
-    path.write_text(path.read_text() + "\nprint(failure(crash_once, 'x', start_method='spawn'))\n")
+    path.write_text(path.read_text() + "\nprint(failure(os.getpid, start_method='spawn'))\n")
     process = start(tmp_path, "", argv=argv)
     code, _, output = end(process)
     assert code == 0, output
