@@ -61,9 +61,22 @@ class Crowd:
         self.selector = selectors.DefaultSelector()
         self.nodes: dict[int, Node] = {}
 
+    def come(self, rank: int, incarnation: str) -> None:
+        self.add(rank, incarnation)
+        self.read(0.0)  # nodes answer at once, also while others still connect
+
     def add(self, rank: int, incarnation: str) -> None:
         self.nodes[rank] = node = Node(rank, self.port, incarnation)
         self.selector.register(node.sock, selectors.EVENT_READ, node)
+
+    def read(self, timeout_s: float) -> None:
+        for key, _ in self.selector.select(timeout_s):
+            node = key.data
+            try:
+                node.read()
+            except OSError:  # it did not say soon enough who it is: it comes again, as a client does
+                self.lose(node.rank)
+                self.add(node.rank, node.incarnation)
 
     def lose(self, rank: int) -> None:
         node = self.nodes.pop(rank)
@@ -75,8 +88,7 @@ class Crowd:
         while any(node.in_generation < generation for node in self.nodes.values()):
             if time.monotonic() > end_s:
                 raise SystemExit(f"generation {generation} did not start within {LATEST_S:g} s")
-            for key, _ in self.selector.select(1.0):
-                key.data.read()
+            self.read(1.0)
 
 
 def host(n_nodes: int, pipe: Connection) -> None:
@@ -98,12 +110,12 @@ def main() -> None:
     crowd = Crowd(ours.recv())
     started_s = time.monotonic()
     for rank in range(n_nodes):
-        crowd.add(rank, f"{rank}-a")
+        crowd.come(rank, f"{rank}-a")
     crowd.run_until(1)
     joined_s = time.monotonic()
     lost = random.randrange(n_nodes)
     crowd.lose(lost)
-    crowd.add(lost, f"{lost}-b")
+    crowd.come(lost, f"{lost}-b")
     crowd.run_until(2)
     ended_s = time.monotonic()
     ours.send("stop")
