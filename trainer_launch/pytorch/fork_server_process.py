@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from trainer_launch.pytorch.forked_process import Origin, Signs
+    from trainer_launch.pytorch.forked_process import Origin, Signs, Worker
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
     from trainer_launch.pytorch.recorded_imports import Recorder
     from trainer_launch.pytorch.site_hooks import Site
@@ -50,7 +50,7 @@ def main(recorder: Recorder, site: Site) -> None:
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
     reason = _import(names, folder)
 
-    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages
+    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top
 
     if serves == "workers":
         reason = reason or unfit()
@@ -69,10 +69,11 @@ def main(recorder: Recorder, site: Site) -> None:
         imports=imports,
         finder=hidden_imports.hide(imports),
     )
-    with socket.socket(fileno=int(fd)) as connection:
-        messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
-        gc.freeze()  # workers would otherwise copy what the collector marks
-        serve(connection, origin, reason or (None if serves == "workers" else "this server only opens stores"))
+    connection = socket.socket(fileno=int(fd))
+    messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
+    no_workers = reason or (None if serves == "workers" else "this server only opens stores")
+    gc.freeze()  # workers would otherwise copy what the collector marks
+    top.run(lambda: serve(connection, origin, no_workers))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -136,6 +137,8 @@ def unfit() -> str | None:
 
 def _threads_after_fork() -> list[str]:
     """Other threads of ours; numpy's linear algebra stops its own whenever a process forks, so fork once."""
+    if len(os.listdir("/proc/self/task")) == 1:
+        return []
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -160,15 +163,18 @@ def _thread_name(thread: int) -> str:
 # -- serving ----------------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> None:
-    """Carry out one request after the other; `no_workers` is why workers cannot be forked."""
+def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> Worker:
+    """Carry out one request after the other, and exit; in a forked worker, return it.
+
+    `no_workers` is why workers cannot be forked.
+    """
     from trainer_launch.pytorch import messages
 
     while (received := messages.receive(connection)) is not None:
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
             raise messages.MessageError(f"{type(request).__name__} is not a request")
-        answer: Message
+        answer: Message | Worker
         if len(fds) != request.fds:
             answer = messages.Failed(f"{len(fds)} descriptors came with a request for {request.fds}")
         elif no_workers and isinstance(request, messages.ForkWorkers):
@@ -177,56 +183,63 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
             answer = messages.Unfit(replaced)
         else:
             answer = _carry_out(request, fds, origin, connection.fileno())
+            if callable(answer):
+                return answer
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
+    os._exit(0)
 
 
-def _carry_out(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, connection: int) -> Message:
+def _carry_out(
+    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, connection: int
+) -> Message | Worker:
+    """Fork; in this process the answer, in a forked worker the worker."""
     from trainer_launch.pytorch import forked_process
 
     report, to_report = os.pipe()
     signs = forked_process.Signs(report=to_report, go=fds[-1])
-    _fork(request, fds, origin, signs, not_theirs={connection, report})
+    worker = _fork(request, fds, origin, signs, not_theirs={connection, report})
+    if worker is not None:
+        return worker
     os.close(to_report)
-    try:
-        return _read_report(request, report)
-    finally:
-        os.close(report)
+    answer = _read_report(request, report)
+    os.close(report)
+    return answer
 
 
 def _fork(
     request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs, not_theirs: set[int]
-) -> None:
+) -> Worker | None:
     """Fork by a process between, which exits: the others are the launcher's children when this returns."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
+    except OSError as problem:
+        signs.tell("failed", f"the fork server cannot fork ({problem})")
+    else:
         if pid == 0:
             for fd in not_theirs:
                 os.close(fd)
-            _be_between(request, fds, origin, signs)
+            return _be_between(request, fds, origin, signs)
         os.waitpid(pid, 0)
-    except OSError as problem:
-        signs.tell("failed", f"the fork server cannot fork ({problem})")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return None
 
 
-def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs) -> NoReturn:
+def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs) -> Worker:
     from trainer_launch.pytorch import forked_process, messages
 
     try:
         kernel.die_with_parent(signal.SIGKILL)
         if isinstance(request, messages.ForkWorkers):
-            (origin.fork_workers or forked_process.fork_workers)(origin, request, fds, signs)
+            return (origin.fork_workers or forked_process.fork_workers)(origin, request, fds, signs)
         if forked_process.fork_one(signs):
             _be_store(request, origin, signs)
     except BaseException as problem:  # noqa: BLE001  nobody above would see it
         signs.tell("failed", f"a process could not be forked ({type(problem).__name__}: {problem})")
-    finally:
-        os._exit(0)
+    os._exit(0)
 
 
 def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:

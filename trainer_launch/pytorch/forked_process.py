@@ -1,14 +1,12 @@
 """A forked worker, from its fork to its exit: it becomes `python -u train.py`.
 
-Nothing of ours shows: not in the interpreter's state, not in the process's, not in a traceback, not at its end. A
-worker is forked in a new thread, whose stack is empty and which becomes the main thread of the new process. That
-thread is a chain of C functions (`deque(map(call, steps))`), so the only frame below the program's own is `_BASE`,
-which looks like the program's; when the program has ended there is none, and the interpreter ends as always.
+Nothing of ours shows: not in the interpreter's state, not in the process's, not in a traceback, not at its end. The
+only frame below the program's own is `_BASE`, which looks like the program's; `top.py` says how. When the program
+has ended there is none, and the interpreter ends as always.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ctypes
 import faulthandler
@@ -19,18 +17,14 @@ import importlib
 import io
 import json
 import mmap
-import operator
 import os
 import resource
 import runpy
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
-import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
@@ -45,7 +39,6 @@ from trainer_launch.pytorch.site_hooks import Site
 
 _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
-_FOREVER_S = 1e6
 _BASES: list[types.CodeType] = []  # what tracebacks leave out
 _KEPT: list[object] = []  # what has to live as long as the process
 # Its globals are the program's, its locals are ours.
@@ -94,13 +87,19 @@ class Signs:
 # -- forking ----------------------------------------------------------------------------------
 
 
-def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> NoReturn:
-    """In a process between server and workers, with all signals blocked: fork all workers, and exit."""
-    steps = _Steps(origin, request, fds, signs)
-    threading.stack_size(_main_stack_bytes())
-    _thread.start_new_thread(deque, (map(operator.methodcaller("__call__"), iter(steps, None)), 0))
-    while True:
-        time.sleep(_FOREVER_S)  # the new thread ends this process
+def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> Worker:
+    """In a process between server and workers, with all signals blocked: fork all, and exit; workers return."""
+    code = 1
+    try:
+        given = iter(fds)
+        for worker in request.workers:
+            streams = dict(zip(worker.streams, given, strict=False))
+            if fork_one(signs):
+                return Worker(origin, request, worker, streams, signs)
+        code = 0
+    except OSError as problem:
+        signs.tell("failed", f"a worker could not be forked ({problem})")
+    os._exit(code)
 
 
 def fork_one(signs: Signs) -> bool:
@@ -109,9 +108,7 @@ def fork_one(signs: Signs) -> bool:
     Raises:
         OSError: the kernel does not let us.
     """
-    with warnings.catch_warnings(module=warnings):  # it is not in sys.modules
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside other threads
-        pid = os.fork()
+    pid = os.fork()
     if pid:
         signs.tell("pid", pid)
     return pid == 0
@@ -127,36 +124,25 @@ def wait_for_go(origin: Origin, signs: Signs) -> None:
         os._exit(exits.INFRASTRUCTURE)
 
 
-class _Steps:
-    """What the thread calls one after the other: what this returns."""
+class Worker:
+    """The steps of a worker's life: each call returns what has to be called next, with no frame below it."""
 
-    def __init__(self, origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> None:
-        self._origin, self._request, self._fds, self._signs = origin, request, fds, signs
-        self._worker: ForkedWorker | None = None  # whom this process becomes
+    def __init__(
+        self, origin: Origin, request: ForkWorkers, worker: ForkedWorker, streams: Mapping[int, int], signs: Signs
+    ) -> None:
+        self._origin, self._request, self._worker, self._signs = origin, request, worker, signs
+        self._streams = streams  # what is put in the place of 1 and 2
+        self._has_run = False
         self._problem: BaseException | None = None  # what the program did not catch
         self._umask = os.umask(0)
         os.umask(self._umask)
 
     def __call__(self) -> Callable[[], object]:
-        if self._worker is None:
-            self._fork()
-            return self._start()
-        return self._end()
-
-    def _fork(self) -> None:
-        """Return in the workers alone."""
-        code = 1
-        try:
-            given = iter(self._fds)
-            for worker in self._request.workers:
-                streams = dict(zip(worker.streams, given, strict=False))
-                if fork_one(self._signs):
-                    self._worker, self._streams = worker, streams
-                    return
-            code = 0
-        except Exception as problem:  # noqa: BLE001  nobody above would see it
-            self._signs.tell("failed", f"a worker could not be forked ({problem})")
-        os._exit(code)
+        """The program, then the interpreter's end."""
+        if self._has_run:
+            return self._end()
+        self._has_run = True
+        return self._start()
 
     def _start(self) -> Callable[[], object]:
         """Look like the program that is about to run; run it the ordinary way when that cannot be."""
@@ -177,7 +163,6 @@ class _Steps:
 
     def _become(self) -> types.ModuleType:
         request, worker, origin = self._request, self._worker, self._origin
-        assert worker is not None
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported, in the order that python would see
         os.environ.update({**request.environment, **worker.environment})
@@ -186,7 +171,6 @@ class _Steps:
         _look_like(request.argv)
         if worker.stacks is not None:
             arm(worker.stacks)
-        threading.stack_size(0)
         gc.enable()
         main = _new_main()
         sys.modules["__main__"] = main
@@ -302,22 +286,16 @@ def _new_main() -> types.ModuleType:
     return main
 
 
-def _main_stack_bytes() -> int:
-    """As much as a main thread may use; the kernel gives it page by page."""
-    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    return 0 if 0 < soft <= 1 << 30 else 1 << 26
-
-
 # -- running ----------------------------------------------------------------------------------
 
 
-def _exec(request: ForkWorkers, worker: ForkedWorker | None, failed: str) -> NoReturn:
+def _exec(request: ForkWorkers, worker: ForkedWorker, failed: str) -> NoReturn:
     """The ordinary way, in the same process."""
     text = f"[trainer-launch] this worker starts without the fork server: {failed}\n"
     os.write(2, text.encode(errors="replace"))
     try:
         os.chdir(request.cwd)
-        environment = {**request.environment, **(worker.environment if worker else {})}
+        environment = {**request.environment, **worker.environment}
         os.execve(request.argv[0], request.argv, environment)
     except OSError as problem:
         os.write(

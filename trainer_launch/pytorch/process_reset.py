@@ -10,6 +10,7 @@ import importlib
 import itertools
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from multiprocessing import context, forkserver, process, resource_tracker, util
@@ -23,6 +24,7 @@ def reset(main_process: type, modules: Mapping[str, Any]) -> None:
     which `sys.modules` shows nothing now.
     """
     _reset_multiprocessing(main_process)
+    _reset_threading()
     _reset_random(modules)
     _reset_caches()
 
@@ -38,6 +40,12 @@ def _reset_multiprocessing(main_process: type) -> None:
         getattr(module, name).__init__()  # theirs would be the server's; in place, as others hold their methods
     setattr(getattr(context, "_default_context"), "_actual_context", None)  # noqa: B009, B010  set by who asks for it
     getattr(util, "_finalizer_registry").clear()  # noqa: B009  what ends the server's own processes
+
+
+def _reset_threading() -> None:
+    """Before Python 3.13 a fork leaves the main thread with the parent's native id."""
+    main: Any = threading.main_thread()
+    main._set_native_id()
 
 
 def _reset_random(modules: Mapping[str, Any]) -> None:
