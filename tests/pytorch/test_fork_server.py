@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
+from trainer_launch.pytorch.fork_server import ForkServer, ServerSettings
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -351,3 +354,17 @@ def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path
     assert forks.run(tmp_path, path).out == "second edition\n"
     (tmp_path / "mine.py").unlink()
     assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py is gone"
+
+
+def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
+    """Only a launcher that is broken sends it; nothing of a request is guessed."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    settings = ServerSettings(python=sys.executable, script=None, cwd=str(tmp_path), forks_workers=False)
+    server = ForkServer(settings, clean_env({"PYTHONPATH": os.getcwd()}))
+    try:
+        with socket.socket(fileno=os.dup(server.fd)) as connection:
+            connection.sendall(b"\0\0\0\2{}")
+        assert server.popen.wait(60) == 1
+    finally:
+        server.close()
+        server.popen.wait()

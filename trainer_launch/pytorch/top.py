@@ -4,8 +4,8 @@ Whoever prints a stack, or looks for the main script at its bottom, would else f
 a frame holds is not finalised when the interpreter ends. A new thread would have an empty stack, too, but a process
 that Python 3.13 has forked from a thread crashes at its end.
 
-The interpreter prints the value of `SystemExit` when the last frame has gone. It asks for its `str()`, which here is
-`deque(map(call, steps))`: each step is called, and then what it has returned.
+The interpreter prints the value of `SystemExit` when the last frame has gone. It asks for its `str()`, which here
+is `deque(map(call, steps))`: each step is called, and then what it has returned.
 """
 
 from __future__ import annotations
