@@ -40,8 +40,10 @@ thread = threading.Thread(target=lambda: say(trainer_launch.launch(os.getpid, qu
 thread.start()
 thread.join()
 say([child.wait(), bool(seen)])"""
-    code, (pids, own), output = end(start(tmp_path, main))
+    code, said, output = end(start(tmp_path, main))
     assert code == 0, output
+    assert len(said) == 2, output
+    pids, own = said
     assert len({*pids.values()}) == 2
     assert own == [5, True]
 

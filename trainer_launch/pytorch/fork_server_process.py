@@ -248,6 +248,7 @@ def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
 
     end_s = time.monotonic() + (_STORE_S if isinstance(request, messages.OpenStore) else 0.0)
     pids: list[int] = []
+    ports: list[int] = []
     rest = b""
     while select.select([report], [], [], max(0.0, end_s - time.monotonic()))[0]:
         data = os.read(report, 65536)
@@ -257,9 +258,9 @@ def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
         for word, _, value in (line.decode(errors="replace").partition(" ") for line in lines):
             if word == "failed":
                 return messages.Failed(value)
-            if word == "port":
-                return messages.StoreOpen(pids[0], int(value))
-            pids.append(int(value))
+            (ports if word == "port" else pids).append(int(value))
+        if ports and pids:  # a store may tell its port before the process that has forked it tells its pid
+            return messages.StoreOpen(pids[0], ports[0])
     if isinstance(request, messages.OpenStore):
         return messages.Failed(f"the store did not open within {_STORE_S:g} s")
     if len(pids) < len(request.workers):
