@@ -48,6 +48,7 @@ def plan(request: Request, reason: str) -> Plan:
     torch_options.check(request, options)
     workers, why = _workers(request, options)
     actions = torch_options.signals_of(options, request.signals)
+    signals.stop_signal(actions)  # one has to be left that stops the job
     return Plan(
         engine=NAME,
         processes=(),
@@ -55,7 +56,6 @@ def plan(request: Request, reason: str) -> Plan:
         membership=meeting.membership(request, _address(request, options)),
         grace_s=request.grace_s,
         stop_order=request.stop_order,
-        stop_signal=signals.stop_signal(actions),
         signals=actions,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,

@@ -59,7 +59,9 @@ class ServerSettings:
     def command(self, fd: int) -> tuple[str, ...]:
         """The server's command line; `fd` is its end of the connection."""
         folder = self.cwd
-        if self.script is not None:
+        if not self.forks_workers:
+            folder = ""  # a store is torch's alone
+        elif self.script is not None:
             folder = os.path.dirname(os.path.realpath(os.path.join(self.cwd, self.script)))
         serves = "workers" if self.forks_workers else "stores"
         words = (str(fd), str(os.getpid()), serves, folder, self.script or "")

@@ -55,7 +55,7 @@ def main(recorder: Recorder, site: Site) -> None:
     if serves == "workers":
         reason = reason or unfit()
     files = _files()
-    imports = recorder.stop([*([] if _is_safe() else [folder]), *site.path])
+    imports = recorder.stop([*([] if _is_safe() or not folder else [folder]), *site.path])
     if serves == "workers" and script:
         reason = reason or load_time_variables.set_by([script], os.getcwd(), imports.environment)
     origin = forked_process.Origin(
@@ -77,8 +77,8 @@ def main(recorder: Recorder, site: Site) -> None:
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
-    """Import these as the script itself would, whose folder this is; why that failed."""
-    if not _is_safe():
+    """Import these as the script itself would, whose folder this is ("": nobody's); why that failed."""
+    if folder and not _is_safe():
         sys.path.insert(0, folder)
     try:
         for name in names:
@@ -88,7 +88,7 @@ def _import(names: Sequence[str], folder: str) -> str | None:
                 return f"importing {name} failed ({type(problem).__name__}: {problem})"
         return None
     finally:
-        if not _is_safe():
+        if folder and not _is_safe():
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
 

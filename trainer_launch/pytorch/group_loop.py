@@ -142,7 +142,7 @@ class Group:
     def _ended(self, event: ev.Exited) -> ge.Event | None:
         """A worker's end with what it said; what else has ended is of our own making."""
         name = event.exit.process
-        if name == SERVER:
+        if name.startswith(SERVER):
             answer = self._starter.server_ended(event.exit, event.at_s, hosts_store=self._hosts_store())
             return None if answer is None else self._with_folder(answer)
         if name.startswith(STORE):

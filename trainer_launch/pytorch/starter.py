@@ -20,7 +20,7 @@ from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance
 from trainer_launch.supervisor.system import System
 
-SERVER = "fork server"
+SERVER = "fork server "  # and its pid
 STORE = "store "  # and its generation
 _TRIES = 2  # a server that ends before it is ready is started again once
 _log = logging.getLogger(__name__)
@@ -90,9 +90,9 @@ class Starter:
     def server_ended(self, end: Exit, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
         """Start it again for the next generation; workers that run are not concerned."""
         how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.code}"
+        if self._server is None or end.process != f"{SERVER}{self._server.pid}":
+            return None  # of one that was ended
         was_ready, self._is_ready = self._is_ready, False
-        if self._server is None:
-            return None
         if not was_ready:
             return self._lost(f"the fork server ended during its imports ({how})", at_s, hosts_store=hosts_store)
         self._end_server()
@@ -151,7 +151,7 @@ class Starter:
 
     def _take_server(self, server: ForkServer) -> None:
         self._server = server
-        self._system.adopt(SERVER, server.pid, keep=True)
+        self._system.adopt(f"{SERVER}{server.pid}", server.pid, keep=True)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:

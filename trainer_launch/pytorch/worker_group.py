@@ -118,7 +118,8 @@ class State:
     @property
     def _away_until_s(self) -> float | None:
         """How long the coordinator may stay away."""
-        if self.away_since_s is None or self.phase in (Phase.WAITING, Phase.ENDED) or self.ending is not None:
+        is_over = self.ending is not None or self.stop_signal is not None
+        if self.away_since_s is None or self.phase in (Phase.WAITING, Phase.ENDED) or is_over:
             return None
         patience_s = {Phase.RUNNING: BLIP_S, Phase.DONE: GONE_S}.get(self.phase, self.membership.patience_s)
         return self.away_since_s + patience_s
@@ -224,15 +225,23 @@ def _store_opened(state: State, opened: ge.StoreOpened) -> Step:
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:
     """The coordinator ends the generation: what our workers did before we stop them may tell why."""
     note = ge.Note("generation_ended", {"generation": restart.generation, "reason": restart.reason})
-    if state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
-        is_ours = state.stop_signal is not None or (state.run is not None and bool(state.run.handed_on))
-        ends = Ends() if is_ours else ends_of(state.deaths)
-        state, actions = _stop(replace(state, ending=Ending.OVER, failure=None, ends=ends), at_s)
-    elif state.phase in (Phase.JOINING, Phase.FORMED, Phase.DONE):
+    if state.phase is Phase.RUNNING and state.stop_signal is not None:
+        actions: tuple[ge.Action, ...] = ()  # the workers end by themselves, or have been told to
+    elif state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
+        state, actions = _stop(replace(state, ending=Ending.OVER, failure=None, ends=_ends(state)), at_s)
+    elif state.phase is Phase.DONE:
+        state, actions = _rejoin(replace(state, ends=_ends(state)))
+    elif state.phase in (Phase.JOINING, Phase.FORMED):
         state, actions = _rejoin(state)
     else:
         actions = ()
     return state, (note, *actions)
+
+
+def _ends(state: State) -> Ends:
+    """How this generation's workers ended before anybody stopped them; one that was sent a signal proves nothing."""
+    was_sent = state.stop_signal is not None or (state.run is not None and bool(state.run.handed_on))
+    return Ends() if was_sent else ends_of(state.deaths)
 
 
 def _rejoin(state: State) -> Step:
@@ -244,7 +253,7 @@ def _break_off(state: State, at_s: float) -> Step:
     """The job is over: also here, once nothing runs."""
     if state.phase is Phase.RUNNING:
         state = replace(state, ending=state.ending or Ending.OVER)
-        return _stop(state, at_s)
+        return _stop(state, at_s) if state.stop_signal is None else (state, ())
     return _end(state)
 
 
@@ -330,7 +339,7 @@ def _tell_failure(state: State) -> Step:
     death = state.failure
     if death is None or state.is_told or state.formed is None:
         return state, ()
-    failed = death.failed(state.formed.generation, ends_of(state.deaths))
+    failed = death.failed(state.formed.generation, _ends(state))
     values = {"generation": failed.generation, "rank": failed.rank, "exit_code": failed.exit_code}
     note = ge.Note("worker_failed", {**values, "signal": failed.signal, "message": failed.message or None})
     return replace(state, is_told=True), (note, ge.Tell(failed))
@@ -386,7 +395,7 @@ def _settle(state: State, at_s: float) -> Step:
         return _end(state, say.Leave("asked to stop"))
     state, told = _tell_failure(state) if state.failure is not None else (state, ())
     if state.failure is not None:
-        state = replace(state, own=state.failure, ends=ends_of(state.deaths))
+        state = replace(state, own=state.failure, ends=_ends(state))
     if state.end is not None:
         state, actions = _end(state)
     elif state.ending is not None:

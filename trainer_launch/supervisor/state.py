@@ -72,7 +72,10 @@ class State:
         """How long what the leader that has just ended left behind has, from SIGTERM to SIGKILL."""
         rest_s = self.plan.grace_s if self.kill_at_s is None else max(0.0, self.kill_at_s - at_s)
         # A shell dies of a request to stop at once: what it ran hears of it only now, and may have to save.
-        died_of_it = self.exits[-1].signal is not None and (self.stopped or self.phase is Phase.STOPPING)
+        is_shell = self.plan.workers is None
+        died_of_it = self.exits[-1].signal is not None and (
+            self.stopped or (is_shell and self.phase is Phase.STOPPING)
+        )
         return rest_s if self.plan.daemons or died_of_it else min(CLEAR_S, rest_s)
 
     def started_again(self, at_s: float) -> State:
