@@ -39,7 +39,7 @@ V2 = {
         (["status", "train.py"], {}, 2, "unexpected 'train.py'; see trainer-launch status --help"),
         (["version", "all"], {}, 2, "unexpected 'all'"),
         (["help", "lokal"], {}, 2, "unknown command 'lokal'; did you mean local?"),
-        (["run", "--engine", "torch", "--", "true"], {}, 2, "expected 'auto', 'torchrun'"),
+        (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected 'auto', 'torch', 'torchrun'"),
         (["walk"], {}, 2, "trainer-launch run -- walk"),
         (["loc", "--", "true"], {}, 2, "unknown command 'loc'; did you mean local?"),
         (["local"], {}, 2, "missing command; write one after --, or add a manifest with -f"),

@@ -88,7 +88,6 @@ def run(tmp_path: Path, program: str, *options: str) -> tuple[str, str, Sequence
     watched = ("--hang-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
     ended = launch("run", *watched, "--", script(tmp_path, LIVES + program))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stderr.count("started agent as pid") == 1, ended.stderr
     for rank in range(2):
         assert ended.stdout.count(f"rank {rank} is done") == 1, ended.stdout
     return ended.stdout, ended.stderr, saved(stacks)

@@ -128,15 +128,14 @@ def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_
 
 
 @both_ways
-def test_a_failure_is_logged_once_and_by_torch_where_our_line_is_not_shown(tmp_path: Path, method: str) -> None:
+def test_a_failure_is_logged_once_by_whom_it_concerns(tmp_path: Path, method: str) -> None:
     train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(3)\n{WAIT}")
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "0", "--start-method", method)
     loud, still = (launch(*words, *more, "--", train).stderr for more in ((), ("--log-level", "warning")))
-    assert "rank 1 failed on node 0" in loud
-    assert re.findall(r"^[EW]\d{4} .*", loud, re.MULTILINE) == []
-    (torchs,) = re.findall(r"^[EW]\d{4} .*", still, re.MULTILINE)
-    assert "failed (exitcode: 3) local_rank: 1" in torchs
-    assert "[trainer-launch agent]" not in still
+    assert loud.count("rank 1 ended with exit code 3") == 2, "when it happened, and at the end"
+    assert loud.count("rank 1 failed on node 0") == 2, "by the coordinator: the generation, and the job"
+    assert "exit code 3" in still
+    assert re.findall(r"^[EW]\d{4} .*", loud + still, re.MULTILINE) == [], "torch has no word in it"
 
 
 def test_a_disk_that_takes_nothing_more_is_no_reason_to_end_the_job(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_an_option_that_torch_refuses_is_one_sentence_and_2(tmp_path: Path, opti
     ended = launch("run", "--", "torchrun", option, script(tmp_path, ""))
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "reason=Misconfigured" in ended.stderr
+    assert option.partition("=")[0] in ended.stderr
 
 
 def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Path) -> None:
@@ -457,8 +456,7 @@ def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
     ended = launch(*words, within=shm_of_its_own())
     assert ended.returncode == 0, ended.stderr
     assert "before: 3 alive: 0 shared: False" in ended.stdout
-    # Three, and the one that made the daemon, if it has not gone by itself yet.
-    assert re.search(r"ended [34] processes left running by dead workers", ended.stderr), ended.stderr
+    assert "the grace period is over; sending SIGKILL to the remaining processes" in ended.stderr, ended.stderr
     assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr, ended.stderr
 
 
@@ -469,26 +467,20 @@ with starts.open("a") as file:
     file.write("start\\n")
 start = starts.read_text().count("start")
 run = os.environ["TRAINER_LAUNCH_RUN_DIR"]
-if start == 3:
-    (agent,) = glob.glob(run + "/journal.*")
-    os.kill(int(agent.rpartition(".")[2]), signal.SIGKILL)
-    time.sleep(60)
 if start < 5:
     raise ValueError("again")
 print("left:", *sorted(os.path.relpath(path, run) for path in glob.glob(run + "/**", recursive=True)))
 """
 
 
-def test_failures_and_killed_agents_leave_no_files_behind(tmp_path: Path) -> None:
+def test_failures_leave_no_files_behind(tmp_path: Path) -> None:
     """A job may fail and go on for weeks, and what lies in /tmp takes memory or its node's disk."""
     train = script(tmp_path, RANK + FAILS.format(starts=str(tmp_path / "starts")))
     ended = launch(
         "run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "forkserver", "--", train
     )
     assert ended.returncode == 0, ended.stderr
-    assert " attempt=5 " in ended.stderr, "of the workers, by two agents"
+    assert " attempt=5 " in ended.stderr
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]
-    assert len(re.findall(r" journal\.\d+", line)) == 1
-    assert len(re.findall(r" pymp-[^/ ]+(?= |$)", line)) == 1
     assert len(re.findall(r"attempt_\d+(?= |$)", line)) == 1
     assert "error.json" not in line

@@ -121,6 +121,15 @@ def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> No
     assert {process.env["MASTER_PORT"] for process in start.processes} == {"1234"}
 
 
+def test_a_store_that_could_not_be_opened_is_tried_again_by_another_fork_server() -> None:
+    group = Group()
+    group.hear(formed())
+    group(ge.Prepared(0.0))
+    assert group(ge.Prepared(1.0)) == [ge.OpenStore()]
+    group(ge.StoreOpened(1.0, "node-0", 1234))
+    assert group(ge.Prepared(2.0)) == []
+
+
 def test_a_node_that_does_not_host_the_store_starts_when_it_is_prepared_and_all_go() -> None:
     group = Group()
     group.hear(formed(hosts_store=False))

@@ -77,7 +77,10 @@ class ForkServer:
         Raises:
             ServerError: it cannot be started.
         """
-        self._connection, theirs = socket.socketpair()
+        try:
+            self._connection, theirs = socket.socketpair()
+        except OSError as problem:
+            raise ServerError(f"the fork server could not be started ({problem})") from None
         self._told: Ready | Unfit | None = None
         with theirs:
             try:

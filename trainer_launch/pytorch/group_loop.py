@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainer_launch import run_folder
+from trainer_launch import exits, run_folder
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.errors import InternalError, UsageError
@@ -73,6 +73,7 @@ class Group:
         system.mark = run_folder.VARIABLE, workers.run_dir
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
+        self._store_failed_in = -1  # a generation
         self._starter = Starter(workers, system)
         self._starter.begin(hosts_store=membership.node_rank == 0)
         incarnation = uuid.uuid4().hex
@@ -247,10 +248,23 @@ class Group:
         try:
             port = self._starter.open_store(formed.generation, self._membership.ports)
         except ServerError as problem:
-            self._queue.append(ge.CannotStart(self._system.now(), f"the store cannot be opened: {problem}", 138))
+            self._lost_store(str(problem))
             return
         host = own_address(self._membership, self._client)
         self._queue.append(ge.StoreOpened(self._system.now(), host, port))
+
+    def _lost_store(self, why: str) -> None:
+        """The fork server has failed while it opened the store: another one tries it again, once a generation."""
+        formed, now_s = self.state.formed, self._system.now()
+        generation = 0 if formed is None else formed.generation
+        if self._store_failed_in == generation:
+            text = f"the store cannot be opened: {why}"
+            self._queue.append(ge.CannotStart(now_s, text, exits.INFRASTRUCTURE))
+            return
+        self._store_failed_in = generation
+        _log.warning("the store cannot be opened: %s; a new fork server tries it again", why)
+        prepared = self._starter.renew(now_s, hosts_store=True)
+        self._queue += [self._with_folder(prepared)] if prepared is not None else []
 
     def _note(self, event: str, values: object) -> None:
         """Nobody is waited for, and a full disk is nobody's failure."""

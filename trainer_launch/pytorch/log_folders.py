@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 
 from trainer_launch import torchrun_logs
@@ -21,6 +22,7 @@ class LogFolders:
         self._workers = workers
         self._job = job
         self._of_this_run: str | None = None
+        self._last = ""  # the attempt before
 
     def begin(self, restarts: int) -> str:
         """Make the folders of a generation, without the error files of the one before; return their folder.
@@ -35,6 +37,9 @@ class LogFolders:
             return ""
         try:
             attempt = f"{self._of_the_run()}/attempt_{restarts}"
+            if self._last != attempt and not torchrun_logs.writes_files(logs):
+                shutil.rmtree(self._last, ignore_errors=True)  # nobody reads it again
+            self._last = attempt
             for local_rank in range(self._workers.count):
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):

@@ -38,6 +38,7 @@ class Starter:
         self._is_ready = False
         self._tries = 0
         self._is_awaited = False  # somebody waits for Prepared
+        self._broken: str | None = None  # why not even a server can be started
         self._store: tuple[str, int] | None = None  # name and pid
 
     @property
@@ -65,10 +66,17 @@ class Starter:
         if self._server is None:
             self._tries = 0
             self._start_server()
+        if self._broken is not None:
+            return ge.CannotStart(at_s, self._broken, exits.INFRASTRUCTURE)
         if self._is_ready:
             return ge.Prepared(at_s)
         self._is_awaited = True
         return None
+
+    def renew(self, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
+        """Start another server in place of one that has failed; None: `answer` will tell."""
+        self._end_server()
+        return self.prepare(at_s, hosts_store=hosts_store)
 
     def answer(self, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
         """What the server has told of itself since the last time."""
@@ -84,7 +92,7 @@ class Starter:
                 self._listen(wanted=False)
                 return self._prepared(at_s)
             case Unfit(reason=reason):
-                return self._unfit(reason, at_s, hosts_store=hosts_store)
+                return self._only_stores(reason, at_s, hosts_store=hosts_store)
         return None
 
     def server_ended(self, end: Exit, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
@@ -112,6 +120,16 @@ class Starter:
             self._start_server()
             return None
         return self._unfit(why, at_s, hosts_store=hosts_store)
+
+    def _only_stores(self, reason: str, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
+        """A server from which no worker can be forked has torch for the store all the same."""
+        has_torch = not reason.startswith("importing torch")
+        if not (self._forks and hosts_store and has_torch) or self._workers.must_fork:
+            return self._unfit(reason, at_s, hosts_store=hosts_store)
+        _log.info("workers start without the fork server: %s", reason)
+        self._forks, self._is_ready = False, True
+        self._listen(wanted=False)
+        return self._prepared(at_s)
 
     def _unfit(self, reason: str, at_s: float, *, hosts_store: bool) -> ge.Prepared | ge.CannotStart | None:
         """Workers start without it; a store still needs a process that has torch."""
@@ -147,7 +165,12 @@ class Starter:
             cwd=workers.cwd or os.getcwd(),
             forks_workers=self._forks,
         )
-        self._take_server(head_start.take(settings, workers.env) or ForkServer(settings, workers.env))
+        try:
+            server = head_start.take(settings, workers.env) or ForkServer(settings, workers.env)
+        except ServerError as problem:
+            self._broken = str(problem)
+        else:
+            self._take_server(server)
 
     def _take_server(self, server: ForkServer) -> None:
         self._server = server
@@ -205,6 +228,8 @@ class Starter:
         if self._forks and self._server is not None and self._is_ready:
             try:
                 return self._fork(self._server, processes)
+            except NotRunnableError as error:
+                return [ev.SpawnFailed(now(), process.name, error.exit_code, str(error)) for process in processes]
             except UnfitError as problem:
                 _log.info("workers start without the fork server: %s", problem)
                 self._end_server()
@@ -220,8 +245,10 @@ class Starter:
 
     def _fork(self, server: ForkServer, processes: Sequence[Process]) -> list[ev.SpawnFailed]:
         common = self._workers.env
-        streams = [self._system.streams(process) for process in processes]
+        streams: list[dict[int, int]] = []
         try:
+            for process in processes:
+                streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
             request = ForkWorkers(
                 argv=processes[0].argv,
                 environment=dict(common),

@@ -80,6 +80,7 @@ class State:
     go: say.Go | None = None
     is_prepared: bool = False
     attempt_folder: str = ""  # of this generation's workers
+    has_store: bool = False  # this node has opened this generation's store
     seen: int = 0  # the last generation that this node was in
     starts: int = 0  # generations whose workers were started
     run: supervisor.State | None = None  # of this generation's workers, or the last one's
@@ -196,15 +197,13 @@ def _done(state: State) -> ge.Tell:
 
 def _form(state: State, formed: say.Formed) -> Step:
     """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
-    state = replace(
-        state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=Ends(failed=True), is_prepared=False
-    )
+    state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=Ends(failed=True))
     values = {"generation": formed.generation, "node_index": formed.group_rank, "nodes": formed.size}
     return state, (ge.Note("generation_formed", {**values, "restarts": formed.restarts}), ge.Prepare())
 
 
 def _prepared(state: State, event: ge.Prepared) -> Step:
-    if state.phase is not Phase.FORMED or state.formed is None or state.is_prepared:
+    if state.phase is not Phase.FORMED or state.formed is None or state.has_store:
         return state, ()
     state = replace(state, is_prepared=True, attempt_folder=event.attempt_folder)
     if state.formed is not None and state.formed.is_store_host:
@@ -219,7 +218,8 @@ def _cannot_start(state: State, event: ge.CannotStart) -> Step:
 def _store_opened(state: State, opened: ge.StoreOpened) -> Step:
     if state.phase is not Phase.FORMED or state.formed is None:
         return state, ()
-    return state, (ge.Tell(say.Store(state.formed.generation, opened.host, opened.port)),)
+    told = ge.Tell(say.Store(state.formed.generation, opened.host, opened.port))
+    return replace(state, has_store=True), (told,)
 
 
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:
@@ -239,13 +239,13 @@ def _over(state: State, restart: say.Restart, at_s: float) -> Step:
 
 
 def _ends(state: State) -> Ends:
-    """How this generation's workers ended before anybody stopped them; one that was sent a signal proves nothing."""
+    """How this generation's workers ended before anybody stopped them; who was sent a signal proves nothing."""
     was_sent = state.stop_signal is not None or (state.run is not None and bool(state.run.handed_on))
     return Ends() if was_sent else ends_of(state.deaths)
 
 
 def _rejoin(state: State) -> Step:
-    state = replace(state, phase=Phase.JOINING, formed=None, go=None, run=None, is_prepared=False)
+    state = replace(state, phase=Phase.JOINING, formed=None, go=None, run=None, is_prepared=False, has_store=False)
     return state, (ge.CloseStore(), _join(state), ev.Clean())
 
 
