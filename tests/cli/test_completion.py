@@ -27,8 +27,8 @@ LOADS = {"bash": "source ./script", "zsh": "autoload -U compinit; compinit -u -D
 TYPED = [
     ("trainer-launch expl", "trainer-launch explain"),
     ("trainer-launch run --eng", "trainer-launch run --engine"),
-    ("trainer-launch run --engine torc", "trainer-launch run --engine torchrun"),
-    ("trainer-launch run --engine=torc", "trainer-launch run --engine=torchrun"),
+    ("trainer-launch run --engine torchr", "trainer-launch run --engine torchrun"),
+    ("trainer-launch run --engine=torchr", "trainer-launch run --engine=torchrun"),
     ("trainer-launch preflight --level contain", "trainer-launch preflight --level container"),
     ("trainer-launch run --contract mpijob-v2", "trainer-launch run --contract mpijob-v2beta1"),
     ("trainer-launch local -f only-jo", "trainer-launch local -f only-job.yaml"),
