@@ -31,6 +31,7 @@ from trainer_launch.supervisor.clues import Evidence
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.workers import Place
 
+_OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +71,7 @@ class Group:
         self._system = system
         self._places: dict[str, Place] = {}
         self._queue: list[ge.Event] = []
+        system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
         system.mark = run_folder.VARIABLE, workers.run_dir
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""

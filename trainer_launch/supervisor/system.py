@@ -113,6 +113,22 @@ class System:
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
 
+    def need_descriptors(self, count: int) -> None:
+        """See that so many can be opened: without them nobody could even say what is wrong.
+
+        Raises:
+            NodeError: they cannot.
+        """
+        opened: list[int] = []
+        try:
+            while len(opened) < count:
+                opened.append(os.dup(self._wake_read))
+        except OSError as error:
+            raise unstarted.exhausted(Process(name="the workers", argv=(), env={}), error) from error
+        finally:
+            for fd in opened:
+                os.close(fd)
+
     def begin_start(self) -> None:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
