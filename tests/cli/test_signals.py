@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,43 +71,6 @@ def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, opti
         code, output = launcher.end()
     assert code == 143, output
     assert (output.count("last 0"), output.count("leaves 0")) == (1, 1), output
-
-
-class Crew:
-    """A roster whose workers are these at one look after another."""
-
-    is_looking = False
-
-    def __init__(self, *looks: list[int]) -> None:
-        self.deaths: dict[int, object] = {}
-        self._looks = list(looks)
-
-    def look(self) -> None:
-        """Nothing to note."""
-
-    def living(self) -> list[int]:
-        return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("drains", [True, False])
-def test_a_worker_that_starts_meanwhile_is_told_too_and_each_is_told_once(
-    drains: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    from trainer_launch.child import stop
-
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(stop, "_kill", lambda *words: told.append(words))
-    monkeypatch.setattr(stop, "_LOOK_S", 0.0)
-    crew: Any = Crew([7], [7], [7, 8], [8], [])
-    made = stop.Stop("leader", crew)
-    heard, handed_on = (made._on_drain, signal.SIGUSR2) if drains else (made._on_stop, signal.SIGTERM)
-    with pytest.raises(SignalException):
-        heard(handed_on, None)
-    assert told == [(7, handed_on), (8, handed_on)]
 
 
 def test_explain_shows_what_each_signal_is_for() -> None:

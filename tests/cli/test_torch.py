@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, LAUNCHER, Started, clean_env, launch, script, shm_of_its_own, start
+from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -301,25 +300,6 @@ def test_a_worker_saves_in_peace_when_another_has_died_of_the_request(tmp_path: 
     assert code == 143, output
     assert "loader heard nothing" in output, output
     assert output.count("saved 0") == 1, output
-
-
-OLDER_TORCH = """
-import sys
-from trainer_launch.child import torch_agent
-torch_agent.park = lambda config: None  # so torch takes these signals at each start of workers, as one before 2.9
-torch_agent.run(sys.argv[1:], None, None)
-"""
-
-
-def test_a_torch_that_takes_the_signals_for_itself_does_not_keep_them(tmp_path: Path) -> None:
-    alone = LOADER.replace("sys.exit(0)", "loader.kill()\n    sys.exit(0)")  # there is no PID 1 that would do so
-    words = ("--standalone", "--nproc-per-node", "1", script(tmp_path, alone))
-    with contextlib.closing(Started(words, None, None, (sys.executable, "-c", OLDER_TORCH))) as agent:
-        agent.read_until("ready")
-        agent.signal(signal.SIGTERM)
-        code, output = agent.end()
-    assert code == 143, output
-    assert "loader heard nothing" in output, output
 
 
 @pytest.mark.parametrize(

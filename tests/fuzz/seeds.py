@@ -227,11 +227,6 @@ def _launchers_view() -> Iterator[str]:
     yield text.replace('"pid": 1', '"pid": @PID').replace('"started_ticks": 2', '"started_ticks": @TICKS')
 
 
-def _workers_note() -> Iterator[bytes]:
-    yield b'{"pid":1,"rank":3,"stacks":"/x"}'
-    yield b"RANK=3\0LOCAL_RANK=1\0A=b"
-
-
 def _childs_answer() -> Iterator[str]:
     yield '{"hostname":"h","before":[["a",1]]}'
     yield '{"stage":"write"}\n{"errno":28}\n{"values":{"same":1.0,"seconds":0.5}}'
@@ -353,12 +348,6 @@ def _stand_ins() -> Iterator[str]:
 def _rdzv_conf() -> Iterator[str]:
     yield "host:29400\nnode_rank=1\nis_host=true\npatience=60\nmax_restarts=3\nsecret_file=/s\nports=1-2\ntimeout=5"
     yield "[::1]\nnode_rnak=1"
-
-
-def _run_folder_notes() -> Iterator[str]:
-    yield '{"at_s":0.5,"rank":3,"local_rank":1,"message":"it hangs","lines":["rank 3: a"]}'
-    yield '{"before":[["psm_1",5],["torch_1_2",6]]}'
-    yield "start 12 13\nend 12 -9\ncleared 5 2\nsta"
 
 
 def _ssh_said() -> Iterator[str]:

@@ -9,50 +9,13 @@ from pathlib import Path
 import pytest
 
 from trainer_launch import hostfile, run_folder
-from trainer_launch.child import hangs, kubectl, places, slate
+from trainer_launch.child import kubectl
 from trainer_launch.commands import tables
 from trainer_launch.errors import LaunchError
 from trainer_launch.host import net, tree
 from trainer_launch.mpi import remote
 from trainer_launch.ssh import client
 from trainer_launch.status import node
-
-
-@pytest.mark.parametrize(
-    "line", [b"start x 7", b"start 12 -1", b"start 0 7", b"end", b"start 9999999 7", b"start 1 " + b"9" * 5000]
-)
-def test_a_line_of_the_journal_that_is_none_of_ours_neither_ends_the_agent_nor_lets_it_kill_others(
-    line: bytes,
-) -> None:
-    told = b"start 12 13\n" + line + b"\nend 12 -9\n"
-    assert list(places.noted(told)) == [(b"start", 12, 13), (b"end", 12, -9)]
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        b"[]",
-        b'{"at_s":"x"}',
-        b'{"at_s":1,"rank":"3","local_rank":0,"message":"","lines":[]}',
-        b'{"at_s":1,"rank":9007199254740993,"local_rank":0,"message":"","lines":[]}',
-        b'{"at_s":1,"rank":-3,"local_rank":0,"message":"","lines":[]}',
-        b'{"at_s":1,"rank":3,"local_rank":0,"message":"","lines":5}',
-        b"[" * 5000,
-    ],
-)
-def test_a_note_about_a_hang_that_is_none_is_no_cause(note: bytes) -> None:
-    assert hangs.read(note, 1.0) is None
-
-
-def test_a_note_about_a_hang_counts_while_it_is_fresh() -> None:
-    told = b'{"at_s":1.0,"rank":3,"local_rank":0,"message":"hangs","lines":["a"]}'
-    assert hangs.read(told, 2.0) == hangs.Note(3, 0, "hangs", ("a",))
-    assert hangs.read(told, 1000.0) is None
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"before":5}', b'{"before":[[1]]}', b'{"before":[["a",1e400]]}'])
-def test_without_a_list_of_what_lay_before_nothing_is_ours(data: bytes) -> None:
-    assert slate.lay_before(data) is None
 
 
 def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trainer_launch.child import gpu_holders
+from trainer_launch.pytorch import gpu_holders
 
 
 class Nvml(ModuleType):

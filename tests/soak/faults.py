@@ -7,14 +7,13 @@ makes of it is a defect.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 NODES = 4
 KILLED, STOPPED = 137, 143
 CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
 _SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)
-AGENT_RESTARTS = 3  # of a launcher; when its agent is killed once more, the pod ends
 _PAIRS = 0.25  # how many troubles are two faults at a time
 
 Range = tuple[int, int]
@@ -43,7 +42,8 @@ KINDS = {
     "kill worker while starting": Kind(victims=2, charges=(2, 2), starts=(1, 2)),
     "hang worker": Kind(charges=ONE),
     "pause worker": Kind(starts=NONE, seconds=(0.5, 3.0)),
-    "kill agent": Kind(starts=(1, 2), may_pair=True),
+    "kill store": Kind(charges=ONE, starts=(1, 2)),
+    "kill fork server": Kind(starts=(0, 2), may_pair=True),
     "kill pod": Kind(code=KILLED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
     "move pod": Kind(code=KILLED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
     "term pod": Kind(code=STOPPED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
@@ -85,32 +85,28 @@ class Cost:
 def draw(seed: int, spared: int) -> Iterator[Trouble]:
     """Troubles without end, each kind once before any comes again; the pod of node `spared` is never ended."""
     chance = random.Random(f"soak {seed} {spared}")
-    killed = dict.fromkeys(range(NODES), 0)  # agents, of each pod's present launcher
     number = 0
     while True:
         deck = list(KINDS)
         chance.shuffle(deck)
         for kind in deck:
-            if not _fit(kind, spared, killed):
+            if not _fit(kind, spared):
                 continue
             number += 1
-            faults = [_fault(kind, chance, _fit(kind, spared, killed))]
+            faults = [_fault(kind, chance, _fit(kind, spared))]
             if KINDS[kind].may_pair and chance.random() < _PAIRS:
                 other = chance.choice([name for name in KINDS if KINDS[name].may_pair])
-                fit = [node for node in _fit(other, spared, killed) if node not in faults[0].nodes]
+                fit = [node for node in _fit(other, spared) if node not in faults[0].nodes]
                 faults += [_fault(other, chance, fit)] if fit else []
             # At least every third is a long one: workers that have trained for long are no crash loop.
             quiet = _LONG if number % 3 == 0 or chance.random() < 0.3 else _SHORT
-            for fault in faults:
-                for node in fault.nodes:
-                    killed[node] = 0 if KINDS[fault.kind].code else killed[node] + (fault.kind == "kill agent")
             yield Trouble(tuple(faults), chance.choice((0.0, chance.uniform(0.0, 4.0))), chance.uniform(*quiet))
 
 
-def _fit(name: str, spared: int, agents_killed: Mapping[int, int]) -> list[int]:
+def _fit(name: str, spared: int) -> list[int]:
     """Whom it may happen to."""
-    if name == "kill agent":
-        return [node for node in range(NODES) if agents_killed[node] < AGENT_RESTARTS]
+    if name == "kill store":
+        return [0]
     return [node for node in range(NODES) if KINDS[name].code is None or node != spared]
 
 

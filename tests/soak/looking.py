@@ -19,7 +19,7 @@ from tests.status import exposition
 from tests.survival.jobs import status_in
 from trainer_launch.status.story import EVENTS, LINE_BYTES
 
-LAUNCHER, AGENT = "launcher", "agent"
+LAUNCHER = "launcher"
 _CLOSE_WAIT, _LISTEN = "08", "0A"
 _HIDDEN = ".trainer-launch-before"  # the launcher's note of what lay in /dev/shm before it
 
@@ -87,7 +87,7 @@ def _role(process: psutil.Process, number: int) -> str:
     if number == 0:
         return LAUNCHER
     words = process.cmdline()
-    known = {"torch_agent": AGENT, "sleep": "sleep", "forkserver": "server", "resource_tracker": "tracker"}
+    known = {"fork_server": "server", "sleep": "sleep"}
     return next((role for word, role in known.items() if any(word in one for one in words)), " ".join(words)[:60])
 
 

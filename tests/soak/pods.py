@@ -20,7 +20,7 @@ from tests.cli.launching import LAUNCHER
 from tests.hosts.network import SUBNET, Host
 from tests.soak.faults import KILLED, NODES, Fault, Trouble
 from tests.survival import jobs
-from tests.survival.jobs import agent_of
+from tests.survival.jobs import kill_fork_server, kill_store
 from tests.survival.kubelet import Job, Pod, pods_of, wait_until
 
 HANG_S = 8.0
@@ -116,15 +116,12 @@ class Pods:
         time.sleep(fault.seconds)
         worker.resume()
 
-    def _kill_agent(self, fault: Fault) -> None:
-        node = fault.nodes[0]
+    def _kill_store(self, _fault: Fault) -> None:
+        kill_store()(self.job)
 
-        def agent() -> psutil.Process | None:
-            with contextlib.suppress(psutil.Error, StopIteration, IndexError):
-                return agent_of(self.job, node)
-            return None
-
-        self._wait(agent, "an agent").kill()
+    def _kill_fork_server(self, fault: Fault) -> None:
+        with contextlib.suppress(psutil.Error, IndexError):
+            kill_fork_server(fault.nodes[0])(self.job)
 
     def _kill_pod(self, fault: Fault) -> None:
         self._end(fault, signal.SIGKILL)

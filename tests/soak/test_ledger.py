@@ -9,7 +9,6 @@ import pytest
 
 from tests.soak import judging, steps
 from tests.soak.faults import (
-    AGENT_RESTARTS,
     CRASH_LOOP_S,
     KILLED,
     KINDS,
@@ -56,17 +55,13 @@ def test_two_faults_at_a_time_are_for_different_pods():
     assert not [pair for pair in pairs if set(pair[0].nodes) & set(pair[1].nodes)]
 
 
-def test_no_crash_loop_is_drawn_and_no_agent_killed_more_often_than_a_launcher_bears():
-    early, agents = 0, [0] * NODES
+def test_no_crash_loop_is_drawn():
+    early = 0
     for trouble in itertools.islice(draw(3, 1), 2000):
         early = (
             0 if trouble.quiet_s > CRASH_LOOP_S else early + sum(KINDS[f.kind].charges[1] for f in trouble.faults)
         )
         assert early < 5 + 2
-        for fault in trouble.faults:
-            for node in fault.nodes:
-                agents[node] = 0 if KINDS[fault.kind].code else agents[node] + (fault.kind == "kill agent")
-                assert agents[node] <= AGENT_RESTARTS
 
 
 # -- what faults explain --------------------------------------------------------------------------

@@ -86,8 +86,13 @@ def hang_worker(node: int) -> Fault:
     return lambda job: job.pods[node].workers()[0].suspend()
 
 
-def kill_agent(node: int) -> Fault:
-    return lambda job: agent_of(job, node).kill()
+def kill_store() -> Fault:
+    """The store process of the present generation."""
+    return lambda job: _of_the_fork_server(job, 0)[-1].kill()
+
+
+def kill_fork_server(node: int) -> Fault:
+    return lambda job: _of_the_fork_server(job, node)[0].kill()
 
 
 def kill_pod(node: int) -> Fault:
@@ -137,8 +142,11 @@ def start_late(job: Job) -> None:
     job.start_next()
 
 
-def agent_of(job: Job, node: int) -> psutil.Process:
-    return next(p for p in job.pods[node].launcher().children() if "torch_agent" in " ".join(p.cmdline()))
+def _of_the_fork_server(job: Job, node: int) -> list[psutil.Process]:
+    """The fork server and, where there is one, the store process that it has forked."""
+    below = job.pods[node].launcher().children()
+    found = [process for process in below if "fork_server" in " ".join(process.cmdline())]
+    return sorted(found, key=lambda process: process.create_time())
 
 
 def status_in(job: Job, node: int, tmpdir: Path) -> dict[str, Any]:

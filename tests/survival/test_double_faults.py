@@ -15,9 +15,10 @@ from tests.survival.jobs import (
     FIXED,
     Recovery,
     Standing,
-    agent_of,
     completed,
+    kill_fork_server,
     kill_pod,
+    kill_store,
     kill_worker,
     steps,
     training,
@@ -53,22 +54,20 @@ def test_two_pods_killed_at_once(standing: Standing, nodes) -> None:
         assert recovery.failures == 0
 
 
-def test_an_agent_and_another_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
+def test_the_store_and_another_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
     with standing.job() as running:
         recovery = Recovery(running)
-        victims = [agent_of(running, 2), running.pods[1].workers()[0]]
-        for victim in victims:
-            victim.kill()
+        for fault in (kill_store(), kill_worker(1)):
+            fault(running)
         recovery.wait()
         assert recovery.starts == [0, 0, 0]
 
 
-def test_an_agent_and_its_own_worker_killed_in_the_same_instant(standing: Standing) -> None:
+def test_a_fork_server_and_its_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
     with standing.job() as running:
         recovery = Recovery(running)
-        victims = [agent_of(running, 1), running.pods[1].workers()[0]]
-        for victim in victims:
-            victim.kill()
+        for fault in (kill_fork_server(1), kill_worker(1)):
+            fault(running)
         recovery.wait()
         assert recovery.starts == [0, 0, 0]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -88,44 +86,3 @@ def test_a_store_whose_node_is_lost_is_not_dialled_for_ever(generation: Generati
     reached = reach_store("127.0.0.1", generation.opened.port, lambda: False)
     reached.set("key", "value")
     assert generation.opened.get("key") == b"value"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "torch.distributed:DistNetworkError",
-        "torch.distributed:DistStoreError",
-        "torch.distributed.elastic.rendezvous.api:RendezvousClosedError",
-    ],
-)
-def test_nodes_that_do_not_meet_end_with_138_and_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
-) -> None:
-    from trainer_launch.child import membership, torch_agent
-    from trainer_launch.child.roster import Roster
-    from trainer_launch.child.stop import Stop
-
-    def launch() -> None:
-        module, name = error.split(":")
-        raise getattr(importlib.import_module(module), name)("cut off")
-
-    monkeypatch.setenv("TRAINER_LAUNCH_FAILURE_FILE", str(tmp_path / "failure"))
-    roster = Roster(None)
-    assert torch_agent._run(launch, membership.Alone(), Stop("leader", roster), roster) == 138
-    told = json.loads((tmp_path / "failure").read_text())
-    assert (told["reason"], told["message"]) == ("PeerLost", "the nodes did not meet: cut off")
-
-
-def test_a_port_that_is_taken_here_is_no_lost_peer() -> None:
-    from torch.distributed import DistNetworkError
-
-    from trainer_launch.child import membership, torch_agent
-    from trainer_launch.child.roster import Roster
-    from trainer_launch.child.stop import Stop
-
-    def launch() -> None:
-        raise DistNetworkError("The server socket has failed to listen. port: 29500, code: -98, name: EADDRINUSE")
-
-    roster = Roster(None)
-    with pytest.raises(DistNetworkError):
-        torch_agent._run(launch, membership.Alone(), Stop("leader", roster), roster)

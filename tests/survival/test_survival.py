@@ -22,8 +22,9 @@ from tests.survival.jobs import (
     begun,
     completed,
     hang_worker,
-    kill_agent,
+    kill_fork_server,
     kill_pod,
+    kill_store,
     kill_worker,
     lose_pod,
     move_pod,
@@ -48,8 +49,7 @@ CONTRACTS = {
 SECONDS = 15.0  # at most; torch gives a worker that does not end 30 s
 FAULTS = {
     "worker-of-node-1-killed": (kill_worker(1), [0, 0, 0]),
-    "agent-of-node-1-killed": (kill_agent(1), [0, 0, 0]),
-    "agent-of-node-0-killed": (kill_agent(0), [0, 0, 0]),
+    "store-killed": (kill_store(), [0, 0, 0]),
     "pod-1-killed": (kill_pod(1), [0, 1, 0]),
     "pod-0-killed": (kill_pod(0), [1, 0, 0]),
     "pod-1-asked-to-stop": (stop_pod(1), [0, 1, 0]),
@@ -80,7 +80,7 @@ def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, name: str) -
         _fault_restarts_only_its_own_pod(running, name)
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if "agent" not in name and "address" not in name])
+@pytest.mark.parametrize("name", [name for name in FAULTS if "store" not in name and "address" not in name])
 @pytest.mark.parametrize("standing", ["saving", pytest.param("saving-elastic", marks=LONG)], indirect=True)
 def test_it_costs_no_more_where_the_script_saves_on_sigterm_and_exits_with_0(standing: Standing, name: str) -> None:
     """The workers of the other pods get SIGTERM, too, and are not waited for when they have saved."""
@@ -96,12 +96,32 @@ def _fault_restarts_only_its_own_pod(running: Job, name: str) -> None:
     fault(running)
     recovery.wait()
     assert recovery.starts == starts, [pod.codes for pod in running.pods]
-    assert recovery.failures == name.count("worker"), "only failed workers cost the budget"
+    is_failure = "worker" in name or "store" in name
+    assert recovery.failures == is_failure, "only failed workers, and a lost store, cost the budget"
     if "asked-to-stop" in name:
         pod = running.pods[starts.index(1)]
         assert pod.codes[-1] == 143
         assert pod.last_words[-1].startswith("reason=Stopped ")
         assert re.search(r" exit=143 attempt=\d+ retryable=true ", pod.last_words[-1])
+
+
+@pytest.mark.parametrize("standing", ["fixed"], indirect=True)
+def test_a_killed_fork_server_concerns_no_worker_and_the_next_ones_come_from_another(standing: Standing) -> None:
+    with standing.job() as running:
+        recovery = Recovery(running)
+        kill_fork_server(1)(running)
+        pod = running.pods[1]
+        wait_until(
+            lambda: "the fork server ended (signal 9)" in "".join(pod.lines),
+            "it is named",
+            running.pods,
+            DEADLINE_S,
+        )
+        assert recovery.failures == 0
+        kill_worker(1)(running)
+        recovery.wait()
+        assert recovery.starts == [0, 0, 0]
+        assert recovery.failures == 1
 
 
 @pytest.mark.parametrize("standing", ["fixed"], indirect=True)

@@ -6,7 +6,6 @@ import logging
 import tempfile
 from collections.abc import Callable
 
-from trainer_launch.engines import torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.host import tree
@@ -41,7 +40,6 @@ def watch(
         pids=system.pids,
         heard=system.heard,
         run_dir=request.scratch,
-        below_agent=plan.engine == torchrun.NAME,
         progress_file=settings.progress_file,
         place_of=place_of,
     )
@@ -50,7 +48,6 @@ def watch(
         rules=rules,
         folder=settings.hang_dir or tempfile.gettempdir(),
         run_dir=request.scratch,
-        below_agent=False,  # the worker group starts its workers again, and PID 1 its torchrun
         alone=nodes is not None and nodes.max == 1,
     )
     return Watch(watched, Workers(sources), system.now())

@@ -11,12 +11,10 @@ import logging
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from trainer_launch import run_folder
 from trainer_launch.host import stacks
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import frames, hang
@@ -33,7 +31,6 @@ class Watched:
     rules: Rules
     folder: str  # where stacks are saved
     run_dir: str
-    below_agent: bool  # the agent starts killed workers again; else the program ends
     alone: bool  # no other node could be waited for
 
 
@@ -81,7 +78,7 @@ class Watch:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _strike(self, found: Hang, now_s: float) -> ev.Hung | None:
+    def _strike(self, found: Hang, now_s: float) -> ev.Hung:
         workers = tuple(self._node.tracks)
         texts = self._workers.ask_all(workers)
         digest = frames.digest({worker: self._place(worker, texts) for worker in workers})
@@ -93,12 +90,8 @@ class Watch:
             log.error("hang: %s", line)
         self._node = replace(hang.begin(now_s), pauses_s=self._node.pauses_s)
         self._asked_at_s, self._elsewhere = None, ()
-        guilty = sorted(workers, key=lambda worker: worker not in found.workers)
-        if not self._watched.below_agent:
-            return ev.Hung(now_s, text, digest, guilty[0].rank, guilty[0].local_rank)
-        _note(f"{self._watched.run_dir}/{run_folder.HANG}", guilty[0], text, digest)
-        self._workers.kill(guilty)
-        return None
+        guilty = min(workers, key=lambda worker: worker not in found.workers)
+        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank)
 
     def _place(self, worker: Worker, texts: Mapping[int, str]) -> str:
         known = frames.main_thread(texts.get(worker.pid, ""))
@@ -144,18 +137,3 @@ def _save(folder: str, text: str) -> str | None:
         log.warning("cannot save the stacks in %s (%s); set --hang-dir", folder, problem.strerror)
         return None
     return path
-
-
-def _note(path: str, first: Worker, text: str, digest: tuple[str, ...]) -> None:
-    """Leave the cause for the agent: `first` is to blame."""
-    note = {
-        "at_s": time.monotonic(),
-        "rank": first.rank,
-        "local_rank": first.local_rank,
-        "message": text,
-        "lines": digest,
-    }
-    try:
-        run_folder.replace(path, note)
-    except OSError as problem:
-        log.warning("cannot write %s: %s", path, problem.strerror)

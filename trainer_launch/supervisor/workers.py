@@ -1,20 +1,16 @@
-"""This node's training processes, as the hang watch needs them: found, sampled, asked for their stacks, killed."""
+"""This node's training processes, as the hang watch needs them: found, sampled, asked for their stacks."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainer_launch import run_folder
-from trainer_launch.errors import MALFORMED
-from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.host import activity, stacks, tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.supervisor.hang import Sample, Worker
@@ -45,7 +41,6 @@ class Sources:
     pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
     heard: Callable[[str, int | None], int]  # bytes that a process, or one of its ranks, has written so far
     run_dir: str  # where workers say who they are, and how far
-    below_agent: bool  # workers are the agent's children; else the processes themselves are watched
     progress_file: str | None = None  # a file of the user's that changes with progress
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
 
@@ -56,7 +51,6 @@ class Workers:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._files = LiveFiles(_MAX_BYTES)
-        self._ranks: dict[tuple[int, int], tuple[int, int] | None] = {}  # of session leaders: rank, local rank
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
@@ -84,64 +78,15 @@ class Workers:
                     texts[pid] = text
         return texts
 
-    def kill(self, workers: Iterable[Worker]) -> None:
-        """SIGKILL workers with their sessions and all that is below them."""
-        everything = tree.descendants(os.getpid())
-        for worker in workers:
-            leader = next((entry for entry in everything if entry.key == (worker.pid, worker.started)), None)
-            if leader is None:
-                continue  # it ended meanwhile
-            below = _subtree(worker.pid, _by_parent(everything))
-            peers = [entry for entry in everything if leader.session == leader.pid == entry.session]
-            for pid in dict.fromkeys(entry.pid for entry in (leader, *below, *peers)):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-
     # -- finding ------------------------------------------------------------------------------
 
     def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
-        if not self._sources.below_agent:
-            entry = tree.read(pid)
-            if entry is None or entry.state in "ZX":
-                return []
-            place = self._sources.place_of(name)
-            known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
-            return [Worker(name, pid, entry.started, *known)]
-        alive = {entry.pid: entry for entry in _subtree(pid, below)}
-        found = {}
-        for entry in below.get(pid, ()):
-            if entry.session == entry.pid:
-                found.update(self._started_by_agent(entry))
-        found.update(self._said_by_themselves(alive))
-        return [found[local_rank] for local_rank in sorted(found)]
-
-    def _started_by_agent(self, entry: tree.Entry) -> dict[int, Worker]:
-        """A worker that torch started the ordinary way: a session leader with a rank in its environment."""
-        if entry.key not in self._ranks:
-            self._ranks[entry.key] = _ranks(tree.environment(entry.pid) or {})
-        ranks = self._ranks[entry.key]
-        return {ranks[1]: Worker(f"rank {ranks[0]}", entry.pid, entry.started, *ranks)} if ranks else {}
-
-    def _said_by_themselves(self, alive: Mapping[int, tree.Entry]) -> dict[int, Worker]:
-        """Workers that have left a note of who they are; the notes of dead ones are still there."""
-        found = {}
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._sources.run_dir):
-                is_note = name.startswith(run_folder.WORKER)
-                number = parse_number(name.removeprefix(run_folder.WORKER), 0, MAX_COUNT) if is_note else None
-                if number is not None:
-                    worker = self._noted(f"{self._sources.run_dir}/{name}", number, alive)
-                    if worker is not None:
-                        found[number] = worker
-        return found
-
-    def _noted(self, path: str, local_rank: int, alive: Mapping[int, tree.Entry]) -> Worker | None:
-        try:
-            note: dict[str, Any] = json.loads(self._files.read(path) or b"")
-            entry, rank, where = alive[int(note["pid"])], int(note["rank"]), note.get("stacks")
-        except MALFORMED:  # a worker may write anything there
-            return None
-        return Worker(f"rank {rank}", entry.pid, entry.started, rank, local_rank, where and str(where))
+        entry = tree.read(pid)
+        if entry is None or entry.state in "ZX":
+            return []
+        place = self._sources.place_of(name)
+        known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
+        return [Worker(name, pid, entry.started, *known)]
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -197,12 +142,6 @@ def _by_parent(entries: Iterable[tree.Entry]) -> Below:
 def _subtree(pid: int, below: Below) -> tuple[tree.Entry, ...]:
     children = below.get(pid, ())
     return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
-
-
-def _ranks(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and local rank that torch gave it."""
-    rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
-    return None if rank is None or local_rank is None else (rank, local_rank)
 
 
 def _written(pids: Iterable[int]) -> tuple[int, ...]:

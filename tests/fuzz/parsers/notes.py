@@ -12,18 +12,14 @@ from pathlib import Path
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch import measures, run_folder
-from trainer_launch.child import hangs, places, slate
 from trainer_launch.commands import tables
-from trainer_launch.coordinator import protocol as coordination
 from trainer_launch.gpus import results, values
 from trainer_launch.host import leftovers, tree, tryout
 from trainer_launch.mpicheck import ring
-from trainer_launch.pytorch.worker_death import Ends, WorkerDeath
 from trainer_launch.rollcall import bench, collectives
 from trainer_launch.rollcall import protocol as msg
 from trainer_launch.status import news, node, progress, prometheus, trainjob
-from trainer_launch.supervisor import clues, workers
-from trainer_launch.supervisor.workers import Sources, Workers
+from trainer_launch.supervisor import clues
 
 _VIEW = node.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
@@ -85,18 +81,6 @@ def _self() -> tree.Entry:
 
 
 @target("json")
-def workers_note(data: bytes) -> None:
-    """What a worker says of itself, and what its environment tells."""
-    Path(_FOLDER.name, f"{run_folder.WORKER}3").write_bytes(data)
-    sources = Sources(pids=dict, heard=lambda name, rank: 0, run_dir=_FOLDER.name, below_agent=True)
-    seen = Workers(sources)._said_by_themselves({1: tree.Entry(1, "python", "R", 0, 1, 1, 5)})
-    assert set(seen) <= {3}
-    entries = data.decode("utf-8", "surrogateescape").split("\0")
-    ranks = workers._ranks(dict(entry.partition("=")[::2] for entry in entries))
-    assert ranks is None or min(ranks) >= 0
-
-
-@target("json")
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
     leftovers._parsed(data, "h")
@@ -138,17 +122,3 @@ def gpu_answer(data: bytes) -> None:
     results.measures([made])
     for check in results.checksums([made], facts.driver):
         assert isinstance(check.value, str)
-
-
-@target("lines")
-def run_folder_notes(data: bytes) -> None:
-    """What the agent reads in the run's folder: why PID 1 killed workers, what lay in /dev/shm, starts and ends."""
-    note = hangs.read(data, 0.0)
-    if note is not None:
-        death = WorkerDeath(rank=note.rank, local_rank=note.local_rank, signal=9, message=note.message)
-        coordination.parse(coordination.render(death.failed(1, Ends())))
-    before = slate.lay_before(data)
-    assert before is None or all(type(inode) is int for _, inode in before)
-    for word, pid, value in places.noted(data):
-        assert 0 < pid <= 2**22
-        assert word != b"start" or 0 < value <= 2**22
