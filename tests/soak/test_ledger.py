@@ -90,12 +90,13 @@ def test_each_kind_explains_what_it_costs_and_no_more(kind):
     )
 
 
-def test_only_failed_workers_are_charged():
+def test_only_failed_workers_and_a_lost_store_are_charged():
     assert {kind for kind, values in KINDS.items() if values.charges[1]} == {
         "kill worker",
         "kill all workers",
         "kill worker while starting",
         "hang worker",
+        "kill store",
     }
 
 
@@ -163,14 +164,14 @@ def process(role="launcher", **fields):
 
 
 def look(at_s=0.0, **fields):
-    well = {"node": 1, "at_s": at_s, "roles": judging.ROLES, "long_lived": (), "segments": 8, "tmp_files": 9}
+    well = {"node": 1, "at_s": at_s, "roles": judging.ROLES, "long_lived": (), "segments": 1, "tmp_files": 9}
     rest = {"tmp_bytes": 1, "close_wait": 0, "listening": 2, "sockets": 9, "hang_files": 0}
     return Look(**{**well, **rest, **fields})
 
 
 def test_what_is_left_in_a_pod_is_strange():
     assert judging.strange(look()) == []
-    for left in ({"roles": {**judging.ROLES, "zombie": 1}}, {"segments": 9}, {"tmp_files": 99}, {"close_wait": 1}):
+    for left in ({"roles": {**judging.ROLES, "zombie": 1}}, {"segments": 2}, {"tmp_files": 99}, {"close_wait": 1}):
         assert len(judging.strange(look(**left))) == 1
 
 
