@@ -79,7 +79,7 @@ test-pythons: system ## run the tests that need no torch with each other Python 
 	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers")
 
 test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
-	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/warm)
+	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/pytorch)
 
 spec: venv ## print the tests as sentences: what this program does, room by room; SPEC_ARGS="mpi ssh"
 	@$(BIN)/python tests/spec.py $(SPEC_ARGS)

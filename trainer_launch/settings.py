@@ -21,8 +21,8 @@ PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
     {
-        *("RANK_OUTPUT", "FAILURE_FILE", "RUN_DIR", "STOP_ORDER_OF_WORKERS", "SIGNALS_OF_WORKERS", "NODE_LABEL"),
-        *("WARM", "FORKSERVER", "MPI", "MPI_RUN", "INSIDE"),
+        *("RANK_OUTPUT", "RUN_DIR", "NODE_LABEL"),
+        *("MPI", "MPI_RUN", "INSIDE"),
     }
 )
 

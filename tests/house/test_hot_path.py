@@ -30,9 +30,7 @@ def test_a_whole_run_loads_nothing_heavy(engine: str) -> None:
     assert "trainer_launch.supervisor.watch" not in loaded, "who did not ask for a hang watch does not pay for it"
 
 
-@pytest.mark.parametrize(
-    "agent", ["mpi_agent", "horovod_agent", pytest.param("membership", marks=pytest.mark.torch)]
-)
+@pytest.mark.parametrize("agent", ["mpi_agent", "horovod_agent"])
 def test_an_agent_loads_no_contract(agent: str) -> None:
     """PID 1 has read the pod already."""
     code = f"import sys, trainer_launch.child.{agent}; print(*sys.modules)"

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 class Watch:
     """Looks once at its making, and again before each later start."""
 
-    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._answer: list[str] = []
         self._look()

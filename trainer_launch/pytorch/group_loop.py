@@ -16,7 +16,7 @@ from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Client, Connected, Disconnected
 from trainer_launch.errors import InternalError, UsageError
 from trainer_launch.model import Membership, Outcome, Plan, Process, Workers
-from trainer_launch.pytorch import group_ending, worker_group, worker_processes
+from trainer_launch.pytorch import gpu_holders, group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
 from trainer_launch.pytorch.log_folders import LogFolders
@@ -73,6 +73,7 @@ class Group:
         self._queue: list[ge.Event] = []
         system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
         system.mark = run_folder.VARIABLE, workers.run_dir
+        self._gpus = gpu_holders.Watch(workers.env)
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
         self._store_failed_in = -1  # a generation
@@ -238,6 +239,7 @@ class Group:
         self._places = worker_processes.places(
             self._workers, formed, self._attempt_folder, are_forked=self._starter.forks
         )
+        self._gpus.tell(is_first=self.state.starts == 1)
         self._queue += self._starter.start(processes, self._system.now)
         if self._observer is not None:
             for name, pid in self._system.pids().items():
