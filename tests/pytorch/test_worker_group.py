@@ -436,6 +436,13 @@ def test_a_name_that_resolves_lets_the_node_join() -> None:
     assert isinstance(group.told()[-1], say.Join)
 
 
+def test_a_coordinator_that_was_found_while_the_name_was_waited_for_is_not_away() -> None:
+    group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
+    group.hear(Connected())
+    group(ev.GateOpened(1.0))
+    assert group.state.deadline_s is None
+
+
 # -- hangs, stores, starts ----------------------------------------------------------------------
 
 

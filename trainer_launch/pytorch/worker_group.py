@@ -148,7 +148,8 @@ def step(state: State, event: ge.Event) -> Step:
 
 
 def _open_gate(state: State, event: ev.GateOpened) -> Step:
-    state = replace(state, phase=Phase.JOINING, wait_until_s=None, away_since_s=event.at_s, unresolved="")
+    away_since_s = None if state.away_since_s is None else event.at_s
+    state = replace(state, phase=Phase.JOINING, wait_until_s=None, away_since_s=away_since_s, unresolved="")
     return state, (ev.CloseGate(), _join(state))
 
 
