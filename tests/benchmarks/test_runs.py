@@ -67,7 +67,8 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
     require(importlib.util.find_spec("torch"), "needs torch")
     found = recovery.once(OURS, 1)
     assert list(found) == list(recovery.rows(1))
-    assert all(value > 0 for value in numbers(found).values()), found
+    awake = {name: value for name, value in numbers(found).items() if "wake-ups" not in name}  # none is the goal
+    assert all(value > 0 for value in awake.values()), found
 
 
 @pytest.mark.torch
