@@ -62,7 +62,7 @@ make_one() {
         # shellcheck disable=SC2086
         if [ -n "$shared" ] && ! "$venv/bin/python" -m pip --disable-pip-version-check install -q ${PIP_ARGS:-} \
             'setuptools>=70.1' >"$log" 2>&1; then
-            echo "frameworks: pip cannot install setuptools ($log): $(tail -1 "$log")" >&2
+            echo "frameworks: pip cannot install $name, which needs setuptools ($log): $(tail -1 "$log")" >&2
             exit 3
         fi
         # shellcheck disable=SC2086
