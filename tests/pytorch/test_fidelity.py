@@ -129,12 +129,12 @@ logging.config.dictConfig({
     'loggers': {'torch.nn': {'level': 'ERROR'}, 'mine': {'level': 'INFO', 'handlers': ['h']}},
     'root': {'level': 'INFO', 'handlers': ['h']},
 })
-mine = logging.getLogger('torch.distributed.rendezvous')
+mine = logging.getLogger('torch.distributed.distributed_c10d')
 import torch, torch.distributed
 LISTS
 loggers()
 mine.warning('one')
-theirs = sys.modules['torch.distributed.rendezvous'].logger
+theirs = sys.modules['torch.distributed.distributed_c10d'].logger
 theirs.warning('two')
 logging.getLogger('torch.fx').warning('three')
 import pickle
