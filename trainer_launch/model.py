@@ -192,7 +192,6 @@ class Process:
     env: Mapping[str, str]  # complete, not a delta
     cwd: str | None = None
     label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
-    rank_labels: tuple[str | None, ...] = ()  # likewise for the workers it starts itself, by local rank
     streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
     member: int | None = None  # its number among those whose equal lines are shown once
 

@@ -1,6 +1,6 @@
 """The private folder of one run: its name, its files, and how they are written.
 
-PID 1, torch's agent, the workers and `status` tell each other things here. Little is imported: training scripts
+PID 1, the agents, the workers and `status` tell each other things here. Little is imported: training scripts
 load this with `report()`.
 """
 
@@ -18,17 +18,15 @@ SHM = "/dev/shm"  # where it is when nothing else may be written
 
 # By PID 1.
 LAUNCHER = "launcher.json"  # how it stands, for `status`
-HANG = "hang.json"  # why it has killed the workers, for the agent
-SHM_BEFORE = "shm-before.json"  # which shared memory is not the run's, for the agent
 # By what runs mpirun.
 SSH = "ssh"  # a folder for each, by pid: key and configuration
 HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
 HOSTFILE = "hostfile"  # of the present start
-# By the agent, for PID 1.
+# By torchrun or what runs mpirun, for PID 1.
 FAILURE = "failure.json"  # the first failure
+# By PID 1, or by the plug-in for torchrun.
 NEWS = "news.jsonl"  # generations and starts of workers, a line each
-# By or for each worker, by local rank.
-WORKER = "worker."  # which process it is
+# By each worker, by local rank.
 STACKS = "stacks."  # what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # what it has said by `report()`
 

@@ -21,7 +21,7 @@ PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset(
     {
-        *("RANK_OUTPUT", "RUN_DIR", "NODE_LABEL"),
+        *("RUN_DIR", "NODE_LABEL"),
         *("MPI", "MPI_RUN", "INSIDE"),
     }
 )

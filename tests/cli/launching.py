@@ -18,6 +18,19 @@ from trainer_launch.manifest.flags import _foreign
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 60.0
+# Of two workers, the one of rank 1 fails under torch's @record.
+RECORDED = """
+import os, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("no luck")
+    time.sleep(60)
+
+main()
+"""
 
 
 def shm_of_its_own() -> tuple[str, ...]:

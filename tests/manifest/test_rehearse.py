@@ -244,7 +244,7 @@ def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_script_in_its_place_is_run_by_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "train.py").write_text("print('trained\\n', end='')  # in one write, also by two workers\n")
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
     ended = launch("local", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

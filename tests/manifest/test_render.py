@@ -31,7 +31,7 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
     explained = json.loads(told.stdout)
     assert explained["contract"] == "trainer-v2-torch"
     assert (explained["job"]["nodes"], explained["job"]["node_rank"], explained["job"]["world_size"]) == (2, 1, 4)
-    assert explained["plan"]["engine"] == "torchrun"
+    assert explained["plan"]["engine"] == "torch"
 
 
 def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ import pytest
 from tests.process.world import (
     DEADLINE_S,
     DRIVER,
-    PID1,
     PYTHON,
     ROOT,
     Launcher,
-    require_namespaces,
     survivors,
     worker,
 )
@@ -47,19 +45,6 @@ def test_lines_of_many_writers_are_never_torn(tmp_path):
         seen[mark] += 1
 
 
-@pytest.mark.parametrize("as_pid1", [False, True])
-def test_ranks_write_through_the_launchers_descriptors(tmp_path, as_pid1):
-    if as_pid1:
-        require_namespaces()
-    process = {"argv": worker("ranks:3", "ranks:2", "exit:4"), "label": "n0", "rank_labels": ["n0:r0", "n0:r1"]}
-    with Launcher(tmp_path, process, wrap=PID1 if as_pid1 else ()) as launcher:
-        assert launcher.wait() == 4
-        out, err = launcher.output().decode(), launcher.log()
-    for rank in (0, 1):
-        assert re.findall(rf"^\[n0:r{rank}\] {rank} out (\d)$", out, re.MULTILINE) == list("01201")
-        assert re.findall(rf"^\[n0:r{rank}\] {rank} err (\d)$", err, re.MULTILINE) == list("01201")
-
-
 def test_a_process_that_is_started_again_and_again_costs_no_descriptors(tmp_path):
     dies = f"""
 import os, signal
@@ -69,12 +54,12 @@ with open({str(tmp_path / "counts")!r}, "a+") as file:
     if len(file.readlines()) < 4:
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = {"argv": [*PYTHON, "-c", dies], "label": "n0", "rank_labels": ["n0:r0", "n0:r1"]}
+    process = {"argv": [*PYTHON, "-c", dies], "label": "n0"}
     with Launcher(tmp_path, process, restarts=3) as launcher:
         assert launcher.wait() == 0, launcher.log()
     counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
     assert len(counts) == 4
-    # Each has two pipes for each rank, and two; the pump closes those of the dead one in its own time.
+    # Each has two pipes; the pump closes those of the dead one in its own time.
     assert counts[3] - counts[1] <= 8, counts
 
 

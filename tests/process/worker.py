@@ -11,11 +11,9 @@ rest          wait until a signal ends us
 die:N         die of signal N
 exit:N        exit
 inherited     note mask, ignored signals, session
-ranks:N       write N lines to each path in $TRAINER_LAUNCH_RANK_OUTPUT
 lines:N:MARK  write N lines to stdout in odd pieces
 """
 
-import json
 import os
 import random
 import signal
@@ -50,13 +48,6 @@ def inherited():
     ours = sum(1 << (number - 1) for number in signal.valid_signals())  # 32 and 33 belong to the C library
     note(f"mask {int(status['SigBlk'], 16) & ours} ignored {int(status['SigIgn'], 16) & ours}")
     note(f"session {os.getsid(0) == os.getpid()}")
-
-
-def ranks(count):
-    for rank, paths in enumerate(json.loads(os.environ["TRAINER_LAUNCH_RANK_OUTPUT"])):
-        for path, stream in zip(paths, ("out", "err"), strict=True):
-            with open(path, "w") as file:
-                file.writelines(f"{rank} {stream} {i}\n" for i in range(int(count)))
 
 
 def lines(count, mark):
@@ -111,7 +102,7 @@ DEEDS: dict[str, Callable[..., object]] = {
     "setsid": os.setsid,
 }
 DEEDS |= {"detach": detach, "rest": rest, "die": die, "exit": leave, "inherited": inherited}
-DEEDS |= {"ranks": ranks, "lines": lines}
+DEEDS |= {"lines": lines}
 
 
 def do(words):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, ended, shm_of_its_own
+from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
 from tests.conftest import require
 from trainer_launch.host.net import free_port
 
@@ -172,20 +172,6 @@ def by_role(found: dict[int, Any]) -> dict[int, Any]:
         for name in ("RANK", "GROUP_RANK"):
             assert one["environment"].pop(name).isdigit()
     return dict(enumerate(found[rank] for rank in sorted(found, key=key.__getitem__)))
-
-
-RECORDED = """
-import os, time
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
-def main():
-    if os.environ["RANK"] == "1":
-        raise ValueError("no luck")
-    time.sleep(60)
-
-main()
-"""
 
 
 @pytest.mark.parametrize("method", ["exec", "forkserver"])

@@ -42,7 +42,6 @@ def watch(tmp_path):
         watched = Watched(
             rules=Rules(timeout_s=T),
             folder=str(tmp_path / "stacks"),
-            run_dir=str(tmp_path),
             alone=alone,
         )
         return Watch(watched, workers, 0.0)

@@ -16,6 +16,7 @@ from tests.survival.jobs import (
     DEADLINE_S,
     ELASTIC,
     FIXED,
+    LEAVES_EARLY,
     Contract,
     Recovery,
     Standing,
@@ -187,22 +188,8 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
 
 def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
     """No barrier at the end, as in many a script: rank 0 leaves, and then rank 1 dies."""
-    early = """
-import os, time
-path = os.path.join(%r, "died")
-left = os.path.join(%r, "left")
-rank = int(os.environ["RANK"])
-if rank == 1 and not os.path.exists(path):
-    open(path, "x").close()
-    while not os.path.exists(left):
-        time.sleep(0.05)
-    time.sleep(0.5)  # torch's agent looks at its workers each 0.1 s
-    os.kill(os.getpid(), 9)
-print("rank", rank, "leaves", flush=True)
-open(left, "a").close()
-"""
     two = lambda node: FIXED.env_of(node) | {"PET_NNODES": "2"}  # noqa: E731
-    with job(FIXED.names[:2], script(tmp_path, early % (str(tmp_path), str(tmp_path))), two) as running:
+    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two) as running:
         wait_until(
             lambda: all(pod.succeeded for pod in running.pods), "both pods to succeed", running.pods, DEADLINE_S
         )

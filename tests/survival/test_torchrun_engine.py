@@ -19,6 +19,7 @@ from tests.survival.jobs import (
     DEADLINE_S,
     ELASTIC,
     FIXED,
+    LEAVES_EARLY,
     Contract,
     Fault,
     Recovery,
@@ -159,23 +160,8 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
 
 
 def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
-    early = """
-import os, time
-path = os.path.join(%r, "died")
-left = os.path.join(%r, "left")
-rank = int(os.environ["RANK"])
-if rank == 1 and not os.path.exists(path):
-    open(path, "x").close()
-    while not os.path.exists(left):
-        time.sleep(0.05)
-    time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
-    os.kill(os.getpid(), 9)
-print("rank", rank, "leaves", flush=True)
-open(left, "a").close()
-"""
     two = lambda node: FIXED.env_of(node) | {"PET_NNODES": "2"}  # noqa: E731
-    source = early % (str(tmp_path), str(tmp_path))
-    with job(FIXED.names[:2], script(tmp_path, source), two, *ENGINE) as running:
+    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two, *ENGINE) as running:
         ended = lambda: all(pod.succeeded for pod in running.pods)  # noqa: E731
         wait_until(ended, "both pods to succeed", running.pods, DEADLINE_S)
         assert [pod.starts for pod in running.pods] == [1, 1]

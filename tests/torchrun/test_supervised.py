@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import launch, script, start
+from tests.cli.launching import RECORDED, launch, script, start
 from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -101,18 +101,8 @@ def test_the_first_failed_workers_code_is_the_pods(
 def test_with_a_rendezvous_of_torchs_own_the_code_is_in_the_error_file_of_record(
     tmp_path: Path, last_words: Path
 ) -> None:
-    fail = """
-import os, sys, time
-from torch.distributed.elastic.multiprocessing.errors import record
-@record
-def main():
-    if os.environ["RANK"] == "1":
-        raise ValueError("no luck")
-    time.sleep(60)
-main()
-"""
     env = {"TRAINER_LAUNCH_TERMINATION_LOG": str(last_words)}
-    done = launch(*RUN, "--rendezvous", "torch", "--", script(tmp_path, fail), env=env)
+    done = launch(*RUN, "--rendezvous", "torch", "--", script(tmp_path, RECORDED), env=env)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "ValueError: no luck" in last_words.read_text()
 

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
 from trainer_launch import exits, log, run_folder
-from trainer_launch.child import news, plain_conf, torchrun_signals
+from trainer_launch.child import plain_conf, torchrun_signals
 from trainer_launch.child.deaths import Deaths, FirstDeath
 from trainer_launch.child.plain_conf import Conf
 from trainer_launch.child.rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
@@ -31,6 +31,7 @@ from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.host import tree
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.pytorch.job_news import TellingClient, tell
 from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -72,10 +73,11 @@ class PlainTorchrun(CoordinatedRendezvous):
             run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address, ports=conf.ports
         )
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
-        self._link = news.TellingClient(endpoint, hello, secret, _log.info, conf.seats)
+        self._folder = os.environ.get(run_folder.VARIABLE, "")  # a launcher's
+        self._link = TellingClient(self._folder, endpoint, hello, secret, _log.info, conf.seats)
         self._first = FirstDeath(deaths, "null", self._started)
-        launched = run_folder.VARIABLE in os.environ  # a launcher hands signals on
-        relayed = torchrun_signals.relayed(os.environ) if launched else frozenset()
+        # A launcher hands signals on.
+        relayed = torchrun_signals.relayed(os.environ) if self._folder else frozenset()
         self._relay = torchrun_signals.Relay(relayed, self._first.living)
         torchrun_signals.StopRequest(torchrun_signals.stopping(os.environ), self._leave_when_asked)
         super().__init__(
@@ -144,7 +146,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         if env.get("LOCAL_RANK") == "0":
             first, count = env.get("RANK", ""), env.get("LOCAL_WORLD_SIZE", "")
             if first.isdigit() and count.isdigit():
-                news.tell("workers_started", workers=int(count), first_rank=int(first))
+                tell(self._folder, "workers_started", workers=int(count), first_rank=int(first))
 
     def _tell_last_failure(self, failure: ChildFailedError) -> None:
         if self._formed is not None:

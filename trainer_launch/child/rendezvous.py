@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -225,7 +224,11 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._formed, self._seen, self._ends = formed, formed.generation, Ends(failed=True)
         if formed.is_store_host:
             self._store = open_store(self._me.ports)
-            self._client.send(say.Store(formed.generation, self._own_address(), self._store.port))
+            self._client.send(
+                say.Store(
+                    formed.generation, self._client.own_address(self._me.address, self._me.host), self._store.port
+                )
+            )
 
     def _meet(self, go: say.Go) -> RendezvousInfo | None:
         formed = self._formed
@@ -251,16 +254,3 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._going and self._formed is not None and death is not None:
             self._told, self._ends = death, self._look_at_ends()
             self._client.send(death.failed(self._formed.generation, self._ends))
-
-    def _own_address(self) -> str:
-        """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
-        if self._me.address:
-            return self._me.address
-        coordinator, own = self._client.where()
-        try:
-            found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
-        except OSError:  # a resolver that fails for a moment; the name was found when we connected
-            found = []
-        if own is not None and all(own != address[0] for *_, address in found):
-            return own
-        return self._me.host if coordinator.is_loopback else coordinator.host

@@ -180,7 +180,6 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
                 "name": process.name,
                 "argv": tuple(redact_command(process.argv)),
                 "env_changes": _changes(request.env, process.env),
-                "rank_labels": process.rank_labels,
             }
             for process in plan.processes
         ],

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainer_launch import run_folder
 from trainer_launch.command import Command
 from trainer_launch.commands.gather import Reading
 from trainer_launch.errors import NodeError
@@ -39,9 +38,6 @@ def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
 
     if ground.removed.count:
         _log.info("%s of this container's previous run", ground.removed)
-    # For torch's agent, which starts workers again by itself; without it, it removes nothing.
-    with contextlib.suppress(OSError):
-        run_folder.replace(f"{scratch}/{run_folder.SHM_BEFORE}", {"before": sorted(ground.before)})
     try:
         yield sweep
     finally:

@@ -47,7 +47,6 @@ def watch(
     watched = Watched(
         rules=rules,
         folder=settings.hang_dir or tempfile.gettempdir(),
-        run_dir=request.scratch,
         alone=nodes is not None and nodes.max == 1,
     )
     return Watch(watched, Workers(sources), system.now())

@@ -113,6 +113,22 @@ class Client:
         """The coordinator that was there last, and the address that this node had towards it."""
         return self._endpoint, self._own_address
 
+    def own_address(self, given: str | None, name: str) -> str:
+        """How other nodes reach this one: as given, else by its address towards node 0; node 0 itself by its name.
+
+        `name` is this node's own.
+        """
+        if given:
+            return given
+        coordinator, own = self.where()
+        try:
+            found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+        except OSError:  # a resolver that fails for a moment; the name was found when we connected
+            found = []
+        if own is not None and all(own != address[0] for *_, address in found):
+            return own
+        return name if coordinator.is_loopback else coordinator.host
+
     def close(self, leave_reason: str | None = None) -> None:
         """End the connection, with a Leave if there is a reason to tell. Never blocks for long."""
         if leave_reason is not None:

@@ -151,9 +151,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server; what it has forked goes on. The caller reaps it."""
         self._connection.close()
-        with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has been reaped
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                os.kill(self.pid, signal.SIGKILL)
+        end_child(self.pid)
 
     def _ask(self, request: ForkWorkers | OpenStore, fds: Sequence[int], within_s: float) -> messages.Message:
         """New processes wait for a byte of ours until we know them: none of them runs on without us."""
@@ -186,6 +184,13 @@ class ForkServer:
         if received is None:
             raise ServerError("the fork server exited")
         return received[0]
+
+
+def end_child(pid: int) -> None:
+    """SIGKILL a child of ours, unless it has ended: a number that was collected may be somebody else's by now."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has been reaped
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            os.kill(pid, signal.SIGKILL)
 
 
 class CallerFork(ForkServer):

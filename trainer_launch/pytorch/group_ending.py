@@ -23,7 +23,7 @@ class AnySystem(Protocol):
     def descendants(self) -> tuple[str, ...]:
         """All that is below us, each in words for people."""
 
-    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]:
+    def last_lines(self, name: str) -> tuple[str, ...]:
         """What a process has written last."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer_launch.coordinator import protocol as say
@@ -98,12 +97,4 @@ class StartWorkers:
     processes: tuple[Process, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Write this into the event log."""
-
-    event: str
-    values: Mapping[str, str | int | None]
-
-
-Action = Tell | Prepare | OpenStore | CloseStore | StartWorkers | Note | ev.Action
+Action = Tell | Prepare | OpenStore | CloseStore | StartWorkers | ev.Action

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import socket
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
 from trainer_launch import exits, run_folder
 from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Client, Connected, Disconnected
+from trainer_launch.coordinator.client import Connected, Disconnected
 from trainer_launch.errors import InternalError, UsageError
 from trainer_launch.model import Membership, Outcome, Plan, Process, Workers
 from trainer_launch.pytorch import gpu_holders, group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
+from trainer_launch.pytorch.job_news import TellingClient, tell
 from trainer_launch.pytorch.log_folders import LogFolders
 from trainer_launch.pytorch.starter import SERVER, STORE, Starter
 from trainer_launch.pytorch.worker_death import WorkerDeath
@@ -177,19 +175,19 @@ class Group:
         before = self.state
         self.state, actions = worker_group.step(before, event)
         _log_step(event, before, self.state)
-        if self._observer is not None:
-            self._observe(event, before)
+        self._observe(event, before)
         self._apply(actions)
 
     def _observe(self, event: ge.Event, before: State) -> None:
         """Observers know the supervisor's events; the others change what they see of the state."""
+        if self._observer is None:
+            return
         seen: ev.Event = ev.Deadline(self._system.now())
         if isinstance(event, ge.WorkerEnded):
             seen = ev.Exited(event.exit.at_s, event.exit)
         elif isinstance(event, ev.Event):
             seen = event
-        if self._observer is not None:
-            self._observer.stepped(seen, snapshot(before), snapshot(self.state))
+        self._observer.stepped(seen, snapshot(before), snapshot(self.state))
 
     def _apply(self, actions: tuple[ge.Action, ...]) -> None:
         for action in actions:
@@ -199,8 +197,6 @@ class Group:
         match action:
             case ge.Tell(message=message):
                 self._client.send(message)
-            case ge.Note(event=name, values=values):
-                self._note(name, values)
             case ge.Prepare():
                 self._prepare()
             case ge.OpenStore():
@@ -239,6 +235,7 @@ class Group:
         self._places = worker_processes.places(
             self._workers, formed, self._attempt_folder, are_forked=self._starter.forks
         )
+        tell(self._workers.run_dir, "workers_started", workers=len(processes), first_rank=formed.first_rank)
         self._gpus.tell(is_first=self.state.starts == 1)
         self._queue += self._starter.start(processes, self._system.now)
         if self._observer is not None:
@@ -254,7 +251,7 @@ class Group:
         except ServerError as problem:
             self._lost_store(str(problem))
             return
-        host = own_address(self._membership, self._client)
+        host = self._client.own_address(self._membership.address, self._membership.host)
         self._queue.append(ge.StoreOpened(self._system.now(), host, port))
 
     def _lost_store(self, why: str) -> None:
@@ -270,13 +267,6 @@ class Group:
         prepared = self._starter.renew(now_s, hosts_store=True)
         self._queue += [self._with_folder(prepared)] if prepared is not None else []
 
-    def _note(self, event: str, values: object) -> None:
-        """Nobody is waited for, and a full disk is nobody's failure."""
-        assert isinstance(values, dict)
-        with contextlib.suppress(OSError):
-            line = json.dumps({"time_s": time.time(), "event": event, **values})
-            run_folder.append(f"{self._workers.run_dir}/{run_folder.NEWS}", line)
-
 
 def snapshot(state: State) -> supervisor.State:
     """The group as the supervisor's observers know a run."""
@@ -291,25 +281,14 @@ def snapshot(state: State) -> supervisor.State:
     return replace(run, phase=phase, restarts=max(0, state.starts - 1), stop_signal=state.stop_signal)
 
 
-def own_address(me: Membership, client: Client) -> str:
-    """How the others reach this node: by the address it uses towards node 0, node 0 itself by its name."""
-    if me.address:
-        return me.address
-    coordinator, own = client.where()
-    try:
-        found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
-    except OSError:  # a resolver that fails for a moment; the name was found when we connected
-        found = []
-    if own is not None and all(own != address[0] for *_, address in found):
-        return own
-    return me.host if coordinator.is_loopback else coordinator.host
-
-
-def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System) -> Client:
+def _client(
+    me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System
+) -> TellingClient:
     hello = say.Hello(
         say.VERSION, me.job, me.node_rank, me.host, incarnation, workers=workers.count, role=workers.role
     )
-    return Client(me.coordinator, hello, secret, _log.info, me.seats, wake=system.poke)
+    known = {"seats": me.seats, "wake": system.poke}
+    return TellingClient(workers.run_dir, me.coordinator, hello, secret, _log.info, **known)
 
 
 def _tell(news: object) -> None:

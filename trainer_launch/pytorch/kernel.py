@@ -44,11 +44,6 @@ def ask_no_name_server() -> None:
         _LIBC.__nss_configure_lookup(b"hosts", b"files")
 
 
-def flush_c_streams() -> None:
-    """What C code has printed."""
-    _LIBC.fflush(None)
-
-
 def show_as(argv: list[bytes], environment: list[bytes]) -> mmap.mmap | None:
     """Let /proc/self/cmdline and environ show these; None where the kernel does not let us.
 

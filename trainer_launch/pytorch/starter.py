@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Sequence
 
 from trainer_launch import exits
@@ -13,7 +11,14 @@ from trainer_launch.errors import NotRunnableError
 from trainer_launch.model import Exit, PortRange, Process, Workers
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import head_start, worker_processes
-from trainer_launch.pytorch.fork_server import CallerFork, ForkServer, ServerError, ServerSettings, UnfitError
+from trainer_launch.pytorch.fork_server import (
+    CallerFork,
+    ForkServer,
+    ServerError,
+    ServerSettings,
+    UnfitError,
+    end_child,
+)
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit
 from trainer_launch.sizes import counted
 from trainer_launch.supervisor import events as ev
@@ -186,8 +191,6 @@ class Starter:
         if server is not None:
             self._system.listen(server.fd, wanted=False)
             server.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server.pid, signal.SIGKILL)
             self._system.forget(server.pid)
 
     # -- the store ----------------------------------------------------------------------------
@@ -210,8 +213,7 @@ class Starter:
         """End it: its generation is over."""
         store, self._store = self._store, None
         if store is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(store[1], signal.SIGKILL)
+            end_child(store[1])
 
     def store_ended(self, name: str) -> bool:
         """Whether a store process that has ended is the present one, which nobody has closed."""
@@ -269,7 +271,7 @@ class Starter:
                 os.close(fd)
         for process, pid in zip(processes, pids, strict=True):
             self._system.adopt(process.name, pid)
-        _log.info("started %s (pids %s)", counted(len(pids), "worker"), ", ".join(map(str, pids)))
+        _say_started(pids)
         return []
 
     def _execute(self, processes: Sequence[Process], now: Callable[[], float]) -> list[ev.SpawnFailed]:
@@ -280,8 +282,7 @@ class Starter:
                 pids.append(self._system.spawn(process, prepare))
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 failed.append(ev.SpawnFailed(now(), process.name, error.exit_code, str(error)))
-        if pids:
-            _log.info("started %s (pids %s)", counted(len(pids), "worker"), ", ".join(map(str, pids)))
+        _say_started(pids)
         return failed
 
     def close(self) -> None:
@@ -294,3 +295,8 @@ def _caller_lost(at_s: float) -> ge.CannotStart:
     """It has the state that its workers would inherit: nothing can take its place."""
     text = "the process that was forked from the caller of launch() to start workers has ended"
     return ge.CannotStart(at_s, text, exits.INFRASTRUCTURE)
+
+
+def _say_started(pids: Sequence[int]) -> None:
+    if pids:
+        _log.info("started %s (pids %s)", counted(len(pids), "worker"), ", ".join(map(str, pids)))

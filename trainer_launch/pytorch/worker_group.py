@@ -162,9 +162,9 @@ def _unresolved(state: State, event: ev.Unresolved) -> Step:
 
 def _hear(state: State, heard: ge.Heard) -> Step:
     match heard.news:
-        case Disconnected(reason=reason):
+        case Disconnected():
             since_s = heard.at_s if state.away_since_s is None else state.away_since_s
-            return replace(state, away_since_s=since_s), (ge.Note("coordinator_away", {"reason": reason}),)
+            return replace(state, away_since_s=since_s), ()
         case Connected():
             state = replace(state, away_since_s=None)
             again = state.phase is Phase.DONE  # it may have been lost with the connection
@@ -177,10 +177,7 @@ def _hear(state: State, heard: ge.Heard) -> Step:
         case say.Restart() as restart:
             return _over(state, restart, heard.at_s)
         case say.GiveUp() | say.Finished() as end:
-            state = replace(state, end=end)
-            told = (ge.Note("given_up", {"reason": end.reason}),) if isinstance(end, say.GiveUp) else ()
-            state, actions = _break_off(state, heard.at_s)
-            return state, (*told, *actions)
+            return _break_off(replace(state, end=end), heard.at_s)
         case say.Refused(reason=reason, retry=False):
             state = replace(state, end=say.GiveUp(f"the coordinator refuses this node: {reason}"))
             return _break_off(state, heard.at_s)
@@ -199,8 +196,7 @@ def _done(state: State) -> ge.Tell:
 def _form(state: State, formed: say.Formed) -> Step:
     """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
     state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=Ends(failed=True))
-    values = {"generation": formed.generation, "node_index": formed.group_rank, "nodes": formed.size}
-    return state, (ge.Note("generation_formed", {**values, "restarts": formed.restarts}), ge.Prepare())
+    return state, (ge.Prepare(),)
 
 
 def _prepared(state: State, event: ge.Prepared) -> Step:
@@ -225,7 +221,6 @@ def _store_opened(state: State, opened: ge.StoreOpened) -> Step:
 
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:
     """The coordinator ends the generation: what our workers did before we stop them may tell why."""
-    note = ge.Note("generation_ended", {"generation": restart.generation, "reason": restart.reason})
     if state.phase is Phase.RUNNING and state.stop_signal is not None:
         actions: tuple[ge.Action, ...] = ()  # the workers end by themselves, or have been told to
     elif state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
@@ -236,7 +231,7 @@ def _over(state: State, restart: say.Restart, at_s: float) -> Step:
         state, actions = _rejoin(state)
     else:
         actions = ()
-    return state, (note, *actions)
+    return state, actions
 
 
 def _ends(state: State) -> Ends:
@@ -286,8 +281,7 @@ def _start(state: State, at_s: float) -> Step:
         is_told=False,
         own=None,
     )
-    values = {"workers": len(processes), "first_rank": formed.first_rank}
-    return state, (ge.Note("workers_started", values), *_together(actions))
+    return state, _together(actions)
 
 
 def _together(actions: tuple[ev.Action, ...]) -> tuple[ge.Action, ...]:
@@ -341,9 +335,7 @@ def _tell_failure(state: State) -> Step:
     if death is None or state.is_told or state.formed is None:
         return state, ()
     failed = death.failed(state.formed.generation, _ends(state))
-    values = {"generation": failed.generation, "rank": failed.rank, "exit_code": failed.exit_code}
-    note = ge.Note("worker_failed", {**values, "signal": failed.signal, "message": failed.message or None})
-    return replace(state, is_told=True), (note, ge.Tell(failed))
+    return replace(state, is_told=True), (ge.Tell(failed),)
 
 
 def _not_spawned(state: State, failed: ev.SpawnFailed) -> Step:

@@ -61,8 +61,8 @@ class AnySystem(Protocol):
     def read_text(self, path: str) -> str | None:
         """A file's text, None when it cannot be read."""
 
-    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]:
-        """What a process, or one of its ranks, has written last."""
+    def last_lines(self, name: str) -> tuple[str, ...]:
+        """What a process has written last."""
 
     def drain(self, wait_s: float) -> None:
         """Write what is still in pipes, for so many seconds at most."""
@@ -248,9 +248,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
         return None
     note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
     agent = clues.parse_agent_failure(note) if note else None
-    lines = system.last_lines(cause.process, agent.local_rank if agent else None) or system.last_lines(
-        cause.process
-    )
+    lines = system.last_lines(cause.process)
     seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
     seen = replace(seen, handed_on=state.handed_on)
     return failure.classify(cause, seen)

@@ -58,7 +58,7 @@ class Output:
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
-        self._pipes: dict[tuple[str, int | None, int], _Pipe] = {}  # by process, rank, stream
+        self._pipes: dict[tuple[str, int], _Pipe] = {}  # by process and stream
         self._arrivals: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -70,15 +70,14 @@ class Output:
         self,
         process: str,
         label: str | None,
-        rank: int | None = None,
         to: Mapping[int, Destination] | None = None,
         member: int | None = None,
     ) -> dict[int, int]:
-        """Make the pipes of a process, or of one of its ranks; return their write ends, the caller's, by stream.
+        """Make the pipes of a process; return their write ends, the caller's, by stream.
 
         A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
         `to` has the streams that go elsewhere than to our own, or to files, too.
-        Equal lines of processes with a `member` number are folded, as those of one process's ranks are.
+        Equal lines of processes with a `member` number are folded.
 
         Raises:
             OSError: there are too many open files, or a file of `to` cannot be opened.
@@ -86,22 +85,19 @@ class Output:
         to = to or {}
         if label is not None or self._flood.lines_per_s:
             both = (_STDOUT, _STDERR)
-            return {
-                stream: self._open(process, label or "", (stream,), rank, to.get(stream), member) for stream in both
-            }
+            return {stream: self._open(process, label or "", (stream,), to.get(stream), member) for stream in both}
         if _same_file() and not to:
             is_carried = self._watched or not os.isatty(_STDERR)
-            return dict.fromkeys((1, 2), self._open(process, None, (1, 2), rank)) if is_carried else {}
+            return dict.fromkeys((1, 2), self._open(process, None, (1, 2))) if is_carried else {}
         streams = [stream for stream in (_STDOUT, _STDERR) if self._watched or stream == _STDERR or stream in to]
         carried = [stream for stream in streams if self._watched or stream in to or not os.isatty(stream)]
-        return {stream: self._open(process, None, (stream,), rank, to.get(stream)) for stream in carried}
+        return {stream: self._open(process, None, (stream,), to.get(stream)) for stream in carried}
 
     def _open(
         self,
         process: str,
         label: str | None,
         streams: tuple[int, ...],
-        rank: int | None,
         to: Destination | None = None,
         member: int | None = None,
     ) -> int:
@@ -117,15 +113,14 @@ class Output:
             source = Untouched(b"", sink.stream)
         else:
             source = Source(prefix, sink.stream)
-            who = (process, rank) if member is None else ("", member)
-            source.gate = self._flood.gate(who[0], streams[-1], who[1], prefix)
+            source.gate = self._flood.gate(process if member is None else "", streams[-1], member, prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)
         pipe.sieve = self._sieve
         if self._listener is not None:
             pipe.listener = partial(self._listener, process, streams[-1])
-        self._pipes |= {(process, rank, stream): pipe for stream in streams}
+        self._pipes |= {(process, stream): pipe for stream in streams}
         self._arrivals.append(pipe)
         if self._thread is None:
             self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
@@ -133,28 +128,24 @@ class Output:
         self._wake()
         return write_end
 
-    def last_lines(self, process: str, rank: int | None = None) -> tuple[str, ...]:
-        """Return what a process, or one of its ranks, wrote last: its errors, and before them its output."""
-        errors = self._last_lines_of(process, rank, _STDERR)
-        if self._pipes.get((process, rank, _STDOUT)) is self._pipes.get((process, rank, _STDERR)):
+    def last_lines(self, process: str) -> tuple[str, ...]:
+        """Return what a process wrote last: its errors, and before them its output."""
+        errors = self._last_lines_of(process, _STDERR)
+        if self._pipes.get((process, _STDOUT)) is self._pipes.get((process, _STDERR)):
             return errors
-        output = self._last_lines_of(process, rank, _STDOUT)
+        output = self._last_lines_of(process, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
     def last_line(self, process: str) -> str:
         """Return the newest line of a process: of the stream that it wrote to last."""
-        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, None, stream)))]
+        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
         newest = sorted(pipes, key=lambda pipe: pipe.heard_at_s, reverse=True)
         lines = (line for pipe in newest for line in reversed(pipe.source.last_lines(_LAST_LINES)))
         return next((line for line in lines if not is_summary(line)), "")
 
-    def heard(self, process: str, rank: int | None = None) -> int:
-        """How many bytes a process, and this one of its ranks, has written so far: changes are what counts.
-
-        What torch tees for a rank comes as its agent's output.
-        """
-        owners = ((process, None), (process, rank))
-        return sum(pipe.bytes for key, pipe in self._pipes.items() if key[:2] in owners)
+    def heard(self, process: str) -> int:
+        """How many bytes a process has written so far: changes are what counts."""
+        return sum(pipe.bytes for (owner, _), pipe in self._pipes.items() if owner == process)
 
     def say(self, line: bytes, stream: int = _STDERR) -> None:
         """Write a whole line of the launcher's own, between the lines of others."""
@@ -169,8 +160,8 @@ class Output:
         self._thread.join(wait_s + 0.5)
         return not self._thread.is_alive()
 
-    def _last_lines_of(self, process: str, rank: int | None, stream: int) -> tuple[str, ...]:
-        pipe = self._pipes.get((process, rank, stream))
+    def _last_lines_of(self, process: str, stream: int) -> tuple[str, ...]:
+        pipe = self._pipes.get((process, stream))
         return pipe.source.last_lines(_LAST_LINES) if pipe else ()
 
     def _prefix(self, label: str) -> bytes:

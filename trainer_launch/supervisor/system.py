@@ -7,7 +7,6 @@ a descriptor that wakes the loop; no code of ours runs in a handler. One at a ti
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import selectors
@@ -30,7 +29,6 @@ from trainer_launch.supervisor.output import Listener, Output, Sieve
 
 log = logging.getLogger(__name__)
 
-RANK_OUTPUT = "TRAINER_LAUNCH_RANK_OUTPUT"  # JSON by local rank: paths for stdout and stderr, null: inherited
 _SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
 
 
@@ -62,7 +60,6 @@ class System:
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
-        self._rank_fds: dict[str, list[int]] = {}  # the write ends of each process's ranks
         self._tell_childless = False
         self._is_woken = False  # during the present `wait`
         self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
@@ -82,7 +79,6 @@ class System:
         """
         try:
             ours = self._output.open(process.name, process.label, to=process.streams, member=process.member)
-            env = {**process.env, **self._rank_output(process)}
         except OSError as error:
             raise unstarted.exhausted(process, error) from error
         self._witness.begin()
@@ -90,7 +86,7 @@ class System:
             out, err = ours.get(1), ours.get(2)
             popen = subprocess.Popen(
                 process.argv,
-                env=env,
+                env=process.env,
                 cwd=process.cwd,
                 stdout=out,
                 stderr=err,
@@ -155,25 +151,6 @@ class System:
         elif not wanted and fd in self._descriptors:
             self._selector.unregister(fd)
             self._descriptors.discard(fd)
-
-    def _rank_output(self, process: Process) -> dict[str, str]:
-        """Make the pipes of the workers that `process` will start; we keep the write ends over their restarts.
-
-        Where /proc does not lead to them, output that needs no prefix is inherited from `process`.
-        """
-        self._close_rank_fds(process.name)  # of the one before, which was killed
-        if not tree.readable() and all(label is None for label in process.rank_labels):
-            return {}
-        me, paths = os.getpid(), []
-        for rank, label in enumerate(process.rank_labels):
-            ours = self._output.open(process.name, label, rank)
-            self._rank_fds.setdefault(process.name, []).extend({*ours.values()})
-            paths.append([f"/proc/{me}/fd/{ours[stream]}" if stream in ours else None for stream in (1, 2)])
-        return {RANK_OUTPUT: json.dumps(paths)} if any(map(any, paths)) else {}
-
-    def _close_rank_fds(self, process: str) -> None:
-        for fd in self._rank_fds.pop(process, ()):
-            os.close(fd)
 
     # -- signalling ---------------------------------------------------------------------------
 
@@ -328,9 +305,9 @@ class System:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def last_lines(self, name: str, rank: int | None = None) -> tuple[str, ...]:
-        """Return what a labelled process or rank wrote last."""
-        return self._output.last_lines(name, rank)
+    def last_lines(self, name: str) -> tuple[str, ...]:
+        """Return what a process wrote last."""
+        return self._output.last_lines(name)
 
     def last_line(self, name: str) -> str:
         """Return the newest line of a process, of either stream."""
@@ -340,9 +317,9 @@ class System:
         """The processes that we started and that have not ended, by name."""
         return {name: pid for pid, (name, _) in self._popens.items()}
 
-    def heard(self, name: str, rank: int | None = None) -> int:
-        """How many bytes of output a labelled process or rank has written so far."""
-        return self._output.heard(name, rank)
+    def heard(self, name: str) -> int:
+        """How many bytes of output a process has written so far."""
+        return self._output.heard(name)
 
     def say(self, line: bytes) -> None:
         """Write a line of the launcher's own to stderr, never inside a labelled process's line."""
@@ -366,8 +343,6 @@ class System:
 
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
-        for process in tuple(self._rank_fds):
-            self._close_rank_fds(process)
         if not self._output.close(wait_s):
             log.warning("the reader of our output hangs; some lines are lost")
 

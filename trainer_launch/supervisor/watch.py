@@ -30,7 +30,6 @@ class Watched:
 
     rules: Rules
     folder: str  # where stacks are saved
-    run_dir: str
     alone: bool  # no other node could be waited for
 
 

@@ -39,7 +39,7 @@ class Sources:
     """Where signs of life come from."""
 
     pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
-    heard: Callable[[str, int | None], int]  # bytes that a process, or one of its ranks, has written so far
+    heard: Callable[[str], int]  # bytes that a process has written so far
     run_dir: str  # where workers say who they are, and how far
     progress_file: str | None = None  # a file of the user's that changes with progress
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
@@ -109,7 +109,7 @@ class Workers:
         report = f"{sources.run_dir}/{run_folder.PROGRESS}{worker.local_rank or 0}{run_folder.PROGRESS_END}"
         file = sources.progress_file
         changed = _changed(file) if file else 0
-        return sources.heard(name, worker.local_rank), _changed(report), changed
+        return sources.heard(name), _changed(report), changed
 
     # -- stacks -------------------------------------------------------------------------------
 
