@@ -150,8 +150,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server; what it has forked goes on. The caller reaps it."""
-        self._connection.close()
         end_child(self.pid)
+        self._connection.close()
 
     def _ask(self, request: ForkWorkers | OpenStore, fds: Sequence[int], within_s: float) -> messages.Message:
         """New processes wait for a byte of ours until we know them: none of them runs on without us."""
