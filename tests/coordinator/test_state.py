@@ -490,6 +490,13 @@ def again(world, peers):
     world.open_store()
 
 
+def test_a_failure_that_is_no_workers_is_told_in_its_own_words():
+    world, (zero, one, _) = running()
+    text = "the store process of generation 1 was killed (signal 9)"
+    fails(world, zero, rank=None, exit_code=None, signal=9, message=text)
+    assert world.last(one, msg.Restart).reason == f"{text} on node 0 (pod-0)"
+
+
 @pytest.mark.parametrize("error", ["SyntaxError", "IndentationError", "TabError"])
 def test_what_cannot_be_parsed_is_not_started_again(error):
     world, (zero, one, _) = running()

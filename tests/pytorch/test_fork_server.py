@@ -306,6 +306,21 @@ def test_a_server_that_is_killed_is_noticed_and_another_one_serves(make: Make, t
     os.kill(pids[0], signal.SIGKILL)
 
 
+def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Path) -> None:
+    require(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1200, "needs 1,200 descriptors")
+    settings = ServerSettings(python=sys.executable, script=None, cwd=str(tmp_path), forks_workers=False)
+    with contextlib.ExitStack() as many:
+        for _ in range(1100):
+            many.callback(os.close, os.dup(0))
+        server = ForkServer(settings, clean_env({"PYTHONPATH": os.getcwd()}))
+        try:
+            assert server.fd > 1024
+            assert eventually(server.answer, "it is ready")
+        finally:
+            server.close()
+            server.popen.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
 def test_signals_for_the_workers_do_not_end_the_server(make: Make, tmp_path: Path, number: int) -> None:
     forks = make(forks_workers=False)

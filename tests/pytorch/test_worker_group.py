@@ -471,6 +471,56 @@ def test_a_killed_store_process_is_named_and_costs_one_generation() -> None:
     assert group.state.phase is Phase.JOINING
 
 
+STORE_GONE = ge.StoreEnded(1.0, Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0))
+
+
+def test_a_store_killed_before_any_worker_has_begun_costs_this_generation() -> None:
+    group = Group()
+    group.hear(Connected())
+    group.hear(formed())
+    group(ge.Prepared(0.0))
+    group(ge.StoreOpened(0.0, "node-0", 1234))
+    group(STORE_GONE)
+    assert group.state.phase is Phase.JOINING
+    assert isinstance(group.told()[-2], say.Failed)
+    group.hear(say.Go(1, "node-0", 1234))
+    assert not starts(group), "not without a store"
+    train(group, 2)
+
+
+def test_a_store_killed_while_a_generation_is_stopped_is_no_second_failure() -> None:
+    group = running()
+    group.ends(1, 3)
+    told = group.told()
+    group(STORE_GONE)
+    assert group.told() == told
+
+
+def test_a_store_killed_after_this_nodes_workers_have_succeeded_is_named_and_costs_nothing() -> None:
+    """The other nodes' workers may not need it again; if they do, they fail."""
+    group = running()
+    group.ends(0)
+    group.ends(1)
+    group.clear()
+    told = group.told()
+    assert group(STORE_GONE) == [ev.Say("the store process of generation 1 was killed (signal 9)")]
+    assert (group.state.phase, group.told()) == (Phase.DONE, told)
+
+
+def test_a_job_that_ends_for_a_killed_store_says_so_on_every_node() -> None:
+    text = "the store process of generation 1 was killed (signal 9)"
+    group = running()
+    group(STORE_GONE)
+    group.ends(0, None, signal.SIGTERM)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    group.hear(
+        say.GiveUp(f"{text} on node 0, and --max-restarts 0 allows no restart", "node 0", None, None, 9, text)
+    )
+    failure = group.outcome().failure
+    assert (failure.reason, failure.message, failure.rank, failure.exit_code) == ("Killed", text, None, 137)
+
+
 def test_a_store_process_that_ends_while_the_pod_stops_is_nobodys_failure() -> None:
     group = running()
     group(ev.Signalled(0.0, signal.SIGTERM))

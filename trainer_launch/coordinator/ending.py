@@ -35,8 +35,7 @@ def die(state: State, reason: str, now_s: float, but: Key | None = None) -> Step
 def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    rank = "a worker" if failed.rank is None else f"rank {failed.rank}"
-    reason = f"{rank} failed on {node.name}{_how(failed)}"
+    reason = f"{_what(failed)} on {node.name}{_how(failed)}"
     is_early = _lasted_s(state, now_s) < state.settings.start_s
     in_vain = vain.why(failed, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=failed if is_early else None)
@@ -45,7 +44,16 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     return suspect(state, uneven.suspicion(failed, reason, node.key, now_s), now_s)
 
 
+def _what(failed: msg.Failed) -> str:
+    """Which worker it was; what is no worker's, such as the store's end, has a sentence of its own."""
+    if failed.rank is not None:
+        return f"rank {failed.rank} failed"
+    return failed.message or "a worker failed"
+
+
 def _how(failed: msg.Failed) -> str:
+    if failed.rank is None and failed.message:
+        return ""
     if failed.signal is not None:
         return f" by signal {failed.signal}"
     return "" if failed.exit_code is None else f" with exit code {failed.exit_code}"

@@ -107,7 +107,9 @@ class ForkServer:
         Raises:
             ServerError: it has exited.
         """
-        if select.select([self._connection], [], [], 0)[0]:
+        look = select.poll()  # select() knows no descriptor from 1024 on
+        look.register(self._connection, select.POLLIN)
+        if look.poll(0):
             answer = self._receive(_ANSWER_S)
             if self._told is not None or not isinstance(answer, Ready | Unfit):
                 raise ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")

@@ -250,7 +250,9 @@ def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
     pids: list[int] = []
     ports: list[int] = []
     rest = b""
-    while select.select([report], [], [], max(0.0, end_s - time.monotonic()))[0]:
+    look = select.poll()
+    look.register(report, select.POLLIN)
+    while look.poll(max(0.0, end_s - time.monotonic()) * 1000):
         data = os.read(report, 65536)
         if not data:
             break

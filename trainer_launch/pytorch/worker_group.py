@@ -371,6 +371,8 @@ def _store_ended(state: State, event: ge.StoreEnded) -> Step:
     end = event.exit
     how = f"was killed (signal {end.signal})" if end.signal is not None else f"ended with exit code {end.code}"
     text = f"the store process of generation {state.formed.generation} {how}"
+    if state.phase is Phase.DONE:  # what other nodes' workers still do may not need it; if it does, they fail
+        return state, (ev.Say(text),)
     death = WorkerDeath(exit_code=end.code, signal=end.signal, message=text)
     state, told = _tell_failure(replace(state, failure=death, is_told=False))
     if state.phase is Phase.RUNNING:

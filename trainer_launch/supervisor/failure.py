@@ -240,8 +240,8 @@ def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     if evidence.text:
         return evidence.text
     agent = evidence.agent
-    if agent and agent.message and agent.reason:
-        return agent.message  # not a worker's death, but what the agent has to say
+    if agent and agent.message and (agent.reason or (agent.rank is None and not end.process)):
+        return agent.message  # not a worker's death
     who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
     how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
     told = f"{who} ended with {how}" + (f", {rule.what}" if rule.what else "")
