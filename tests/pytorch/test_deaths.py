@@ -1,4 +1,4 @@
-"""Each process of a torch pod is killed at each moment of a generation: one restart at most, and nothing is left."""
+"""Each process of a torch pod is killed at each moment of a generation: one restart at most, nothing is left."""
 
 from __future__ import annotations
 
