@@ -66,6 +66,7 @@ class Recorder:
         self._fresh = frozenset(fresh)
         self._filters = list(_warnings.filters)
         self._owners: dict[int, tuple[Any, str]] = {}
+        self._seen: tuple[Any, int, Any] = (None, 0, None)  # the list of filters, its length and its first entry
         self._importing = [""]
         self._loggers: dict[str, str] = {}
         self._imports: list[tuple[str, str, tuple[str, ...], list[str]]] = []
@@ -85,7 +86,7 @@ class Recorder:
         if locals is not globals or importer.startswith("importlib."):
             # What a function imports, or an extension module, belongs to the import during which that happens.
             importer = self._importing[-1]
-        full = _absolute(name, globals or {}, level)
+        full = _absolute(name, globals or {}, level) if level else name
         self._note(importer)
         known = len(sys.modules)
         self._importing.append(full)
@@ -100,12 +101,16 @@ class Recorder:
 
     def _note(self, owner: str) -> None:
         """Whatever has appeared since the last look is this module's."""
-        warnings, logging = sys.modules.get("warnings"), sys.modules.get("logging")
-        if warnings is not None:
-            for entry in getattr(warnings, "filters", ()):
+        filters: Any = getattr(sys.modules.get("warnings"), "filters", ())
+        was, length, first = self._seen
+        # Called tens of thousands of times: a filter is put in front, or is the list's last.
+        if filters and (filters is not was or len(filters) != length or filters[0] is not first):
+            self._seen = (filters, len(filters), filters[0])
+            for entry in filters:
                 self._owners.setdefault(id(entry), (entry, owner))
-        loggers = logging.root.manager.loggerDict if hasattr(logging, "root") else ()  # type: ignore[union-attr]
-        if len(loggers) > len(self._loggers):
+        root: Any = getattr(sys.modules.get("logging"), "root", None)
+        if root is not None and len(root.manager.loggerDict) > len(self._loggers):
+            loggers = root.manager.loggerDict
             self._loggers.update({name: owner for name in loggers if name not in self._loggers})
 
     def stop(self, path: list[str]) -> Imports:
@@ -119,8 +124,12 @@ class Recorder:
         }
         made.needs = {}
         for importer, full, attributes, new in self._imports:
-            made.needs.setdefault(importer, set()).update((full, *(f"{full}.{name}" for name in attributes)))
-            made.needs.setdefault(full, set()).update(new)
+            needed = made.needs.setdefault(importer, set())
+            needed.add(full)
+            for name in attributes:
+                needed.add(f"{full}.{name}")
+            if new:
+                made.needs.setdefault(full, set()).update(new)
         filters = sys.modules["warnings"].filters if "warnings" in sys.modules else []
         made.fresh_filters = self._filters
         made.filters = [self._owners[id(entry)] for entry in filters if entry not in self._filters]
@@ -142,8 +151,6 @@ class Recorder:
 
 
 def _absolute(name: str, names: Mapping[str, Any], level: int) -> str:
-    if not level:
-        return name
     package = names.get("__package__") or names.get("__name__", "")
     if not names.get("__package__") and "__path__" not in names:
         package = package.rpartition(".")[0]
