@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 
 from trainer_launch import launchers
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 from trainer_launch.torchrun_options import TorchrunCommand, split_command
 
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")

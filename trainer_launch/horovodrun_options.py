@@ -7,11 +7,11 @@ Written for Horovod 0.28.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

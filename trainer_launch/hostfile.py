@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from trainer_launch.frozen import dataclass
 from trainer_launch.grammar import MAX_COUNT, bad_value, named, parse_host, parse_number
 from trainer_launch.model import Member
 

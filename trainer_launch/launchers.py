@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from trainer_launch.frozen import dataclass
 
 OURS = "trainer-launch"
 # By name, with the word that has to follow for workers to be started.

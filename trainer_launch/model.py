@@ -6,12 +6,13 @@ All are frozen; a value that exists is consistent, because its reader raised oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from signal import SIGTERM
 from types import MappingProxyType
 from typing import TypeAlias
 
+from trainer_launch.frozen import dataclass
 from trainer_launch.places import Endpoint as Endpoint  # values of this module, too
 from trainer_launch.places import PortRange as PortRange
 from trainer_launch.places import Seats as Seats

@@ -7,9 +7,9 @@ and what is in use already is counted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Host
 from trainer_launch.sizes import MIB, counted, in_mib
 

@@ -22,13 +22,14 @@ from tests.house.package import (
 
 OURS = "trainer_launch"
 WORDS = {
-    "model.py": {"places", "signals"},
-    "places.py": set(),
+    "model.py": {"frozen", "places", "signals"},
+    "places.py": {"frozen"},
     "signals.py": {"errors"},
     "exits.py": set(),
     "errors.py": {"exits"},
-    "findings.py": {"exits"},
+    "findings.py": {"exits", "frozen"},
     "sizes.py": set(),
+    "frozen.py": set(),
 }
 PURE_ROOMS = ("engines/", "manifest/", "rehearsal/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")

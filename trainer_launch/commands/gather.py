@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch import grace, grammar, programs, signals
@@ -14,6 +14,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 from trainer_launch.host import net
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.probe import probe

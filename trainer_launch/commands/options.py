@@ -12,12 +12,12 @@ import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import __version__, log, settings
 from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 from trainer_launch.nearest import did_you_mean
 from trainer_launch.settings import PREFIX, Settings
 

@@ -6,8 +6,8 @@ Pure: text in, values out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Member
 
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it

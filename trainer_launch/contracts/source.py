@@ -7,11 +7,11 @@ expected and the contract; every value that was read is kept as a `Fact`. No con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 from trainer_launch import grammar
 from trainer_launch.errors import ContractError
+from trainer_launch.frozen import dataclass
 from trainer_launch.grammar import MAX_COUNT, NPROC_WORDS
 from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin
 

@@ -6,12 +6,13 @@ The variable called TOKEN holds a path. The token itself is never read here: it 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 from trainer_launch.contracts.source import Source
 from trainer_launch.errors import ContractError
+from trainer_launch.frozen import dataclass
 from trainer_launch.grammar import parse_host
 from trainer_launch.model import Job, Json
 

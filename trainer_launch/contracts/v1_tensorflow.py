@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trainer_launch.contracts.json_view import JsonView
 from trainer_launch.contracts.source import Marks, Source
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange
 
 NAME = "tfjob-v1"

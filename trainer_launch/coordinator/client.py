@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, Queue
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from trainer_launch.coordinator.checks import Claim
 from trainer_launch.coordinator.claims import remember
 from trainer_launch.coordinator.lines import Lines, LostError, abort_when_lost
 from trainer_launch.coordinator.sockets import tune
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Endpoint, Seats
 
 _FIRST_PAUSE_S = 0.1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from trainer_launch.coordinator.checks import (
@@ -37,6 +36,7 @@ from trainer_launch.coordinator.questions import Time as Time
 from trainer_launch.coordinator.wire import MAX_LINE_BYTES as MAX_LINE_BYTES
 from trainer_launch.coordinator.wire import ProtocolError as ProtocolError
 from trainer_launch.coordinator.wire import Vocabulary
+from trainer_launch.frozen import dataclass
 
 VERSION = 4
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it

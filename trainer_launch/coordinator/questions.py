@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from trainer_launch.frozen import dataclass
 
 ASKING = "status"  # stands for the incarnation of who only asks
 Row: TypeAlias = "tuple[int | None, str, str, float | None]"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.checks import Claim
+from trainer_launch.frozen import dataclass
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting

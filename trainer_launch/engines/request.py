@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trainer_launch.command import Command
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Host, Job, PortRange, Topology
 from trainer_launch.signals import SignalAction, StopOrder
 

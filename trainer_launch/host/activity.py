@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)

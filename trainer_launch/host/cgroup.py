@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from trainer_launch.frozen import dataclass
 
 # v1 reports "no limit" as the largest number of whole pages.
 _V1_NO_LIMIT = 1 << 60

@@ -30,9 +30,9 @@ import re
 import signal
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 from trainer_launch.host import shm
 from trainer_launch.sizes import in_units
 

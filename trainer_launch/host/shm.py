@@ -11,10 +11,10 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_launch.errors import NodeError
+from trainer_launch.frozen import dataclass
 
 FOLDER = "/dev/shm"
 MAX_SEGMENTS = 20_000  # that one look reads; llm-d#352 counted hundreds after a night in a crash loop

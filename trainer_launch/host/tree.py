@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 
 _PROBE = Path(__file__).parents[1] / "child" / "probe.py"
 _SHOWN = 200  # characters of a stage

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from trainer_launch.errors import MALFORMED, InternalError
+from trainer_launch.frozen import dataclass
 
 VARIABLE = "TRAINER_LAUNCH_MPI"  # the agent's, with the spec as JSON
 

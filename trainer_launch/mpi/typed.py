@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from trainer_launch.errors import UsageError
+from trainer_launch.frozen import dataclass
 from trainer_launch.grammar import MAX_COUNT, parse_number
 
 _NAMES = re.compile(r"(mpirun|mpiexec)([.-](openmpi|mpich|hydra|intel))?|orterun|prterun|mpiexec\.hydra")

@@ -10,11 +10,11 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer_launch.command import Command, Kind, parse_command
 from trainer_launch.errors import LaunchError
+from trainer_launch.frozen import dataclass
 from trainer_launch.supervisor import inheritance
 
 if TYPE_CHECKING:

@@ -10,8 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, TypeAlias
+
+from trainer_launch.frozen import dataclass
 
 VERSION = 1
 MAX_BYTES = 1 << 24

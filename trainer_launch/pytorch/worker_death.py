@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from trainer_launch import exits
 from trainer_launch.coordinator import protocol as say
+from trainer_launch.frozen import dataclass
 from trainer_launch.supervisor.symptoms import error_name, recognise
 
 HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we

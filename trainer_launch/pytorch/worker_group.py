@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
 from trainer_launch.coordinator import protocol as say
 from trainer_launch.coordinator.client import Connected, Disconnected
 from trainer_launch.errors import InternalError
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Membership, Plan, Workers
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import worker_processes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import run_folder
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 from trainer_launch.status.story import EVENTS, Event
 
 _LAST_BYTES = 16_384

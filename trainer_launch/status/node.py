@@ -7,10 +7,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from trainer_launch import run_folder
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 from trainer_launch.host import tree
 from trainer_launch.host.files import LiveFiles
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch.errors import MALFORMED
+from trainer_launch.frozen import dataclass
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.reporting import MAX_METRICS, MAX_NAME
 from trainer_launch.run_folder import PROGRESS, PROGRESS_END

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from trainer_launch import exits
+from trainer_launch.frozen import dataclass
 from trainer_launch.supervisor import error_file
 
 _MOST_RANKS = 2**31  # as the coordinator has it

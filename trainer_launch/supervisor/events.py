@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Exit, Process
 
 # -- events: what happened, and when ----------------------------------------------------------

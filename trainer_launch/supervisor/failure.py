@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trainer_launch import exits
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Exit, Failure
 from trainer_launch.sizes import counted, in_units
 from trainer_launch.supervisor.clues import AgentFailure, Evidence

@@ -17,8 +17,10 @@ A worker that a debugger holds pauses everything, and so does a gap in our own o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+
+from trainer_launch.frozen import dataclass
 
 PATIENCE = 3  # times the timeout, where there may be a good reason: starting, busy, waiting for another node
 USUAL = 10  # times the longest pause between strong signs is no longer usual

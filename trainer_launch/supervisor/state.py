@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from trainer_launch.frozen import dataclass
 from trainer_launch.model import Exit, Plan, Verdict
 from trainer_launch.supervisor.events import Hung
 

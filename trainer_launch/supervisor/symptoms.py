@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from trainer_launch import exits, slips
+from trainer_launch.frozen import dataclass
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 # Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.

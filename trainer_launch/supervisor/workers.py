@@ -8,9 +8,9 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from trainer_launch import run_folder
+from trainer_launch.frozen import dataclass
 from trainer_launch.host import activity, stacks, tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.supervisor.hang import Sample, Worker
