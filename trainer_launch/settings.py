@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from trainer_launch import later
 from trainer_launch.errors import UsageError
 from trainer_launch.grammar import named
 from trainer_launch.links import is_link
 from trainer_launch.nearest import nearest
+
+with later.loaded("asyncio"):  # for its command lines only; with ssl that is a seventh of what PID 1 imports
+    from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml"}
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +28,35 @@ def test_a_whole_run_loads_nothing_heavy(engine: str) -> None:
     assert "trainer_launch.cli" in loaded
     assert HEAVY.isdisjoint(loaded)
     assert "trainer_launch.supervisor.watch" not in loaded, "who did not ask for a hang watch does not pay for it"
+
+
+def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
+    code = (
+        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.commands.options\n"
+        "import trainer_launch.pytorch.group_loop, trainer_launch.coordinator.hosting\n"
+        "print(*sys.modules)"
+    )
+    loaded = set(python("-c", code).stdout.split())
+    assert HEAVY.isdisjoint(loaded)
+    others = ("manifest", "mpicheck", "preflight", "rehearsal", "rollcall", "gpus", "child", "supervisor.watch")
+    ours = tuple(f"trainer_launch.{name}" for name in others)
+    assert sorted(name for name in loaded if name.startswith(ours)) == []
+
+
+def test_a_module_that_is_loaded_later_is_the_module_itself() -> None:
+    code = (
+        "import sys\n"
+        "from trainer_launch import later\n"
+        "with later.loaded('json'):\n"
+        "    import json as early\n"
+        "assert 'json' not in sys.modules\n"
+        "print(early.dumps([1]), early.dumps is sys.modules['json'].dumps)\n"
+        "with later.loaded('csv'):\n"
+        "    from csv import reader\n"
+        "import csv\n"
+        "print(csv.reader is reader)"
+    )
+    assert python("-c", code).stdout.split() == ["[1]", "True", "True"]
 
 
 @pytest.mark.parametrize("agent", ["mpi_agent", "horovod_agent"])
