@@ -346,7 +346,7 @@ class Outcome:
     given_up: GivenUp | None = None
     exits: tuple[Exit, ...] = ()
     took_s: float = 0.0
-    attempt: int = 1  # how often it was started: all of it by us, or its workers by torch's agent
+    attempt: int = 1  # how often it was started: its workers, or all of it
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end
     node_rank: int | None = None
     host: str = ""

@@ -1,6 +1,6 @@
 """The private folder of one run: its name, its files, and how they are written.
 
-PID 1, the agents, the workers and `status` tell each other things here. Little is imported: training scripts
+PID 1, the agents of mpirun, the workers and `status` tell each other things here. Little is imported: training scripts
 load this with `report()`.
 """
 

@@ -1,7 +1,7 @@
 """torchrun's options as plain data: names, what they take, and where the training script begins.
 
-PID 1 never imports torch, so it reads a command line with this table (compared with torch's own parser by a test);
-the agent, which has torch, parses what results once more with torch's own. Written for torch 2.4 to 2.13.
+PID 1 never imports torch, so it reads a command line with this table (compared with torch's own parser by a test).
+Written for torch 2.4 to 2.13.
 """
 
 from __future__ import annotations

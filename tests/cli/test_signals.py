@@ -1,4 +1,4 @@
-"""--signals in a torch job: through the agent to each worker, exactly once; and a request that comes too late."""
+"""--signals in a torch job: to each worker, exactly once; and a request that comes too late."""
 
 from __future__ import annotations
 

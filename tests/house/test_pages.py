@@ -54,6 +54,14 @@ def test_ci_begins_with_the_readmes_own_make_test() -> None:
     assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"
 
 
+def test_the_path_of_a_workers_death_names_modules_that_exist_and_counts_them() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    path = page.partition("## The path of a worker's death\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+/\w+\.py)`", path))
+    assert [name for name in named if not (ROOT / "trainer_launch" / name).is_file()] == []
+    assert re.findall(r"These are (\d+) modules", path) == [str(len(named))]
+
+
 def test_every_page_is_in_the_index() -> None:
     index = links_of((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}

@@ -40,7 +40,7 @@ RANKS = {
 LEAST = {"pytorchjob-elastic": 2, "tfjob": 1}
 
 
-# One of each engine is quick enough; torch's agents take their time.
+# One of each engine is quick enough; imports of torch take their time.
 QUICK = ("trainjob-plain", "trainjob-mpi", "tfjob", "trainjob-torch")
 
 

@@ -65,7 +65,7 @@ def environment(nodes: int, node: int, port: int, token: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("body", "present", "nodes", "point"),
     [
-        pytest.param(IMPORTS, 1, 1, seen("started agent"), id="while-the-agent-imports"),
+        pytest.param(IMPORTS, 1, 1, seen("connected"), id="while-the-fork-server-imports"),
         pytest.param(IMPORTS, 1, 2, seen("1 of 2 nodes are here"), id="while-nodes-are-awaited"),
         pytest.param(IMPORTS, 1, 1, seen(r"worker \d+"), id="while-workers-import"),
         pytest.param(FAILS_ONCE, 1, 1, seen("generation 1 is over"), id="between-two-starts"),

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 FAULTS = (
     "worker-of-node-1-killed",
-    "agent-of-node-1-killed",
+    "store-killed",
     "pod-1-killed",
     "pod-0-killed",
     "pod-1-asked-to-stop",

@@ -99,7 +99,7 @@ def wait_for(request: Request) -> tuple[str, ...]:
     if grammar.is_address(topology.coordinator.host):
         return ()
     if is_ours(request) and _seats(request, nodes) is not None:
-        return ()  # node 0 may be gone for good; the agent knows where else to ask
+        return ()  # node 0 may be gone for good; there are others to ask
     return (topology.coordinator.host,)
 
 

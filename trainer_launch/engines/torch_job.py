@@ -84,7 +84,7 @@ def form_of_program(request: Request) -> dict[str, str]:
 
 
 def _is_plain_python(request: Request) -> bool:
-    """Whether `python` was typed without flags and means the interpreter that the agent runs in."""
+    """Whether `python` was typed without flags and means the interpreter that torch runs in."""
     return len(request.command.python) == 1 and request.python_is_ours
 
 

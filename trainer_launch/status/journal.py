@@ -13,7 +13,7 @@ from queue import Empty, Queue
 from trainer_launch.status import story
 from trainer_launch.status.news import News
 
-LOOK_S = 1.0  # between two looks at what training processes and the agent have left
+LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Read what torch's agent reports to PID 1 about generations and workers: lines in the runtime directory."""
+"""Read what PID 1, or the plug-in for torchrun, has written about generations and workers: lines in the runtime directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LATEST_S = 253_402_300_799  # the last second that has four digits for its year
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One thing that the agent told, and when."""
+    """One thing that was told, and when."""
 
     time_s: float
     event: Event

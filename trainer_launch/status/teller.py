@@ -61,7 +61,7 @@ class Teller:
 
 
 class _Look:
-    """What training processes and the agent have left in the run's folder since the last look."""
+    """What training processes and the worker group have left in the run's folder since the last look."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -1,8 +1,7 @@
 """The hang watch: looks at this node's workers at a pace, and when they hang saves all stacks and ends them.
 
-What is a hang is decided in `hang`. Nobody is killed before every worker's stacks are on disk. Below torch's agent
-the workers are killed here, with a note that lets the agent name the cause: it starts them again. Any other program
-is ended by the supervisor's machine, which is told by an event.
+What is a hang is decided in `hang`. Nobody is killed before every worker's stacks are on disk. An event
+tells the worker group, or the supervisor's machine, which ends them.
 """
 
 from __future__ import annotations
