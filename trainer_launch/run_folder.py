@@ -1,7 +1,7 @@
 """The private folder of one run: its name, its files, and how they are written.
 
-PID 1, the agents of mpirun, the workers and `status` tell each other things here. Little is imported: training scripts
-load this with `report()`.
+PID 1, the agents of mpirun, the workers and `status` tell each other things here. Little is imported: training
+scripts load this with `report()`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read what PID 1, or the plug-in for torchrun, has written about generations and workers: lines in the runtime directory."""
+"""Read what is told of generations and workers in the runtime directory, a line each."""
 
 from __future__ import annotations
 
