@@ -42,7 +42,7 @@ class Symptom:
     """A kind of error, and what it means."""
 
     reason: str
-    pattern: re.Pattern[str]
+    pattern: str  # compiled when an error is looked at: most jobs have none
     what: str  # completes "rank 3 ended with exit code 1, …"
     hint: str
     exit_code: int | None = None  # None: the program's own
@@ -85,7 +85,7 @@ def essence(message: str) -> str:
 def recognise(text: str) -> tuple[Symptom, str] | None:
     """The first symptom that fits an error's text, and the line that shows it."""
     for symptom in SYMPTOMS:
-        match = symptom.pattern.search(text)
+        match = re.search(symptom.pattern, text, re.MULTILINE)
         if match:
             return symptom, _line_at(text, match.end())
     return None
@@ -97,8 +97,7 @@ def _line_at(text: str, end: int) -> str:
 
 
 def _symptom(reason: str, *patterns: str, what: str, hint: str, code: int | None = None, **more: bool) -> Symptom:
-    compiled = re.compile("|".join(patterns), re.MULTILINE)
-    return Symptom(reason=reason, pattern=compiled, what=what, hint=hint, exit_code=code, **more)
+    return Symptom(reason=reason, pattern="|".join(patterns), what=what, hint=hint, exit_code=code, **more)
 
 
 _START = r"\A(?:\[rank\d+\]: *)?"
