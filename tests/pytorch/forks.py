@@ -41,13 +41,15 @@ class Forks:
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         *,
-        forks_workers: bool = True,
-        script: str | None = "train.py",
         error: Any = None,
+        python: str = sys.executable,
+        **settings: Any,
     ) -> None:
+        """`settings` are the server's."""
         self.folder = folder
+        self._python = (python, "-u")
         self._process = subprocess.Popen(
-            [sys.executable, str(DRIVER)],
+            [python, str(DRIVER)],
             env=clean_env({"PYTHONPATH": os.getcwd(), **(env or {})}),
             cwd=folder,
             stdin=subprocess.PIPE,
@@ -56,15 +58,15 @@ class Forks:
             text=True,
         )
         self.pid = self._process.pid
-        settings = {"script": script, "preload": list(preload), "cwd": str(folder), "forks_workers": forks_workers}
-        self.told = self._ask(settings)
+        given = {"script": "train.py", "preload": list(preload), "cwd": str(folder), **settings}
+        self.told = self._ask(given)
         self.reason, self.server = self.told["reason"], self.told["pid"]
 
     def run(self, folder: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
         """Fork one `python -u words`, and wait for its end."""
         given = {"RANK": "0", "TORCHELASTIC_ERROR_FILE": str(folder / "error"), **(environment or {})}
         worker = {"environment": given, "out": f"{folder}/out", "err": f"{folder}/err"}
-        answer = self.ask("fork", argv=[*PYTHON, *words], workers=[worker], cwd=str(folder))
+        answer = self.ask("fork", argv=[*self._python, *words], workers=[worker], cwd=str(folder))
         assert "error" not in answer, answer
         code = self.hear()["codes"][0]
         error = folder / "error"
@@ -74,7 +76,7 @@ class Forks:
     def start(self, folder: Path, *words: str, count: int = 1) -> list[int]:
         """Fork some, which go on; their pids."""
         workers = [{"out": f"{folder}/out.{n}", "err": f"{folder}/err.{n}"} for n in range(count)]
-        answer = self.ask("fork", argv=[*PYTHON, *words], workers=workers, cwd=str(folder), wait=False)
+        answer = self.ask("fork", argv=[*self._python, *words], workers=workers, cwd=str(folder), wait=False)
         assert "error" not in answer, answer
         pids: list[int] = answer["pids"]
         return pids
@@ -123,11 +125,13 @@ def wait_until_gone(pids: Sequence[int]) -> None:
     eventually(lambda: are_gone(pids), f"processes {pids} are gone")
 
 
-def fresh(folder: Path, cwd: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
+def fresh(
+    folder: Path, cwd: Path, *words: str, environment: dict[str, str] | None = None, python: str = sys.executable
+) -> Ended:
     """Run `python -u words` in a new interpreter."""
     given = {"RANK": "0", "PYTHONPATH": os.getcwd(), "TORCHELASTIC_ERROR_FILE": str(folder / "error")}
     ended = subprocess.run(
-        [*PYTHON, *words],
+        [python, "-u", *words],
         env=clean_env(given | (environment or {})),
         cwd=cwd,
         capture_output=True,

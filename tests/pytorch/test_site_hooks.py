@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +55,74 @@ def test_sitecustomize_runs_in_each_worker(forks: Forks, tmp_path: Path) -> None
     for _ in range(2):
         forked = forks.run(tmp_path, script)
         assert (forked.code, forked.out) == (0, other.out), forked.err
+
+
+# Each way for a package to run in every interpreter; all tell in which process, and what there is already.
+HOOK = "import os, sys; 'RANK' in os.environ and print({place!r}, os.getpid(), 'torch' in sys.modules)"
+TELLS = "import os, sys\nprint('train', os.getpid())\nimport torch\nprint(hash('a'), sys.path)\n"
+PLACES = ("site-packages", "the user's site-packages", "usercustomize")
+
+
+def environment_of_its_own(folder: Path) -> str:
+    """A virtual environment that has a site-packages and a user's site of its own, and finds torch; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", folder], check=True)
+    below = Path("lib", f"python{sysconfig.get_python_version()}", "site-packages")
+    site, user = folder / below, folder / "user" / below
+    user.mkdir(parents=True)
+    (site / "torch-of-the-tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name, place in zip((site / "hook.pth", user / "hook.pth", user / "usercustomize.py"), PLACES, strict=True):
+        name.write_text(HOOK.format(place=place))
+    return str(folder / "bin/python")
+
+
+def test_usercustomize_and_pth_files_run_in_each_worker_as_in_a_new_interpreter(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    (tmp_path / "train.py").write_text(TELLS)
+    python = environment_of_its_own(tmp_path / "venv")
+    given = {"PYTHONUSERBASE": str(tmp_path / "venv/user"), "PYTHONHASHSEED": "7", "PYTHONPATH": os.getcwd()}
+    other = fresh(tmp_path, tmp_path, "train.py", environment=given, python=python)
+    assert {f"{place} PID False" for place in PLACES} <= {*without_pid(other.out).splitlines()}
+    forks = Forks(tmp_path, env=given, python=python)
+    try:
+        for _ in range(2):
+            forked = forks.run(tmp_path, "train.py")
+            assert forked.code == other.code == 0, forked.err + other.err
+            assert without_pid(forked.out) == without_pid(other.out)
+    finally:
+        forks.close()
+
+
+def without_pid(text: str) -> str:
+    """What a program says that tells its pid in the line "train PID"."""
+    (pid,) = (line.split()[1] for line in text.splitlines() if line.startswith("train "))
+    return text.replace(f" {pid}", " PID")
+
+
+def test_coverage_counts_the_lines_of_each_worker(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    require(importlib.util.find_spec("coverage") is not None, "coverage is not installed")
+    (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1':\n    print('one')\nimport torch\n")
+    (tmp_path / "coveragerc").write_text("[run]\nparallel = true\ninclude = train.py\n")
+    given = {"COVERAGE_PROCESS_START": str(tmp_path / "coveragerc"), "PYTHONPATH": os.getcwd()}
+    forks = Forks(tmp_path, env=given)
+    try:
+        for rank, lines in (("0", [1, 2, 4]), ("1", [1, 2, 3, 4])):
+            own = given | {"RANK": rank, "COVERAGE_FILE": str(tmp_path / f"forked-{rank}")}
+            forked = forks.run(tmp_path, "train.py", environment=own)
+            own["COVERAGE_FILE"] = str(tmp_path / f"fresh-{rank}")
+            other = fresh(tmp_path, tmp_path, "train.py", environment=own)
+            assert forked.code == other.code == 0, forked.err + other.err
+            assert counted(tmp_path, f"forked-{rank}") == counted(tmp_path, f"fresh-{rank}") == lines
+    finally:
+        forks.close()
+
+
+def counted(folder: Path, name: str) -> list[int]:
+    """The lines of train.py that one process has counted."""
+    (path,) = folder.glob(f"{name}.*")
+    data = importlib.import_module("coverage").CoverageData(str(path))
+    data.read()
+    return sorted(data.lines(str(folder / "train.py")) or ())
 
 
 def test_workers_of_a_server_share_a_hash_seed(tmp_path: Path) -> None:
