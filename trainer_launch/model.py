@@ -229,7 +229,8 @@ class Workers:
     caller: tuple[int, int] | None = (
         None  # connection to a fork of `launch`'s caller, in place of a fork server; its pid
     )
-    script: str | None = None  # the program, for the fork server; None: a module
+    script: str | None = None  # the program, for the fork server
+    module: str | None = None  # likewise
     preload: tuple[str, ...] = ()
     python: str = ""  # the interpreter that has trainer_launch, and torch
     run_dir: str = ""  # the run's private folder

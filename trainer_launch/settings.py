@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     start_method: Literal["auto", "exec", "forkserver"] = Field(
         "auto",
         description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
-        "starts each on its own, auto forks where it is safe",
+        "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
     )
     preload: str | None = Field(
         None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"

@@ -32,7 +32,7 @@ def test_a_script_and_a_module_are_forked() -> None:
     )
     module = engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers
     assert module is not None
-    assert (module.forks, module.script, module.preload, module.must_fork) == (True, None, (), True)
+    assert (module.forks, module.script, module.module, module.must_fork) == (True, None, "pkg.train", True)
 
 
 @pytest.mark.parametrize(

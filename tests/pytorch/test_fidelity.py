@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import launch
 from tests.conftest import require
 from tests.pytorch.forks import Forks, fresh
 
@@ -288,8 +289,33 @@ def test_a_program_for_which_a_fork_is_not_right_is_started_again_with_exec(tmp_
         forks.close()
 
 
-def test_a_variable_that_the_source_sets_keeps_the_fork_server_from_serving(tmp_path: Path) -> None:
+def test_who_asks_for_forked_workers_gets_an_error_where_a_worker_needs_a_new_interpreter(tmp_path: Path) -> None:
+    """Also where the worker itself finds that out; nothing runs twice."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    computed = f"print('begun'){REPLACED['a variable whose name is computed']}print('never')"
+    said = "--start-method is forkserver, but {}; set it to auto, or remove the cause"
+    for source, why in (
+        (computed, "the program changes OMP_NUM_THREADS before it imports torch"),
+        (computed.replace("NUM_' + '", "NUM_"), "train.py:3 sets OMP_NUM_THREADS before it imports torch"),
+    ):
+        (tmp_path / "train.py").write_text(source)
+        words = ("--nproc-per-node", "1", "--start-method", "forkserver", "--max-restarts", "0", "--", "train.py")
+        done = launch("run", *words, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert said.format(why) in done.stderr
+        assert done.stdout == ("begun\n" if source == computed else "")
+        method = words.index("forkserver")
+        done = launch("run", *words[:method], "auto", *words[method + 1 :], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"without the fork server: {why}" in done.stderr
+        assert [*dict.fromkeys(done.stdout.split())][::2] == ["begun", "never"]
+
+
+@pytest.mark.parametrize("module", [None, "train"])
+def test_a_variable_that_the_source_sets_keeps_the_fork_server_from_serving(
+    tmp_path: Path, module: str | None
+) -> None:
     (tmp_path / "train.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n")
-    forks = Forks(tmp_path)
+    forks = Forks(tmp_path, module=module)
     assert forks.reason == "train.py:2 sets OMP_NUM_THREADS before it imports torch"
     forks.close()

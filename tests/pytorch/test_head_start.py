@@ -30,19 +30,23 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("line", "script"),
+    ("line", "program"),
     [
         ("--nproc-per-node 2 -- train.py --lr 1", "train.py"),
         ("--nodes=2 -- python train.py", "train.py"),
-        ("--nodes 2 -- -m pkg.train", None),
+        ("--nodes 2 -- -m pkg.train", ("-m", "pkg.train")),
         ("-- torchrun --nproc-per-node=4 jobs/train.py", "jobs/train.py"),
-        ("-- torchrun -m pkg.train", None),
+        ("-- torchrun -m pkg.train", ("-m", "pkg.train")),
     ],
 )
-def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(line: str, script: str | None) -> None:
+def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(
+    line: str, program: str | tuple[str, str]
+) -> None:
     found = guess(line.split(), {}, "/work")
     assert found is not None
-    assert (found.settings.script, found.settings.cwd, found.settings.python) == (script, "/work", sys.executable)
+    settings = found.settings
+    assert (settings.script or ("-m", settings.module)) == program
+    assert (settings.cwd, settings.python) == ("/work", sys.executable)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,32 @@ def test_a_package_that_is_run_is_searched_like_a_script(tmp_path: Path) -> None
     assert found(tmp_path, "-m", "pkg") == "pkg/threads.py:1 sets OMP_NUM_THREADS before it imports torch"
 
 
+def test_a_module_is_found_where_python_would_find_it_and_nothing_is_imported(tmp_path: Path) -> None:
+    """Beside the working directory: by PYTHONPATH, with the modules beside it; among what is installed, alone."""
+    for place in ("src", "installed"):
+        package = tmp_path / place / f"of_{place}"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+        (package / "train.py").write_text("from . import threads\nimport beside, torch\n")
+        (package / "threads.py").write_text("os.environ['OMP_NUM_THREADS'] = '2'\n")
+        (tmp_path / place / "tool.py").write_text("import beside\nimport torch\n")
+        (tmp_path / place / "beside.py").write_text("os.environ['TORCH_LOGS'] = 'all'\n")
+    (tmp_path / "cwd").mkdir()
+    path = (f"{tmp_path}/src", f"{tmp_path}/installed")
+
+    def of_module(name: str) -> str | None:
+        return load_time_variables.set_by(("-m", name), f"{tmp_path}/cwd", {"PYTHONPATH": path[0]}, path)
+
+    sets = ":1 sets OMP_NUM_THREADS before it imports torch"
+    assert of_module("of_src.train") == f"{tmp_path}/src/of_src/threads.py{sets}"
+    assert of_module("of_installed.train") == f"{tmp_path}/installed/of_installed/threads.py{sets}"
+    assert of_module("tool") == f"{tmp_path}/src/beside.py:1 sets TORCH_LOGS before it imports torch"
+    assert of_module("nowhere") is None
+    (tmp_path / "src/tool.py").unlink()
+    (tmp_path / "src/beside.py").unlink()
+    assert of_module("tool") is None
+
+
 def test_variables_that_differ_are_told_by_when_they_are_read() -> None:
     loaded = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": "a.so", "TORCH_LOGS": "all", "X": "1"}
     now = {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "b.so", "X": "2", "TZ": "UTC"}

@@ -78,6 +78,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         forks=forks,
         must_fork=request.start_method == "forkserver",
         script=None if "module" in options else program[0],
+        module=program[0] if "module" in options else None,
         preload=request.preload,
         python=request.python,
         run_dir=request.scratch,

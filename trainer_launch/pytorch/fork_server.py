@@ -51,7 +51,8 @@ class ServerSettings:
     """What a fork server has to know when it starts."""
 
     python: str
-    script: str | None  # the program; None: a module, which is looked for in `cwd`
+    script: str | None = None
+    module: str | None = None  # in place of a script; it is looked for in `cwd`
     preload: tuple[str, ...] = ()  # modules to import besides torch
     cwd: str
     forks_workers: bool = True  # False: it only opens stores
@@ -64,7 +65,7 @@ class ServerSettings:
         elif self.script is not None:
             folder = os.path.dirname(os.path.realpath(os.path.join(self.cwd, self.script)))
         serves = "workers" if self.forks_workers else "stores"
-        words = (str(fd), str(os.getpid()), serves, folder, self.script or "")
+        words = (str(fd), str(os.getpid()), serves, folder, self.script or "", self.module or "")
         return (self.python, "-u", "-S", "-c", _CODE, *words, *self.preload)
 
 

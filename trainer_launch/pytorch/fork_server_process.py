@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def main(recorder: Recorder, site: Site) -> None:
     """Import, tell, serve until the launcher closes the connection."""
-    fd, launcher, serves, folder, script, *preload = sys.argv[1:]
+    fd, launcher, serves, folder, script, module, *preload = sys.argv[1:]
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
@@ -56,8 +56,9 @@ def main(recorder: Recorder, site: Site) -> None:
         reason = reason or unfit()
     files = _files()
     imports = recorder.stop([*([] if _is_safe() or not folder else [folder]), *site.path])
-    if serves == "workers" and script:
-        reason = reason or load_time_variables.set_by([script], os.getcwd(), imports.environment)
+    if serves == "workers" and (script or module):
+        words = ("-m", module) if module else (script,)
+        reason = reason or load_time_variables.set_by(words, os.getcwd(), imports.environment, site.path)
     origin = forked_process.Origin(
         launcher=int(launcher),
         handlers=handlers,

@@ -7,6 +7,7 @@ has ended there is none, and the interpreter ends as always.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import faulthandler
@@ -32,7 +33,7 @@ from typing import Any, NoReturn
 
 from trainer_launch import exits
 from trainer_launch.frozen import dataclass
-from trainer_launch.pytorch import kernel, process_reset
+from trainer_launch.pytorch import kernel, messages, process_reset
 from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.pytorch.recorded_imports import Imports
@@ -42,13 +43,25 @@ _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torc
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
 _BASES: list[types.CodeType] = []  # what tracebacks leave out
 _KEPT: list[object] = []  # what has to live as long as the process
-# Its globals are the program's, its locals are ours.
-_BASE = """
+
+
+def _on_one_line(source: str) -> types.CodeType:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = 0
+    return compile(tree, "", "exec")
+
+
+# Its globals are the program's, its locals are ours. It is on the line that every program runs: what counts the
+# program's lines, such as coverage, counts those of this, too.
+_BASE = _on_one_line("""
 try:
     run()
 except BaseException as problem:
     keep(problem)
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +205,7 @@ class Worker:
         except (SystemExit, SyntaxError, ValueError) as problem:
             self._problem = problem.with_traceback(None)
             return self._end()
-        _BASES.append(compile(_BASE, path, "exec"))
+        _BASES.append(_BASE.replace(co_filename=path))
         return functools.partial(exec, _BASES[0], main.__dict__, {"run": run, "keep": self._keep})
 
     def _replace(self, reason: str) -> NoReturn:
@@ -201,7 +214,11 @@ class Worker:
         self._origin.replaced[: len(note)] = note
         signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
         os.umask(self._umask)
-        _exec(self._request, self._worker, f"{reason}; what the program did before that runs again")
+        _exec(
+            self._request,
+            self._worker,
+            reason if self._request.must_fork else f"{reason}; what the program did before that runs again",
+        )
 
     def _keep(self, problem: BaseException) -> None:
         self._problem = problem
@@ -291,7 +308,12 @@ def _new_main() -> types.ModuleType:
 
 
 def _exec(request: ForkWorkers, worker: ForkedWorker, failed: str) -> NoReturn:
-    """The ordinary way, in the same process."""
+    """The ordinary way, in the same process; an error where the user wants a fork."""
+    if request.must_fork:
+        text = messages.cannot_fork(failed)
+        _leave_last_words(text, f"{text}\n")
+        os.write(2, f"[trainer-launch] {text}\n".encode(errors="replace"))
+        os._exit(exits.MISCONFIGURED)
     text = f"[trainer-launch] this worker starts without the fork server: {failed}\n"
     os.write(2, text.encode(errors="replace"))
     try:

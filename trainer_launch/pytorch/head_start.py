@@ -84,7 +84,7 @@ def guess(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Guess | None
         command = parse_command(rest)
     except LaunchError:
         return None
-    program = _program(command)
+    program, is_module = _program(command)
     workers = _workers(own, env, command)
     if program is None or _value(own, env, "start_method") == "exec" or not _is_torchs(own, env, command):
         return None
@@ -92,7 +92,8 @@ def guess(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Guess | None
 
     settings = ServerSettings(
         python=sys.executable,
-        script=None if program.startswith("-m") else program,
+        script=None if is_module else program,
+        module=program if is_module else None,
         preload=tuple(name.strip() for name in (_value(own, env, "preload") or "").split(",") if name.strip()),
         cwd=cwd,
     )
@@ -120,17 +121,16 @@ def _value(own: Sequence[str], env: Mapping[str, str], name: str) -> str | None:
     return said
 
 
-def _program(command: Command) -> str | None:
-    """The script, or -m for a module; None for what is not forked."""
+def _program(command: Command) -> tuple[str | None, bool]:
+    """The script or module, and whether it is a module; None for what is not forked."""
     if len(command.python) > 1:
-        return None
+        return None, False
     typed = command.torchrun
     words, options = (typed.program, typed.options) if typed is not None else (command.program, {})
     if not {"no_python", "run_path", "numa_binding"}.isdisjoint(options) or not words:
-        return None
-    if command.kind is Kind.MODULE or "module" in options:
-        return "-m"
-    return words[0] if words[0].endswith(".py") else None
+        return None, False
+    is_module = command.kind is Kind.MODULE or "module" in options
+    return (words[0] if is_module or words[0].endswith(".py") else None), is_module
 
 
 def _workers(own: Sequence[str], env: Mapping[str, str], command: Command) -> str:

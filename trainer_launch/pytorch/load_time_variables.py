@@ -63,44 +63,48 @@ def _differing(loaded: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 # -- what the program's source says -----------------------------------------------------------
 
 
-def set_by(words: Sequence[str], cwd: str, environment: Mapping[str, str]) -> str | None:
+def set_by(words: Sequence[str], cwd: str, environment: Mapping[str, str], path: Sequence[str] = ()) -> str | None:
     """Where a program sets such a variable before it imports torch, for a log line; `words` follow `python -u`.
 
     Only statements that run when a module is executed count: a worker finds out itself about names that are
-    computed and about functions that are called.
+    computed and about functions that are called. `path` is where a module is looked for, besides `cwd`.
     """
-    folder, files = _program(words, cwd)
+    folder, files = _program(words, cwd, path)
+    places = (folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    installed = words[1].partition(".")[0] if words[0] == "-m" else None  # of which the program is a part
     seen: set[str] = set()
 
-    def walk(path: str, package: str, *, is_main: bool) -> Iterator[str | None]:
+    def walk(file: str, package: str, *, is_main: bool) -> Iterator[str | None]:
         """Each finding; None where torch is imported, which ends the search."""
-        tree = _parse(path) if path not in seen and len(seen) < _FILES else None
-        seen.add(path)
+        tree = _parse(file) if file not in seen and len(seen) < _FILES else None
+        seen.add(file)
         for node in _executed(tree.body, is_main=is_main) if tree else ():
             for name, action, value in _written(node):
                 if read_at_load(name) and _changes(action, environment.get(name), value):
-                    yield f"{os.path.relpath(path, folder)}:{node.lineno} sets {name} before it imports torch"
+                    yield f"{file.removeprefix(f'{folder}/')}:{node.lineno} sets {name} before it imports torch"
             for module in _imported(node, package):
-                if module.partition(".")[0] == "torch":
+                top = module.partition(".")[0]
+                if top == "torch":
                     yield None
-                for local, its_package in _local(module, folder):
+                for local, its_package in _local(module, (*places, *path) if top == installed else places):
                     yield from walk(local, its_package, is_main=False)
 
-    for path, package in files:
-        for found in walk(path, package, is_main=(path, package) == files[-1]):
+    for file, package in files:
+        for found in walk(file, package, is_main=(file, package) == files[-1]):
             return found
     return None
 
 
-def _program(words: Sequence[str], cwd: str) -> tuple[str, list[tuple[str, str]]]:
+def _program(words: Sequence[str], cwd: str, path: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     """The first directory that its modules come from, and the files that are executed, each with its package."""
     if words[0] != "-m":
-        path = os.path.realpath(os.path.join(cwd, words[0]))
-        main = os.path.join(path, "__main__.py")
-        return (path, [(main, "")]) if os.path.isfile(main) else (os.path.dirname(path), [(path, "")])
-    files = list(_local(words[1], cwd))
+        script = os.path.realpath(os.path.join(cwd, words[0]))
+        main = os.path.join(script, "__main__.py")
+        return (script, [(main, "")]) if os.path.isfile(main) else (os.path.dirname(script), [(script, "")])
+    places = (cwd, *path)
+    files = list(_local(words[1], places))
     if files and files[-1][0].endswith("/__init__.py"):
-        files += _local(f"{words[1]}.__main__", cwd)[-1:]
+        files += _local(f"{words[1]}.__main__", places)[-1:]
     return cwd, files
 
 
@@ -204,14 +208,18 @@ def _imported(node: ast.stmt, package: str) -> Iterator[str]:
         yield from (f"{module}.{alias.name}".strip(".") for alias in node.names)
 
 
-def _local(module: str, folder: str) -> list[tuple[str, str]]:
-    """The program's own files that importing a module executes, each with its package: parents first."""
-    words, found = module.split("."), []
-    for length in range(1, len(words) + 1):
-        name = ".".join(words[:length])
-        place = os.path.join(folder, *words[:length])
-        if os.path.isfile(f"{place}/__init__.py"):
-            found.append((f"{place}/__init__.py", name))
-        elif os.path.isfile(f"{place}.py"):
-            found.append((f"{place}.py", name.rpartition(".")[0]))
-    return found
+def _local(module: str, places: Iterable[str]) -> list[tuple[str, str]]:
+    """The files that importing a module executes, each with its package: parents first. Nothing is imported."""
+    words = module.split(".")
+    for folder in places:
+        found = []
+        for length in range(1, len(words) + 1):
+            name = ".".join(words[:length])
+            place = os.path.join(folder, *words[:length])
+            if os.path.isfile(f"{place}/__init__.py"):
+                found.append((f"{place}/__init__.py", name))
+            elif os.path.isfile(f"{place}.py"):
+                found.append((f"{place}.py", name.rpartition(".")[0]))
+        if found:
+            return found
+    return []

@@ -46,6 +46,7 @@ class ForkWorkers:
     environment: Mapping[str, str]  # complete, but for what each worker has for itself
     cwd: str
     workers: tuple[ForkedWorker, ...]
+    must_fork: bool = False  # a worker that needs a new interpreter fails
 
     @property
     def fds(self) -> int:
@@ -100,6 +101,11 @@ class Failed:
     """The request was not carried out, and nothing of it is left."""
 
     reason: str
+
+
+def cannot_fork(reason: str) -> str:
+    """The error where the user wants forked workers."""
+    return f"--start-method is forkserver, but {reason}; set it to auto, or remove the cause"
 
 
 Message: TypeAlias = "ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | Failed"
@@ -176,6 +182,7 @@ def _fork_workers(values: Any) -> ForkWorkers:
         environment=_variables(values["environment"]),
         cwd=_is(str, values["cwd"]),
         workers=tuple(map(_worker, _is(list, values["workers"]))),
+        must_fork=_is(bool, values["must_fork"]),
     )
 
 

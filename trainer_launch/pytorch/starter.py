@@ -19,7 +19,7 @@ from trainer_launch.pytorch.fork_server import (
     UnfitError,
     end_child,
 )
-from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready, Unfit, cannot_fork
 from trainer_launch.sizes import counted
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inheritance
@@ -142,8 +142,7 @@ class Starter:
         if not self._forks:
             return ge.CannotStart(at_s, f"the store cannot be opened: {reason}", exits.FAILED)
         if self._workers.must_fork:
-            text = f"--start-method is forkserver, but {reason}; set it to auto, or remove the cause"
-            return ge.CannotStart(at_s, text, exits.MISCONFIGURED)
+            return ge.CannotStart(at_s, cannot_fork(reason), exits.MISCONFIGURED)
         _log.info("workers start without the fork server: %s", reason)
         self._forks = False
         if hosts_store:
@@ -166,6 +165,7 @@ class Starter:
         settings = ServerSettings(
             python=workers.python,
             script=workers.script,
+            module=workers.module,
             preload=workers.preload if self._forks else (),
             cwd=workers.cwd or os.getcwd(),
             forks_workers=self._forks,
@@ -233,6 +233,9 @@ class Starter:
             except NotRunnableError as error:
                 return [ev.SpawnFailed(now(), process.name, error.exit_code, str(error)) for process in processes]
             except UnfitError as problem:
+                if self._workers.must_fork:
+                    text = cannot_fork(str(problem))
+                    return [ev.SpawnFailed(now(), one.name, exits.MISCONFIGURED, text) for one in processes]
                 _log.info("workers start without the fork server: %s", problem)
                 self._end_server()
                 self._forks = False
@@ -264,6 +267,7 @@ class Starter:
                     )
                     for local_rank, process in enumerate(processes)
                 ),
+                must_fork=self._workers.must_fork,
             )
             pids = server.fork(request, [ours[stream] for ours in streams for stream in sorted(ours)])
         finally:
