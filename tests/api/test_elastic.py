@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import trainer_launch
+from tests.cli.launching import clean_env
 from trainer_launch import Elastic, RunPolicy, launch
+from trainer_launch.commands import function
+from trainer_launch.commands.function_launcher import settings_of
 from trainer_launch.errors import UsageError
 
 
@@ -65,6 +70,57 @@ def test_flytes_own_elastic_is_taken_with_all_its_values() -> None:
         "TORCH_NCCL_ENABLE_MONITORING": "1",
     }
     assert Elastic.of(second) is second
+
+
+@pytest.mark.parametrize(
+    ("configs", "env", "waits_s"),
+    [
+        ({}, {}, 900),
+        ({"timeout": 300}, {}, 300),
+        ({"timeout": 300, "join_timeout": 200}, {}, 200),
+        ({"timeout": 300, "join_timeout": 200, "patience": 100}, {}, 100),
+        ({"close_timeout": 7, "last_call_timeout": 30}, {}, 900),
+        ({}, {"TRAINER_LAUNCH_REJOIN_TIMEOUT": "60"}, 60),
+        ({"timeout": 300}, {"TRAINER_LAUNCH_REJOIN_TIMEOUT": "60"}, 300),
+    ],
+)
+def test_nodes_wait_for_each_other_as_rdzv_configs_says_else_900_s(
+    configs: dict[str, int], env: dict[str, str], waits_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name not in clean_env()]:
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    elastic = Elastic(nnodes=1, nproc_per_node=2, rdzv_configs=configs)
+    settings = settings_of(function.order(elastic, "worker.py"))
+    assert settings.rejoin_timeout == waits_s
+    assert settings.max_restarts == "0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, {}),
+        ({"nccl_heartbeat_timeout_sec": 300}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300"}),
+        ({"nccl_async_error_handling": True}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}),
+        ({"nccl_enable_monitoring": True}, {"TORCH_NCCL_ENABLE_MONITORING": "1"}),
+    ],
+)
+def test_each_field_about_nccl_is_the_variable_that_torch_reads(
+    fields: dict[str, Any], variables: dict[str, str]
+) -> None:
+    assert Elastic(**fields).variables() == variables
+
+
+def test_flyte_2s_default_of_restarts_holds_when_its_class_is_passed() -> None:
+    flytes = SimpleNamespace(nnodes=1, nproc_per_node=2, max_restarts=3)
+    assert settings_of(function.order(Elastic.of(flytes), "worker.py")).max_restarts == "3"
+
+
+def test_a_field_that_no_flyte_has_is_refused_in_ours_and_left_alone_in_another_class() -> None:
+    with pytest.raises(TypeError, match="max_restart"):
+        Elastic(max_restart=3)  # type: ignore[call-arg]
+    assert Elastic.of(SimpleNamespace(nnodes=1, nproc_per_node=2, of_flyte_3=1)).options()["nnodes"] == "1"
 
 
 @pytest.mark.parametrize("other", [{"nnodes": 1}, Elastic, SimpleNamespace(nnodes=1), None])

@@ -95,6 +95,30 @@ say(failure(end_the_launcher, start_method="fork"))"""
     eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
 
 
+def test_a_killed_fork_of_the_caller_fails_the_next_generation_and_leaves_no_worker(tmp_path: Path) -> None:
+    """Workers that run go on; those of another generation could inherit nothing."""
+    main = """import psutil
+def lose_the_fork(fails):
+    os.write(1, b"worker %d\\n" % os.getpid())
+    if os.environ["RANK"] == "0":
+        beside = psutil.Process(os.getppid()).children()
+        (fork,) = (one for one in beside if os.getsid(one.pid) != one.pid)  # all others lead a session
+        fork.kill()
+        fork.wait(30)
+        if fails: os._exit(7)
+    elif fails: time.sleep(60)
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+say(trainer_launch.launch(lose_the_fork, quick(max_restarts=1), False))
+say(failure(lose_the_fork, True, max_restarts=1))"""
+    code, (found, told), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert found == {"0": "0", "1": "0"}
+    assert told[0] == "NodeError"
+    assert "the process that was forked from the caller of launch() to start workers has ended" in told[1]
+    assert len(workers(output)) == 4
+    eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_killed_caller_leaves_nothing_behind(tmp_path: Path, method: str) -> None:
     process = start(tmp_path, f"trainer_launch.launch(wait_deaf, quick(start_method={method!r}))")

@@ -45,7 +45,8 @@ def run(
         return {rank: call.load(rank, data) for rank, data in call.results(folder).items()}
 
 
-def _order(elastic: Elastic, program: str) -> dict[str, Any]:
+def order(elastic: Elastic, program: str) -> dict[str, Any]:
+    """What the launcher is told."""
     return {
         "program": program,
         "parent": os.getpid(),
@@ -69,7 +70,7 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call.pickled(fn, args, kwargs, elastic.start_method)
     program = call.write(folder, name, pickled, timeout_s)
-    run_folder.replace(f"{folder}/{ORDER}", _order(elastic, program))
+    run_folder.replace(f"{folder}/{ORDER}", order(elastic, program))
     launcher = f"{folder}/{_LAUNCHER}"
     replacing.replace(launcher, call.program_text("trainer_launch.commands.function_launcher", folder).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}

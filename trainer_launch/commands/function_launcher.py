@@ -42,7 +42,7 @@ def main(folder: str) -> None:
 
 
 def _carry_out(order: dict[str, Any]) -> Outcome:
-    settings = _settings(order)
+    settings = settings_of(order)
     log.set_up(settings.log_level)
 
     def adjust(plan: Plan) -> Plan:
@@ -64,7 +64,7 @@ def _with_caller(workers: Workers, order: dict[str, Any]) -> Workers:
     return replace(workers, forks=True, must_fork=True, caller=(fd, pid))
 
 
-def _settings(order: dict[str, Any]) -> Settings:
+def settings_of(order: dict[str, Any]) -> Settings:
     """The settings of this pod under what the caller said explicitly.
 
     Raises:
@@ -81,7 +81,7 @@ def _settings(order: dict[str, Any]) -> Settings:
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
         "exec": False,
-        "start_method": "forkserver" if order["start_method"] == "forkserver" else "exec",
+        "start_method": "auto" if order["start_method"] == "forkserver" else "exec",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }
     if job.max_restarts is None and given.max_restarts is None:
