@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import signal
@@ -123,6 +124,8 @@ class Case:
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
+    given: tuple[str, ...] = GIVEN
+    differ: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by name: torchrun's value, and ours
 
 
 ONE_NODE = {
@@ -136,15 +139,24 @@ ONE_NODE = {
         {"CUDA_VISIBLE_DEVICES": "4,5,6", "OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
         ("sh", "-c", 'umask 027; ulimit -n 4000; ulimit -c 0; exec nice -n 5 "$@"', "sh"),
     ),
+    # Ours counts the whole job's failures, and has another default: the variable says what holds.
+    "no option at all": Case((), given=(), differ={"TORCHELASTIC_MAX_RESTARTS": ("0", "3")}),
+    "variables of the platform": Case(
+        (),
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "5", "PET_ROLE": "learner"},
+        given=(),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", ONE_NODE.values(), ids=ONE_NODE)
 def test_on_one_node(tmp_path: Path, case: Case) -> None:
-    nodes = [(*case.words, *GIVEN)]
+    nodes = [(*case.words, *case.given)]
     for method in ("exec", "forkserver"):
         ours = ran((*case.within, *OURS, method, "--", "torchrun"), tmp_path / method, nodes, method, case.env)
         theirs = ran((*case.within, *TORCHRUN), tmp_path / f"not {method}", nodes, method, case.env)
+        for rank, (name, values) in itertools.product(theirs, case.differ.items()):
+            assert (theirs[rank]["environment"].pop(name), ours[rank]["environment"].pop(name)) == values
         compare(theirs, ours)
 
 
