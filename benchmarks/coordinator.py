@@ -1,19 +1,24 @@
-"""How fast a coordinator serves many nodes: all join, one is lost, it returns, and the next generation forms.
-
-Run: python benchmarks/coordinator.py [nodes]
-"""
+"""How fast one coordinator serves many simulated nodes, and how it stands a minute in which nodes are lost."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import random
 import resource
 import selectors
 import socket
+import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 
+from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.peers import version_here
+from benchmarks.store import overflows
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator.server import Server
 from trainer_launch.coordinator.state import Settings
@@ -21,6 +26,22 @@ from trainer_launch.model import Endpoint
 
 JOB = "benchmark"
 LATEST_S = 120.0
+SIZES = (1000, 4096)
+LOSSES = 60  # one a second
+SHARE = 0.01  # of the nodes, in each loss
+ROWS = {
+    "join": "s",
+    "lose one and form again": "s",
+    "join, lose one and form again": "s",
+    "CPU of the coordinator until then": "s",
+    "CPU of the simulated nodes until then": "s",
+    "1 % lost every second: form again, median": "s",
+    "1 % lost every second: form again, longest": "s",
+    "1 % lost every second: generations formed": "",
+    "1 % lost every second: CPU of the coordinator": "%",
+    "connections refused, reset or dropped": "",
+    "memory of the coordinator": "MB",
+}
 
 
 class Node:
@@ -33,7 +54,10 @@ class Node:
         self.buffer = bytearray()
 
     def read(self) -> None:
-        self.buffer += self.sock.recv(262144)
+        data = self.sock.recv(262144)
+        if not data:
+            raise ConnectionResetError
+        self.buffer += data
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
             self.hear(msg.parse(bytes(line)))
@@ -60,75 +84,159 @@ class Crowd:
         self.port = port
         self.selector = selectors.DefaultSelector()
         self.nodes: dict[int, Node] = {}
+        self.refused = 0
+        self.lost_s: float | None = None  # when the generation was broken that is not whole again
+        self.took_s: list[float] = []
 
-    def come(self, rank: int, incarnation: str) -> None:
-        self.add(rank, incarnation)
-        self.read(0.0)  # nodes answer at once, also while others still connect
-
-    def add(self, rank: int, incarnation: str) -> None:
-        self.nodes[rank] = node = Node(rank, self.port, incarnation)
+    def come(self, rank: int) -> None:
+        """A new process as this node."""
+        while True:
+            try:
+                self.nodes[rank] = node = Node(rank, self.port, f"{rank}-{time.monotonic_ns()}")
+                break
+            except OSError:
+                self.refused += 1
         self.selector.register(node.sock, selectors.EVENT_READ, node)
+
+    def come_all(self, ranks: Iterable[int]) -> None:
+        """New processes as these nodes; all answer at once, also while others still connect."""
+        for rank in ranks:
+            self.come(rank)
+            self.read(0.0)
 
     def read(self, timeout_s: float) -> None:
         for key, _ in self.selector.select(timeout_s):
-            node = key.data
+            node: Node = key.data
+            if self.nodes.get(node.rank) is not node:  # lost since
+                continue
             try:
                 node.read()
             except OSError:  # it did not say soon enough who it is: it comes again, as a client does
-                self.lose(node.rank)
-                self.add(node.rank, node.incarnation)
+                self.refused += 1
+                self.leave(node.rank)
+                self.come(node.rank)
 
-    def lose(self, rank: int) -> None:
+    def leave(self, rank: int) -> None:
         node = self.nodes.pop(rank)
         self.selector.unregister(node.sock)
         node.sock.close()
 
-    def run_until(self, generation: int) -> None:
-        end_s = time.monotonic() + LATEST_S
-        while any(node.in_generation < generation for node in self.nodes.values()):
-            if time.monotonic() > end_s:
-                raise SystemExit(f"generation {generation} did not start within {LATEST_S:g} s")
-            self.read(1.0)
+    def lose(self, ranks: list[int]) -> None:
+        """Lose these nodes at once; each comes back as a new process."""
+        self.lost_s = self.lost_s or time.monotonic()
+        for rank in ranks:
+            self.leave(rank)
+        self.come_all(ranks)
+
+    def is_whole(self) -> bool:
+        """Whether all are in one generation."""
+        generation = next(iter(self.nodes.values())).in_generation
+        return generation > 0 and all(node.in_generation == generation for node in self.nodes.values())
+
+    def serve(self, until_s: float, *, only_until_whole: bool) -> None:
+        """Serve the nodes until then, and note how long they took until all had formed again."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            self.read(left_s)
+            if self.lost_s is not None and self.is_whole():
+                self.took_s.append(time.monotonic() - self.lost_s)
+                self.lost_s = None
+                if only_until_whole:
+                    return
+
+    def form(self) -> float:
+        """Serve the nodes until all have formed; the seconds since the first was missing."""
+        self.serve(time.monotonic() + LATEST_S, only_until_whole=True)
+        if self.lost_s is not None:
+            raise SystemExit(f"no generation within {LATEST_S:g} s")
+        return self.took_s[-1]
 
 
 def host(n_nodes: int, pipe: Connection) -> None:
-    """The coordinator, in a process of its own as in a pod."""
-    settings = Settings(job=JOB, min_nodes=n_nodes, max_nodes=n_nodes, max_restarts=0, lease_s=60.0)
+    """The coordinator, in a process of its own as in a pod; tells its CPU whenever it is asked."""
+    settings = Settings(job=JOB, min_nodes=n_nodes, max_nodes=n_nodes, max_restarts=0, lease_s=600.0)
     server = Server(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
     pipe.send(server.start())
-    pipe.recv()
-    cpu_s = time.process_time()
+    while pipe.recv() != "stop":
+        pipe.send((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
     server.stop()
-    pipe.send((cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
-def main() -> None:
-    n_nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+def simulate(n_nodes: int, losses: int) -> tuple[float, ...]:
+    """The values of ROWS."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=host, args=(n_nodes, theirs))
+    process = multiprocessing.get_context("fork").Process(target=host, args=(n_nodes, theirs), daemon=True)
     process.start()
-    crowd = Crowd(ours.recv())
-    started_s = time.monotonic()
-    for rank in range(n_nodes):
-        crowd.come(rank, f"{rank}-a")
-    crowd.run_until(1)
-    joined_s = time.monotonic()
-    lost = random.randrange(n_nodes)
-    crowd.lose(lost)
-    crowd.come(lost, f"{lost}-b")
-    crowd.run_until(2)
-    ended_s = time.monotonic()
+    crowd, dropped = Crowd(ours.recv()), overflows()
+
+    def used() -> tuple[float, float]:
+        ours.send("used")
+        found: tuple[float, float] = ours.recv()
+        return found
+
+    own_s = time.process_time()
+    crowd.lost_s = time.monotonic()  # all are missing
+    crowd.come_all(range(n_nodes))
+    join_s = crowd.form()
+    crowd.lose([random.randrange(n_nodes)])
+    again_s = crowd.form()
+    own_s, (cpu_s, _) = time.process_time() - own_s, used()
+    crowd.took_s.clear()
+    began_s = time.monotonic()
+    for i in range(losses):
+        crowd.lose(random.sample(range(n_nodes), max(1, round(SHARE * n_nodes))))
+        crowd.serve(began_s + i + 1, only_until_whole=False)
+    generations = len(crowd.took_s)
+    share = 100 * (used()[0] - cpu_s) / (time.monotonic() - began_s)
+    if crowd.lost_s is not None:
+        crowd.form()
+    megabytes = used()[1]
     ours.send("stop")
-    for node in crowd.nodes.values():
-        node.sock.close()
-    cpu_s, megabytes = ours.recv()
     process.join()
-    print(
-        f"{n_nodes} nodes: join {joined_s - started_s:.2f} s, lose one and form again {ended_s - joined_s:.2f} s,",
-        end=" ",
+    return (
+        *(join_s, again_s, join_s + again_s, cpu_s, own_s),
+        *(statistics.median(crowd.took_s), max(crowd.took_s), generations, share),
+        *(crowd.refused + overflows() - dropped, megabytes),
     )
-    print(f"together {ended_s - started_s:.2f} s; coordinator {cpu_s:.2f} s of CPU, {megabytes:.0f} MB")
+
+
+def simulated(n_nodes: int, losses: int = LOSSES) -> Mapping[str, float]:
+    """In a process of its own, as it grows with the nodes."""
+    argv = (sys.executable, "-m", "benchmarks.coordinator", str(n_nodes), str(losses))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * LATEST_S)
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
+    return dict(zip(ROWS, map(float, done.stdout.split()), strict=True))
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """Each number of nodes."""
+    yield Setup(
+        [Case(name_of(n), ROWS, functools.partial(simulated, n), 2 * LATEST_S, LOSSES + 6.0) for n in SIZES]
+    )
+
+
+def name_of(n_nodes: int) -> str:
+    """The column of so many nodes."""
+    return f"{n_nodes:,} nodes"
+
+
+SECTION = Section(
+    name="coordinator",
+    title="Many nodes",
+    about=f"""\
+One coordinator and simulated nodes on real sockets of this machine; all nodes share one process, whose CPU has a
+row of its own. All join, one is lost and comes back as a new process. Then {SHARE:.0%} of the nodes are lost
+together every second for {LOSSES} s, and come back as new processes at once. A generation is formed when its last
+node may start its workers. Where the next loss comes before, the wait goes on.""",
+    open=opened,
+    versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
+    whos=tuple(map(name_of, SIZES)),
+    shown=tuple(row for row in ROWS if "form again" in row),
+)
 
 
 if __name__ == "__main__":
-    main()
+    print(*simulate(int(sys.argv[1]), int(sys.argv[2])))

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks import containers, idle, membership, mpi, output, preflight, recovery, report, startup, survival
+from benchmarks import (
+    containers,
+    coordinator,
+    idle,
+    membership,
+    mpi,
+    output,
+    preflight,
+    recovery,
+    report,
+    startup,
+    survival,
+)
 from benchmarks.measuring import Section
 from benchmarks.results import Refused
 
@@ -10,6 +22,7 @@ SECTIONS: tuple[Section, ...] = (
     startup.SECTION,
     recovery.SECTION,
     membership.SECTION,
+    coordinator.SECTION,
     idle.SECTION,
     output.SECTION,
     mpi.SECTION,

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     containers,
     contestants,
+    coordinator,
     idle,
     output,
     peers,
@@ -91,6 +92,14 @@ def test_simulated_nodes_get_their_verdict() -> None:
     found = preflight.simulated(8, "deep")
     assert list(found) == list(preflight.rows(8))
     assert all(value > 0 for value in found.values())
+
+
+def test_simulated_nodes_form_again_after_losses() -> None:
+    found = coordinator.simulated(8, losses=1)
+    assert list(found) == list(coordinator.ROWS)
+    assert found["join"] > 0
+    assert found["1 % lost every second: form again, longest"] > 0
+    assert found["connections refused, reset or dropped"] >= 0
 
 
 def test_a_call_of_report_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -414,3 +414,12 @@ def test_two_hundred_nodes_form(cluster):
                 buffer[:] = rest
                 ranks |= {m.group_rank for m in map(msg.parse, map(bytes, lines)) if isinstance(m, msg.Formed)}
     assert ranks == set(range(200))
+
+
+def test_a_message_for_many_is_written_once(monkeypatch, cluster):
+    written = []
+    render = msg.render
+    monkeypatch.setattr(msg, "render", lambda message: (written.append(message), render(message))[1])
+    cluster.running(3)
+    of_server = [message for message in written if isinstance(message, msg.Go)]
+    assert of_server == [msg.Go(1, "127.0.0.1", 4000)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeAlias
 
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator import uneven, vain
+from trainer_launch.coordinator.changing import replace
 from trainer_launch.coordinator.forming import form_when_due, reckon
 from trainer_launch.coordinator.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
 from trainer_launch.sizes import counted
 
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
+_TOLD_PER_S = 1000  # of those that wait: words about it must not delay the job that they wait for
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 
 
@@ -147,7 +148,7 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
             return state, replies
     state, formed = form_when_due(state, now_s)
     if state.say_at_s is None:
-        state = replace(state, say_at_s=now_s + SAY_S)
+        state = replace(state, say_at_s=now_s + max(SAY_S, len(state.peers) / _TOLD_PER_S))
     return state, (*replies, *formed)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.changing import replace
 from trainer_launch.coordinator.checks import MAX_TEXT, Claim
 from trainer_launch.coordinator.claims import binding, may_form, remember, spell
-from trainer_launch.coordinator.state import Node, Phase, Reply, Run, Say, Send, State, runs
+from trainer_launch.coordinator.state import Members, Node, Phase, Reply, Run, Say, Send, State, runs
 from trainer_launch.sizes import counted
 
 
@@ -25,7 +25,7 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     if state.form_at_s is None or now_s < state.form_at_s:
         return state, ()
     chosen = _choose(state)
-    run = Run(number=state.generation + 1, members=tuple(node.key for node in chosen), formed_s=now_s)
+    run = Run(number=state.generation + 1, members=Members.of(chosen), formed_s=now_s)
     members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
     # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
     kept = {key: node for key, node in state.nodes.items() if node.peer is not None}
@@ -80,7 +80,7 @@ def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
 
 def _choose(state: State) -> list[Node]:
     """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
-    last = frozenset(state.run.members if state.run else ())
+    last = state.run.members if state.run else ()
     joined = [node for node in state.nodes.values() if node.joined]
     joined.sort(key=lambda node: (node.key not in last, node.order))
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.order)
@@ -106,7 +106,7 @@ def _form_at_s(state: State) -> float | None:
 
 def _is_one_late(state: State) -> bool:
     """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
-    last = frozenset(state.run.members) if state.run else None
+    last = state.run.members if state.run else None
     return any(
         node.returning and not node.joined and node.peer is not None and (last is None or key in last)
         for key, node in state.nodes.items()

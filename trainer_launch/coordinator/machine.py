@@ -14,10 +14,9 @@ Every way from FORMED or RUNNING to GATHERING tells the other members once to st
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainer_launch.coordinator import protocol as msg
 from trainer_launch.coordinator import uneven
+from trainer_launch.coordinator.changing import replace
 from trainer_launch.coordinator.ending import (
     Step,
     charge,

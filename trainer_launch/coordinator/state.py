@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from enum import Enum
+from heapq import nsmallest
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -78,8 +80,26 @@ class Node:
     @property
     def order(self) -> tuple[Any, ...]:
         """Its place among the nodes: by rank, else by host name with numbers counted as numbers."""
+        if self.node_rank is not None:
+            return (False, self.node_rank)
         natural = tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", self.host)))
-        return (self.node_rank is None, self.node_rank or 0, natural, self.host)
+        return (True, natural, self.host)
+
+
+class Members(tuple[Key, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with values
+    """The members of a generation by group rank, with a set: every line asks whether its node is one of them."""
+
+    _keys: frozenset[Key]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> Members:
+        """These nodes, in this order."""
+        members = cls(node.key for node in nodes)
+        members._keys = frozenset(members)
+        return members
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +107,7 @@ class Run:
     """A generation: the one that runs or, while nodes gather, the last one."""
 
     number: int
-    members: tuple[Key, ...]  # by group rank
+    members: Members
     formed_s: float
     go_s: float | None = None
     store: msg.Store | None = None
@@ -277,11 +297,11 @@ def waiting(state: State) -> msg.Waiting:
 
 def missing(state: State) -> tuple[str, ...]:
     """The first few that are not there, by name where it is known."""
-    absent = sorted((node for node in state.nodes.values() if not node.joined), key=lambda node: node.order)
-    names = [node.name for node in absent]
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
     if ranked and (state.settings.min_nodes == high or state.settings.seat is not None):
         absentees = (rank for rank in range(high) if rank not in state.nodes or not state.nodes[rank].joined)
-        names = [state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees]
-    return tuple(names[:MAX_NAMED])
+        names = (state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees)
+        return tuple(islice(names, MAX_NAMED))
+    absent = (node for node in state.nodes.values() if not node.joined)
+    return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.order))

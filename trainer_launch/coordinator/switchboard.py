@@ -53,6 +53,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         self._ungreeted: dict[int, Connection] = {}  # oldest first
         self._to_flush: dict[int, Connection] = {}
         self._last_peer = 0
+        self._rendered: tuple[object, bytes] = (None, b"")
         self._is_accepting = False
         self._accept_again_s: float | None = None
         self._stopping = threading.Event()
@@ -221,7 +222,9 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         connection = self._connections.get(peer)
         if connection is None:
             return
-        if connection.write(self._render(message)):
+        if message is not self._rendered[0]:  # many are sent the same one
+            self._rendered = (message, self._render(message))
+        if connection.write(self._rendered[1]):
             self._to_flush[peer] = connection
         else:
             self._drop(connection, "does not read what it is sent")

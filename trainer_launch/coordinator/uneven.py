@@ -7,9 +7,8 @@ a reason of its own.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainer_launch.coordinator import protocol as msg
+from trainer_launch.coordinator.changing import replace
 from trainer_launch.coordinator.state import Key, State, Suspicion
 
 CAUSE = "ProgramError"
