@@ -89,7 +89,7 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: venv ## measure this project and its peers in turn, for half an hour; write benchmarks/RESULTS.md
+bench: venv ## measure this project and its peers in turn, for 45 minutes; write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-survival: venv ## as root, for hours: what each fault costs a job of three pods, beside its peers

@@ -419,7 +419,12 @@ def test_two_hundred_nodes_form(cluster):
 def test_a_message_for_many_is_written_once(monkeypatch, cluster):
     written = []
     render = msg.render
-    monkeypatch.setattr(msg, "render", lambda message: (written.append(message), render(message))[1])
+
+    def noting(message):
+        written.append(message)
+        return render(message)
+
+    monkeypatch.setattr(msg, "render", noting)
     cluster.running(3)
     of_server = [message for message in written if isinstance(message, msg.Go)]
     assert of_server == [msg.Go(1, "127.0.0.1", 4000)]

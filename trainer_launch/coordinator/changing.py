@@ -10,7 +10,7 @@ else:
     _set = object.__setattr__
 
     def replace(value: Any, /, **changes: Any) -> Any:
-        """The same value with other fields; for dataclasses with slots, without bases and without `__post_init__`."""
+        """The same value with other fields; for dataclasses with slots, no bases and no `__post_init__`."""
         new = object.__new__(type(value))
         for name in value.__slots__:
             _set(new, name, changes[name] if name in changes else getattr(value, name))
