@@ -19,9 +19,9 @@ def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     early.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     early.open_streams()
-    if sys.argv[1:2] == ["run"]:
-        sys.exit(_run(sys.argv[1:]))
-    sys.exit(run_command(sys.argv[1:]))
+    code = _run(sys.argv[1:]) if sys.argv[1:2] == ["run"] else run_command(sys.argv[1:])
+    gc.freeze()  # the interpreter would look for garbage among all objects once more
+    sys.exit(code)
 
 
 def _run(argv: Sequence[str]) -> int:

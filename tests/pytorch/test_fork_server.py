@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import mmap
 import os
 import resource
 import signal
@@ -383,3 +384,20 @@ def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     finally:
         server.close()
         server.popen.wait()
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def test_the_servers_memory_lies_in_huge_pages_where_the_kernel_does_that(make: Make) -> None:
+    with mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"x" * len(memory))
+        try:
+            memory.madvise(25)  # MADV_COLLAPSE
+        except OSError as problem:
+            pytest.skip(f"the kernel does not collapse pages ({problem})")
+    server = psutil.Process(make().pid).children()[0]
+    text = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines()[1:]}
+    assert sizes["AnonHugePages"] > sizes["Anonymous"] / 2
+    assert server.num_threads() == 1

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from trainer_launch.pytorch import kernel
+from trainer_launch.pytorch import huge_pages, kernel
 
 # torch.distributed is what every worker of a job imports besides torch.
 _NEEDED = ("torch", "torch.distributed")
@@ -48,7 +48,9 @@ def main(recorder: Recorder, site: Site) -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
+    end_collapsing = huge_pages.collapse_meanwhile()
     reason = _import(names, folder)
+    end_collapsing()
 
     from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top
 
@@ -56,6 +58,8 @@ def main(recorder: Recorder, site: Site) -> None:
         reason = reason or unfit()
     files = _files()
     imports = recorder.stop([*([] if _is_safe() or not folder else [folder]), *site.path])
+    if serves == "workers":
+        imports.learn(names)
     if serves == "workers" and (script or module):
         words = ("-m", module) if module else (script,)
         reason = reason or load_time_variables.set_by(words, os.getcwd(), imports.environment, site.path)

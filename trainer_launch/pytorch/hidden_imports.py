@@ -50,7 +50,9 @@ class Finder:
         self._imports = imports
         self.replace: Replace | None = None  # set in a worker: called where what is hidden is not what is needed
         self._filters = list(imports.filters)
-        self._loggers = dict(imports.loggers)
+        self._loggers: dict[str, list[tuple[str, logging.Logger]]] = {}  # by the module that made them
+        for name, (logger, owner) in imports.loggers.items():
+            self._loggers.setdefault(owner, []).append((name, logger))
         self._detached = {id(module): (package, child) for package, child, module in imports.detached}
         self._handed: set[str] = set()
         self._walked: set[str] = set()
@@ -75,9 +77,9 @@ class Finder:
         """Show a module, and all that importing it brings."""
         if root in self._walked:
             return  # as a part of another
-        names = self._imports.closure(root) - self._handed
+        found = [name for name in self._imports.brought(root) if name not in self._handed]
+        names = set(found)
         self._check(root, names)
-        found = [name for name in self._imports.modules if name in names]
         hooks = sys.meta_path[: sys.meta_path.index(self)]
         if all(type(hook).__module__ in _INDIFFERENT for hook in hooks) or len(found) == 1:
             self._show(found)
@@ -148,9 +150,8 @@ class Finder:
         if shown:
             self._filters = [pair for pair in self._filters if pair[1] not in names]
             _set_filters([*shown, *warnings.filters])
-        for name, (logger, owner) in list(self._loggers.items()):
-            if owner in names:
-                self._loggers.pop(name, None)
+        for owner in [owner for owner in self._loggers if owner in names]:
+            for name, logger in self._loggers.pop(owner, []):
                 _show_logger(name, logger, self._imports.stderr)
 
 

@@ -31,6 +31,22 @@ class Imports:
     path: list[str]
     stderr: object
     detached: list[tuple[Any, str, Any]]  # attributes that packages have for submodules which they do not import
+    known: dict[str, tuple[str, ...]]  # `brought` by these, found before the fork
+    _order: dict[str, int]
+
+    def __init__(self, modules: dict[str, Any], needs: dict[str, set[str]]) -> None:
+        """Modules in the order in which they appeared."""
+        self.modules, self.needs = modules, needs
+        self.known = {}
+        self._order = {name: at for at, name in enumerate(modules)}
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Find out now what importing these will bring: it takes longer than all the rest of handing them over."""
+        self.known = {name: self.brought(name) for name in names}
+
+    def brought(self, name: str) -> tuple[str, ...]:
+        """All modules that importing this one brings, with itself, in the order in which they appeared."""
+        return self.known.get(name) or tuple(sorted(self.closure(name), key=self._order.__getitem__))
 
     def closure(self, name: str) -> set[str]:
         """All modules that importing this one brings, with itself."""
@@ -116,20 +132,20 @@ class Recorder:
     def stop(self, path: list[str]) -> Imports:
         """Stop, and tell; `path` is the one that modules have come from."""
         builtins.__import__ = self._genuine
-        made = Imports()
-        made.modules = {
+        modules = {
             name: module
             for name, module in sys.modules.items()
             if name not in self._fresh and name.partition(".")[0] not in _APART
         }
-        made.needs = {}
+        needs: dict[str, set[str]] = {}
         for importer, full, attributes, new in self._imports:
-            needed = made.needs.setdefault(importer, set())
+            needed = needs.setdefault(importer, set())
             needed.add(full)
             for name in attributes:
                 needed.add(f"{full}.{name}")
             if new:
-                made.needs.setdefault(full, set()).update(new)
+                needs.setdefault(full, set()).update(new)
+        made = Imports(modules, needs)
         filters = sys.modules["warnings"].filters if "warnings" in sys.modules else []
         made.fresh_filters = self._filters
         made.filters = [self._owners[id(entry)] for entry in filters if entry not in self._filters]

@@ -63,6 +63,9 @@ class System:
         self._tell_childless = False
         self._is_woken = False  # during the present `wait`
         self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
+        self._seen: set[int] | None = (
+            None  # sessions and groups below us; None: nobody has looked since the last end
+        )
         self._kept: dict[int, str] = {}  # children that no signal to all reaches, by pid
         self._descriptors: set[int] = set()  # others', which end a `wait`
 
@@ -163,6 +166,8 @@ class System:
     def signal_group(self, name: str, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
         pid = self._pids.get(name)
+        if pid not in self._popens and self._seen is not None and pid not in self._seen:
+            return 0  # whom it has left behind, the look at another of this moment would have shown
         return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
 
     def signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> int:
@@ -177,6 +182,8 @@ class System:
 
     def _sweep(self, chosen: Callable[[tree.Entry], bool], number: int, *, again: bool) -> int:
         """Signal until a look finds nobody new: what is forked meanwhile is caught by the next look."""
+        if not self._popens and self._seen is not None and not self._seen:
+            return 0
         before = set() if again else self._told.get(number, set())
         done: set[tuple[int, int]] = set()
         if not tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
@@ -194,7 +201,10 @@ class System:
     def _ours(self) -> list[tree.Entry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
         found = [entry for entry in tree.descendants(os.getpid()) if entry.pid not in self._kept]
-        return found if self.mark is None else [entry for entry in found if self._is_marked(entry)]
+        if self.mark is not None:
+            found = [entry for entry in found if self._is_marked(entry)]
+        self._seen = {number for entry in found for number in (entry.session, entry.group)}
+        return found
 
     def _is_marked(self, entry: tree.Entry) -> bool:
         name, value = self.mark or ("", "")
@@ -266,6 +276,7 @@ class System:
     def _reap(self) -> list[ev.Event]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
         ended: list[ev.Event] = []
+        self._seen = None
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
