@@ -1,4 +1,7 @@
-"""A module that a package imports at once and uses seldom is loaded when something of it is used."""
+"""A module that a package imports at once and uses seldom is loaded when something of it is used.
+
+`importlib.util.LazyLoader` does not serve: the next `import` of such a module loads it.
+"""
 
 from __future__ import annotations
 

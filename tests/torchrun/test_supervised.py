@@ -67,6 +67,16 @@ def test_workers_have_the_grace_to_save_and_the_pod_was_stopped(tmp_path: Path, 
     assert last_words.read_text().startswith("reason=Stopped ")
 
 
+def test_a_killed_launcher_leaves_neither_torchrun_nor_a_worker(tmp_path: Path) -> None:
+    with start(*RUN, "--", script(tmp_path, SAVE.replace("SECONDS", "0"))) as run:
+        run.read_until(r"^up \d", 2)
+        below = psutil.Process(run.pid).children(recursive=True)
+        assert len(below) == 3
+        run.signal(signal.SIGKILL)
+        gone, alive = psutil.wait_procs(below, timeout=30)
+        assert alive == [], gone
+
+
 def test_a_killed_torchrun_leaves_no_worker_and_is_started_again(tmp_path: Path) -> None:
     with start(*RUN, "--", script(tmp_path, SAVE.replace("SECONDS", "0"))) as run:
         run.read_until(r"^up \d", 2)

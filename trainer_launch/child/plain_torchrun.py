@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -31,6 +32,7 @@ from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.host import tree
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.pytorch import kernel
 from trainer_launch.pytorch.job_news import TellingClient, tell
 from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
 
@@ -76,6 +78,8 @@ class PlainTorchrun(CoordinatedRendezvous):
         self._folder = os.environ.get(run_folder.VARIABLE, "")  # a launcher's
         self._link = TellingClient(self._folder, endpoint, hello, secret, _log.info, conf.seats)
         self._first = FirstDeath(deaths, "null", self._started)
+        if self._folder:
+            kernel.die_with_parent(signal.SIGTERM)
         # A launcher hands signals on.
         relayed = torchrun_signals.relayed(os.environ) if self._folder else frozenset()
         self._relay = torchrun_signals.Relay(relayed, self._first.living)
