@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+import json
+import subprocess
 
 import pytest
 
+from tests.process.world import DEADLINE_S, PYTHON, ROOT
+
+pytestmark = pytest.mark.process
+
+# In a process of its own, whose children are all of this test's, and which is made a sub-reaper.
+BEGIN = """
+import json, os, signal, sys
 from tests.waiting import eventually
 from trainer_launch.host import tree
 from trainer_launch.model import Process
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
-pytestmark = pytest.mark.process
+looks, genuine = [], tree.descendants
+def noted(of):
+    looks.append(of)
+    return genuine(of)
+tree.descendants = noted
 
+system = System()
 LEAVES = ("sh", "-c", "sleep 60 >/dev/null & exit 0")
 
-
-@pytest.fixture
-def system() -> Iterator[System]:
-    made = System()
-    try:
-        yield made
-    finally:
-        made.signal_all(signal.SIGKILL, again=True)
-        made.close()
-
-
-def end_together(system: System, *argvs: tuple[str, ...]) -> list[str]:
-    """Start these, and take their ends as one batch."""
+def end_together(*argvs):
     names = [f"rank {number}" for number in range(len(argvs))]
-    pids = [
-        system.spawn(Process(name=name, argv=argv, env=dict(os.environ)))
-        for name, argv in zip(names, argvs, strict=True)
-    ]
-    for pid in pids:
+    for name, argv in zip(names, argvs):
+        pid = system.spawn(Process(name=name, argv=argv, env=dict(os.environ)))
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     ended = {event.exit.process for event in system.wait(0) if isinstance(event, ev.Exited)}
     assert ended == set(names)
-    return names
-
-
-def test_workers_that_end_together_cost_one_look(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-    genuine = tree.descendants
-
-    def noted(of: int) -> tuple[tree.Entry, ...]:
-        looks.append(of)
-        return genuine(of)
-
-    monkeypatch.setattr(tree, "descendants", noted)
-    names = end_together(system, *[("true",)] * 4)
     looks.clear()
-    assert [system.signal_group(name, signal.SIGTERM) for name in names] == [0, 0, 0, 0]
-    assert system.signal_all(signal.SIGTERM, again=True) == 0
-    assert len(looks) == 1
+    return [system.signal_group(name, signal.SIGTERM) for name in names]
+"""
 
 
-def test_what_one_of_them_has_left_behind_is_signalled(system: System) -> None:
-    names = end_together(system, ("true",), LEAVES, ("true",), LEAVES)
-    assert [system.signal_group(name, signal.SIGTERM) for name in names] == [0, 1, 0, 1]
-    eventually(lambda: (system.wait(0), not system.descendants())[1], "the end of what was left")
+def told(code: str) -> object:
+    ended = subprocess.run(
+        [*PYTHON, "-c", BEGIN + code], cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
+    )
+    return json.loads(ended.stdout)
+
+
+def test_workers_that_end_together_cost_one_look() -> None:
+    code = """
+reached = end_together(*[("true",)] * 4)
+print(json.dumps([reached, system.signal_all(signal.SIGTERM, again=True), len(looks)]))
+"""
+    assert told(code) == [[0, 0, 0, 0], 0, 1]
+
+
+def test_what_one_of_them_has_left_behind_is_signalled() -> None:
+    code = """
+reached = end_together(("true",), LEAVES, ("true",), LEAVES)
+eventually(lambda: (system.wait(0), not system.descendants())[1], "the end of what was left")
+print(json.dumps(reached))
+"""
+    assert told(code) == [0, 1, 0, 1]

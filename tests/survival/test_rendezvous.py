@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Connected
+from trainer_launch.coordinator.client import Client, Connected
 from trainer_launch.model import Endpoint
 from trainer_launch.pytorch.worker_death import WorkerDeath
 
@@ -97,5 +97,5 @@ def test_a_resolver_that_fails_for_a_moment_costs_no_address(monkeypatch: pytest
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    made = rendezvous_of(Talk(), None)
-    assert made._own_address() == "10.0.0.7"
+    talk: Any = Talk()
+    assert Client.own_address(talk, None, "b") == "10.0.0.7"
