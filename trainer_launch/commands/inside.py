@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from trainer_launch import grammar
 from trainer_launch.commands.staging import MARK, Stage
 from trainer_launch.host import tree
 from trainer_launch.manifest.values import Pod
 from trainer_launch.rehearsal import ranks
 from trainer_launch.status import node
-from trainer_launch.supervisor.workers import Place, Sources, Workers
+from trainer_launch.supervisor.workers import Sources, Workers, ranked
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOOK_S = 1.0  # between two looks for launchers that have started
@@ -56,7 +55,7 @@ class Inside:
                 pids=lambda view=one.view: dict(view.processes),  # type: ignore[misc]
                 heard=lambda *_: 0,
                 run_dir=one.view.run_dir,
-                place_of=lambda name, view=one.view: _place(dict(view.processes)[name]),  # type: ignore[misc]
+                place_of=lambda name, view=one.view: ranked(dict(view.processes)[name]),  # type: ignore[misc]
             )
             for worker in Workers(sources).look():
                 if worker.local_rank == local_rank:
@@ -82,15 +81,6 @@ class Inside:
             environment = tree.environment(pid)
             self._marks[pid, started] = None if environment is None else environment.get(MARK)
         return self._marks[pid, started]
-
-
-def _place(pid: int) -> Place | None:
-    """Which worker of torch's a process is, by what it was started with."""
-    env = tree.environment(pid) or {}
-    rank, local_rank = (
-        grammar.parse_number(env.get(name, ""), 0, grammar.MAX_COUNT) for name in ("RANK", "LOCAL_RANK")
-    )
-    return None if rank is None or local_rank is None else Place(rank, local_rank)
 
 
 def _ranked(processes: Sequence[psutil.Process], local_rank: int) -> int | None:

@@ -6,6 +6,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 
+from trainer_launch.engines import torchrun
 from trainer_launch.engines.request import Request
 from trainer_launch.errors import UsageError
 from trainer_launch.host import tree
@@ -42,6 +43,7 @@ def watch(
         run_dir=request.scratch,
         progress_file=settings.progress_file,
         place_of=place_of,
+        below_torchrun=plan.engine == torchrun.NAME,
     )
     nodes = request.topology.nodes
     watched = Watched(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from trainer_launch import run_folder
 from trainer_launch.frozen import dataclass
+from trainer_launch.grammar import MAX_COUNT, parse_number
 from trainer_launch.host import activity, stacks, tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.supervisor.hang import Sample, Worker
@@ -43,6 +44,7 @@ class Sources:
     run_dir: str  # where workers say who they are, and how far
     progress_file: str | None = None  # a file of the user's that changes with progress
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
+    below_torchrun: bool = False  # these processes are torchruns: their children are the workers
 
 
 class Workers:
@@ -51,6 +53,7 @@ class Workers:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._files = LiveFiles(_MAX_BYTES)
+        self._ranked: dict[tuple[int, int], Place] = {}  # children of a torchrun, by pid and start
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
@@ -81,12 +84,24 @@ class Workers:
     # -- finding ------------------------------------------------------------------------------
 
     def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
+        if self._sources.below_torchrun:
+            return [worker for entry in below.get(pid, ()) if (worker := self._of_torchrun(entry)) is not None]
         entry = tree.read(pid)
         if entry is None or entry.state in "ZX":
             return []
         place = self._sources.place_of(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
         return [Worker(name, pid, entry.started, *known)]
+
+    def _of_torchrun(self, entry: tree.Entry) -> Worker | None:
+        """A worker leads a session of its own and has a rank; torchrun has other children, too."""
+        if entry.session != entry.pid:
+            return None
+        place = self._ranked.get(entry.key) or ranked(entry.pid)
+        if place is None:  # or a worker that has not begun its program yet
+            return None
+        self._ranked[entry.key] = place
+        return Worker(f"rank {place.rank}", entry.pid, entry.started, place.rank, place.local_rank)
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -130,6 +145,13 @@ class Workers:
             if last == size > before:
                 break  # it has stopped growing
         return _tail(worker.stacks, before)
+
+
+def ranked(pid: int) -> Place | None:
+    """Which worker of torch's a process is, by what it was started with."""
+    env = tree.environment(pid) or {}
+    rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
+    return None if rank is None or local_rank is None else Place(rank, local_rank)
 
 
 def _by_parent(entries: Iterable[tree.Entry]) -> Below:
