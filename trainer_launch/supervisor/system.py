@@ -63,9 +63,8 @@ class System:
         self._tell_childless = False
         self._is_woken = False  # during the present `wait`
         self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
-        self._seen: set[int] | None = (
-            None  # sessions and groups below us; None: nobody has looked since the last end
-        )
+        # Sessions and groups below us; None: nobody has looked since the last end.
+        self._seen: set[int] | None = None
         self._kept: dict[int, str] = {}  # children that no signal to all reaches, by pid
         self._descriptors: set[int] = set()  # others', which end a `wait`
 
