@@ -22,11 +22,11 @@ with open(f"{folder}/worker.{local_rank}", "w") as file:
     who = {"pid": os.getpid(), "rank": int(os.environ["RANK"]), "local_rank": int(local_rank)}
     json.dump({**who, "stacks": f"{folder}/stacks.{local_rank}"}, file)
 rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print("rank", rank, "life", life, flush=True)
+print("rank %s life %s\\n" % (rank, life), end="", flush=True)
 def progress(for_s):
     end = time.monotonic() + for_s
     while time.monotonic() < end:
-        print("step", flush=True)
+        print("step\\n", end="", flush=True)
         time.sleep(0.1)
 """
 QUICK = """
@@ -43,7 +43,7 @@ if rank == 1:
     spin(2)  # a long step that is none too long
 elif life < 2:
     time.sleep(60)
-print("rank", rank, "is done", flush=True)
+print("rank %s is done\\n" % rank, end="", flush=True)
 """
 # Rank 1 never calls the collective; then a data loader's worker never delivers.
 TORCH = """
@@ -70,7 +70,7 @@ def train():
 def compute_for_ever():
     time.sleep(60)
 train()
-print("rank", rank, "is done", flush=True)
+print("rank %s is done\\n" % rank, end="", flush=True)
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 """
 

@@ -19,11 +19,11 @@ rank = os.environ["RANK"]
 left = []
 signal.signal(signal.SIGUSR1, lambda *_: print("saved", rank, flush=True))
 signal.signal(signal.SIGTERM, lambda *_: (print("last", rank, flush=True), left.append(1)))
-print("ready", rank, flush=True)
+print("ready %s\\n" % rank, end="", flush=True)
 while not left:
     time.sleep(0.05)
 time.sleep(0.5)
-print("leaves", rank, flush=True)
+print("leaves %s\\n" % rank, end="", flush=True)
 sys.exit(int(rank))  # rank 1 does not even succeed
 """
 

@@ -60,8 +60,8 @@ def meet(name):
     while not all(os.path.exists(name + str(other)) for other in range(3)):
         time.sleep(0.01)
 meet("a")
-print("loading", flush=True)
-print("rank", rank, flush=True)
+print("loading\\n", end="", flush=True)
+print("rank %s\\n" % rank, end="", flush=True)
 meet("b")
 sys.exit(3 if rank == 2 else time.sleep(60))
 """
@@ -261,11 +261,11 @@ time.sleep(60)
 assert loader.stdout.readline() == "loader-ready\\n"
 def save(*_):
     heard, _, _ = select.select([loader.stdout], [], [], 0.5)
-    print("loader heard", "SIGTERM" if heard else "nothing", flush=True)
-    print("saved", rank, flush=True)
+    print("loader heard %s\\n" % ("SIGTERM" if heard else "nothing",), end="", flush=True)
+    print("saved %s\\n" % rank, end="", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-print("ready", rank, flush=True)
+print("ready %s\\n" % rank, end="", flush=True)
 {WAIT}"""
 
 
@@ -324,7 +324,7 @@ def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path
 
 
 def test_a_relayed_signal_reaches_the_workers_and_ends_nothing(tmp_path: Path) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: (print('heard', rank, flush=True), sys.exit(0)))\n"
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'heard %d\\n' % rank), sys.exit(0)))\n"
     train = script(tmp_path, f"{RANK}{handler}print('ready', flush=True)\n{WAIT}")
     with start("run", "--nproc-per-node", "2", "--prefix", "--", train) as launcher:
         launcher.read_until("ready", times=2)
@@ -340,7 +340,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("sum", int(total), "of", os.environ["WORLD_SIZE"], flush=True)
+print("sum %s of %s\\n" % (int(total), os.environ["WORLD_SIZE"]), end="", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here

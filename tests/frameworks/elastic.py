@@ -21,7 +21,8 @@ def train(state: hvd.elastic.TorchState) -> None:
         total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="ones")
         assert int(total) == hvd.size()
         state.step += 1
-        print("step", state.step, "rank", hvd.rank(), "size", hvd.size(), "on", os.uname().nodename, flush=True)
+        said = f"step {state.step} rank {hvd.rank()} size {hvd.size()} on {os.uname().nodename}\n"
+        print(said, end="", flush=True)  # in one piece
         time.sleep(SECONDS)
         state.commit()
 
@@ -30,4 +31,4 @@ hvd.init()
 model = torch.nn.Linear(1, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 train(hvd.elastic.TorchState(model, optimizer, step=0))
-print("done rank", hvd.rank(), flush=True)
+print(f"done rank {hvd.rank()}\n", end="", flush=True)

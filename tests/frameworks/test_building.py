@@ -23,7 +23,7 @@ pytestmark = [
 REDUCE = """
 import horovod.torch as hvd, torch
 hvd.init()
-print("sum", int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), "rank", hvd.rank(), flush=True)
+print("sum %s rank %s\\n" % (int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), hvd.rank()), end="", flush=True)
 hvd.shutdown()
 """
 LIST_OPTIONS = """

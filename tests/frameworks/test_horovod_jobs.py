@@ -37,12 +37,12 @@ import os, sys, time
 import horovod.torch as hvd, torch
 hvd.init()
 total = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))
-print("token", os.environ.get("MY_TOKEN"), "plain", os.environ.get("MY_SETTING"), flush=True)
-print("sum", total, "rank", hvd.rank(), "on", os.uname().nodename, flush=True)
+print("token %s plain %s\\n" % (os.environ.get("MY_TOKEN"), os.environ.get("MY_SETTING")), end="", flush=True)
+print("sum %s rank %s on %s\\n" % (total, hvd.rank(), os.uname().nodename), end="", flush=True)
 """
 FAIL = """
 import os, sys, time
-print("ready", os.environ["HOROVOD_RANK"], flush=True)
+print("ready %s\\n" % os.environ["HOROVOD_RANK"], end="", flush=True)
 if os.environ["HOROVOD_RANK"] == "1":
     sys.exit("the reason why")
 time.sleep(600)

@@ -33,7 +33,7 @@ for step in range(first, steps):
         with open(path + ".new", "w") as file:
             file.write(str(step + 1))
         os.rename(path + ".new", path)
-        print("step", step, "of", total, "ranks", flush=True)
+        print("step %s of %s ranks\\n" % (step, total), end="", flush=True)
     if fault == "always" and world.rank == 1 or fault == "once" and world.rank == 1 and step == 4 and first == 0:
         os._exit(7)
     time.sleep(0.05)

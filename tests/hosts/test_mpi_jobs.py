@@ -179,10 +179,10 @@ SAVES = """
 import os, signal, sys, time
 def save(*_):
     time.sleep(2)
-    print("saved", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+    print("saved %s\\n" % os.environ["OMPI_COMM_WORLD_RANK"], end="", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-print("up", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+print("up %s\\n" % os.environ["OMPI_COMM_WORLD_RANK"], end="", flush=True)
 time.sleep(600)
 """
 
@@ -204,8 +204,8 @@ def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three:
 def test_ranks_checkpoint_and_drain_by_the_signals_that_say_so_and_mpirun_ends_none_of_them(three: Job) -> None:
     three.start_workers()
     script = three.folder / "saves.py"
-    also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"checkpoint\\n"))\nprint("up"'
-    script.write_text(SAVES.replace('print("up"', also).replace("time.sleep(600)", "while True: time.sleep(1)"))
+    also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"checkpoint\\n"))\nprint("up '
+    script.write_text(SAVES.replace('print("up ', also).replace("time.sleep(600)", "while True: time.sleep(1)"))
     options = ("--grace", "1", "--signals", "HUP=checkpoint,TERM=drain")
     run = three.launch("mpirun", "python3", str(script), options=options)
     for _ in range(3):

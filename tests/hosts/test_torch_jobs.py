@@ -21,7 +21,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("sum", int(total), "rank", os.environ["RANK"], flush=True)
+print("sum %s rank %s\\n" % (int(total), os.environ["RANK"]), end="", flush=True)
 dist.barrier()
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 """

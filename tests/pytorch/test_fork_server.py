@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import mmap
 import os
 import resource
 import signal
@@ -389,15 +388,34 @@ def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
 # -- memory -----------------------------------------------------------------------------------
 
 
-def test_the_servers_memory_lies_in_huge_pages_where_the_kernel_does_that(make: Make) -> None:
-    with mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.write(b"x" * len(memory))
-        try:
-            memory.madvise(25)  # MADV_COLLAPSE
-        except OSError as problem:
-            pytest.skip(f"the kernel does not collapse pages ({problem})")
-    server = psutil.Process(make().pid).children()[0]
-    text = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines()[1:]}
-    assert sizes["AnonHugePages"] > sizes["Anonymous"] / 2
-    assert server.num_threads() == 1
+def memory_of(pid: int) -> dict[str, int]:
+    """In kB, by smaps_rollup's names."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
+
+
+def test_most_of_the_servers_memory_lies_in_huge_pages_where_glibc_and_the_kernel_do_that(make: Make) -> None:
+    allocates = "import time; kept = [bytes(100_000) for _ in range(100)]; print(flush=True); time.sleep(60)"
+    env = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    with subprocess.Popen((sys.executable, "-c", allocates), env=env, stdout=subprocess.PIPE) as probe:
+        assert probe.stdout is not None
+        probe.stdout.readline()
+        has_huge_pages = memory_of(probe.pid)["AnonHugePages"] > 0
+        probe.kill()
+    if not has_huge_pages:
+        pytest.skip("no huge pages with this glibc and kernel")
+    sizes = memory_of(make().server)
+    assert sizes["AnonHugePages"] > sizes["Anonymous"] / 3
+
+
+def test_once_workers_run_the_server_lets_go_of_the_libraries_that_it_has_read(make: Make, tmp_path: Path) -> None:
+    forks = make()
+
+    def mapped_kb() -> int:
+        sizes = memory_of(forks.server)
+        return sizes["Rss"] - sizes["Anonymous"]
+
+    before = mapped_kb()
+    assert forks.run(tmp_path, script(tmp_path, "print('ran')")).out == "ran\n"
+    eventually(lambda: mapped_kb() < before / 3, "the mapped files are let go")
+    assert forks.run(tmp_path, script(tmp_path, "import torch; print(torch.ones(2).sum().item())")).out == "2.0\n"

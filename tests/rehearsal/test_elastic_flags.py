@@ -27,7 +27,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 saved, enough = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 step = int(saved.read_text()) if saved.exists() else 0
-print("begun at", step, "with", dist.get_world_size(), flush=True)
+print("begun at %s with %s\\n" % (step, dist.get_world_size()), end="", flush=True)
 while step < 20 or dist.get_world_size() != enough:
     dist.all_reduce(torch.ones(1))
     time.sleep(0.05)
@@ -36,7 +36,7 @@ while step < 20 or dist.get_world_size() != enough:
         beside = saved.with_name("new")
         beside.write_text(str(step))
         os.replace(beside, saved)
-    print("step", step, flush=True)
+    print("step %s\\n" % step, end="", flush=True)
 dist.barrier()
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 """

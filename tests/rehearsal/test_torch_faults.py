@@ -29,7 +29,7 @@ import trainer_launch
 dist.init_process_group("gloo")
 rank, saved, last, most = dist.get_rank(), pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 step = int(saved.read_text()) if saved.exists() else 0
-print("begun at", step, "with", dist.get_world_size(), flush=True)
+print("begun at %s with %s\\n" % (step, dist.get_world_size()), end="", flush=True)
 while step < last or dist.get_world_size() < most:
     dist.all_reduce(torch.ones(1))
     time.sleep(0.05)

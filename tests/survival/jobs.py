@@ -37,7 +37,7 @@ if rank == 1 and not os.path.exists(path):
         time.sleep(0.05)
     time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
     os.kill(os.getpid(), 9)
-print("rank", rank, "leaves", flush=True)
+print("rank %s leaves\\n" % rank, end="", flush=True)
 open(left, "a").close()
 """
 

@@ -24,7 +24,7 @@ GRACE_S = 8.0
 TRAIN = """
 import os, signal, sys, time
 rank, start = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("worker", os.getpid(), "rank", rank, "start", start, flush=True)
+print("worker %s rank %s start %s\\n" % (os.getpid(), rank, start), end="", flush=True)
 {body}
 """
 IMPORTS = "import torch\ntime.sleep(60)"
@@ -32,7 +32,7 @@ FAILS_ONCE = "if start == '0':\n    sys.exit(3)\ntime.sleep(60)"
 FAILS_BESIDE_ONE_THAT_SAVES = """
 if rank == "0":
     signal.signal(signal.SIGTERM, lambda *_: (print("saving", flush=True), time.sleep(1), sys.exit(0)))
-    print("ready", flush=True)
+    print("ready\\n", end="", flush=True)
     time.sleep(60)
 time.sleep(1)
 sys.exit(3)

@@ -27,7 +27,8 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"sum {int(total)} rank {os.environ['RANK']} restarts {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+said = f"sum {int(total)} rank {os.environ['RANK']} restarts {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n"
+print(said, end="", flush=True)  # in one piece
 dist.barrier()
 """
 END = "os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here\n"
@@ -96,7 +97,7 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         time.sleep(0.05)
     time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
     os.kill(os.getpid(), signal.SIGKILL)
-print("leaves", os.environ["RANK"], flush=True)
+print("leaves %s\\n" % os.environ["RANK"], end="", flush=True)
 open({str(left)!r}, "a").close()
 """
     port = free_port()

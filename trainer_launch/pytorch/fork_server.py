@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
+# glibc asks for huge pages for what imports allocate: a fork then copies half of the page tables.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where our package is
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
 # -S: what `site` executes is for the workers. What the interpreter itself imports has to be known before we import.
@@ -87,7 +89,7 @@ class ForkServer:
             try:
                 self.popen = subprocess.Popen(
                     settings.command(theirs.fileno()),
-                    env=dict(env),
+                    env={**_HUGE_PAGES, **env},
                     cwd=settings.cwd,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from trainer_launch.pytorch import huge_pages, kernel
+from trainer_launch.pytorch import kernel
 
 # torch.distributed is what every worker of a job imports besides torch.
 _NEEDED = ("torch", "torch.distributed")
@@ -48,9 +48,7 @@ def main(recorder: Recorder, site: Site) -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
-    end_collapsing = huge_pages.collapse_meanwhile()
     reason = _import(names, folder)
-    end_collapsing()
 
     from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top
 
@@ -150,7 +148,7 @@ def _threads_after_fork() -> list[str]:
     os.waitpid(pid, 0)
     end_s = time.monotonic() + _SETTLING_S
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
-        time.sleep(0.005)
+        time.sleep(0.001)
     return [_thread_name(int(word)) for word in os.listdir("/proc/self/task") if int(word) != os.getpid()]
 
 
@@ -175,6 +173,7 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
     """
     from trainer_launch.pytorch import messages
 
+    is_small = False
     while (received := messages.receive(connection)) is not None:
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
@@ -194,6 +193,9 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
             os.close(fd)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
+        if not is_small and isinstance(answer, messages.Forked):  # now that nobody waits for us
+            is_small = True
+            kernel.drop_mapped_files()
     os._exit(0)
 
 
