@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from trainer_launch.mpi.crew import Crew
-from trainer_launch.mpi.probes import Probes
-from trainer_launch.mpi.sights import Stage
+from trainer_launch.mpi.background_calls import Crew
+from trainer_launch.mpi.host_probes import Probes
+from trainer_launch.mpi.host_readiness import Stage
 
 HOSTS = 500
 WITHIN_S = 3.0

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from benchmarks.measuring import Case, Failed, Section, Setup
 from benchmarks.peers import version_here
 from benchmarks.store import overflows
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.server import Server
-from trainer_launch.coordinator.state import Settings
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.server import Server
+from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
 
 JOB = "benchmark"

@@ -11,11 +11,11 @@ import os
 import statistics
 import sys
 
-from trainer_launch.gpus import cards
-from trainer_launch.gpus.cards import Load
-from trainer_launch.gpus.results import Benched, Ending
-from trainer_launch.gpus.values import Facts
 from trainer_launch.host import gpu
+from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu.bench_results import Benched, Ending
+from trainer_launch.preflight.gpu.devices import Load
+from trainer_launch.preflight.gpu.facts import Facts
 
 
 def main() -> None:
@@ -40,10 +40,12 @@ def load(device: str) -> Load:
     """One run over all GPUs."""
     if device == "cuda":
         count = gpu.count(os.environ).count
-        made = cards.cards(os.environ, sys.executable, "standard", count).load()
+        made = devices.cards(os.environ, sys.executable, "standard", count).load()
         return made if made is not None else Load()
-    argv = (sys.executable, cards.BENCH, "--device", "cpu")
-    return cards.loaded(Facts(trouble="no GPU"), ((0, ""),), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, argv, 60.0)
+    argv = (sys.executable, devices.BENCH, "--device", "cpu")
+    return devices.loaded(
+        Facts(trouble="no GPU"), ((0, ""),), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, argv, 60.0
+    )
 
 
 def table(runs: list[Benched]) -> None:

@@ -23,7 +23,7 @@ from tests.cli.launching import LAUNCHER
 from tests.frameworks import building
 from tests.hosts import mpi, network
 from trainer_launch.model import Job
-from trainer_launch.ssh import client
+from trainer_launch.mpi import ssh_client
 
 HOSTS = 8
 LATE_WITHIN_S = 10.0
@@ -72,7 +72,9 @@ def first_line(job: mpi.Job, row: str, argv: tuple[str, ...], env: Mapping[str, 
 def commands(job: mpi.Job, *, has_horovod: bool) -> dict[tuple[str, str], Line]:
     """What starts `echo first` on all hosts, and its variables. Bare ones get our ssh configuration."""
     folder = tempfile.mkdtemp(dir=job.folder)
-    keys = client.prepared(Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT)
+    keys = ssh_client.prepared(
+        Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT
+    )
     ours = (*LAUNCHER, "run", "--log-level", "error", "--")
     program = ("echo", "first")
     plain = {

@@ -19,16 +19,16 @@ from multiprocessing.connection import Connection
 
 from benchmarks.measuring import Case, Failed, Section, Setup
 from benchmarks.peers import version_here
-from trainer_launch.coordinator.protocol import Challenge
-from trainer_launch.host import net
-from trainer_launch.manifest.flags import own_environment
-from trainer_launch.manifest.loopback import address_of
+from trainer_launch.host import sockets
+from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall import ways
-from trainer_launch.rollcall.names import Names
-from trainer_launch.rollcall.server import Server
-from trainer_launch.rollcall.state import Settings
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.state import Settings
+from trainer_launch.rehearsal.controllers.flags import own_environment
+from trainer_launch.rehearsal.controllers.local_network import address_of
 
 JOB = "benchmark"
 LATEST_S = 120.0
@@ -36,7 +36,7 @@ SIZES = (2, 8, 64, 512, 4096)
 REAL = 8
 WHOS = ("quick", "standard", "deep")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
-FACTS = {ways.FACT: "gloo"} | {
+FACTS = {transport.FACT: "gloo"} | {
     f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
 }  # about 4 KB, as a real node has
 
@@ -168,7 +168,7 @@ def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
         "PET_NNODES": str(REAL),
         "PET_NPROC_PER_NODE": "1",
         "PET_MASTER_ADDR": address_of(0),
-        "PET_MASTER_PORT": str(net.free_port()),
+        "PET_MASTER_PORT": str(sockets.free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,8 @@ WHOS = ("held back", "written", "without a launcher")
 
 def micros(calls: int, **given: object) -> float:
     """The cost of one call in this process, in microseconds."""
-    from trainer_launch import report, reporting
+    from trainer_launch import report
+    from trainer_launch.observability import report as reporting
 
     if calls == WRITES:
         reporting.EVERY_S = 0.0  # every call is due

@@ -23,9 +23,9 @@ import psutil
 
 from benchmarks.results import machine
 from tests.cli.launching import LAUNCHER
-from trainer_launch.host import net
+from trainer_launch.host import sockets
 from trainer_launch.model import Job
-from trainer_launch.ssh import client, keys
+from trainer_launch.mpi import ssh_client, ssh_keys
 
 RUNS = 7
 SESSIONS = 15
@@ -37,7 +37,7 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         mount = f"{folder}/mount"
-        keys.make(mount)
+        ssh_keys.make(mount)
         rows = [("", "trainer-launch sshd", "sshd alone")]
         ours, alone = worker(mount), bare(Path(folder), mount)
         starts = [f"{statistics.median(to_banner(command)):.3f} s" for command in (ours, alone)]
@@ -65,12 +65,12 @@ def bare(folder: Path, mount: str) -> Command:
     (folder / "key").chmod(0o600)
     text = f"ListenAddress 127.0.0.1\nHostKey {folder}/key\nAuthorizedKeysFile {mount}/authorized_keys\n"
     (folder / "config").write_text(f"{text}UsePAM no\nStrictModes no\nPidFile none\nLogLevel ERROR\n")
-    return lambda port: (client.find("sshd", None), "-D", "-e", "-f", str(folder / "config"), "-p", str(port))
+    return lambda port: (ssh_client.find("sshd", None), "-D", "-e", "-f", str(folder / "config"), "-p", str(port))
 
 
 @contextmanager
 def running(command: Command) -> Iterator[Server]:
-    port = net.free_port()
+    port = sockets.free_port()
     env = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
     process = subprocess.Popen(command(port), env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -117,7 +117,7 @@ def pss_mb(server: Server) -> float:
 
 def session_s(server: Server, folder: str, mount: str) -> float:
     job = Job(contract="bench", details={"ssh_dir": mount})
-    reach = client.prepared(job, tempfile.mkdtemp(dir=folder) + "/ssh", port=server[0])
+    reach = ssh_client.prepared(job, tempfile.mkdtemp(dir=folder) + "/ssh", port=server[0])
     taken = []
     for _ in range(SESSIONS):
         began_s = time.monotonic()

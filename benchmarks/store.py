@@ -17,7 +17,7 @@ import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-from trainer_launch.pytorch import kernel
+from trainer_launch.pytorch import process_attributes
 
 LATEST_S = 10.0
 _VALIDATE, _PING = 0, 13  # what a TCPStore's client says first
@@ -29,8 +29,8 @@ def serve(pipe: Connection, libuv: bool, is_ours: bool) -> None:
     from torch.distributed import TCPStore
 
     if is_ours:
-        kernel.allow_many_files()
-        kernel.ask_no_name_server()
+        process_attributes.allow_many_files()
+        process_attributes.ask_no_name_server()
     wait_s = timedelta(seconds=LATEST_S)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=wait_s, use_libuv=libuv)
     pipe.send(store.port)

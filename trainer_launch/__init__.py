@@ -7,9 +7,9 @@ __all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report"]
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
-    from trainer_launch.api import launch
-    from trainer_launch.elastic import Elastic, RunPolicy, WorkerFailedError
-    from trainer_launch.reporting import report
+    from trainer_launch.observability.report import report
+    from trainer_launch.pytorch.api import launch
+    from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
 
 _HOMES = {
     "Elastic": "elastic",

@@ -8,17 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainer_launch.errors import LaunchError
-from trainer_launch.exits import FAILED
-from trainer_launch.supervisor import early
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.exit_codes import FAILED
+from trainer_launch.supervisor import early_signals
 
 PROGRAM = "trainer-launch"
 
 
 def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
-    early.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
-    early.open_streams()
+    early_signals.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
+    early_signals.open_streams()
     code = _run(sys.argv[1:]) if sys.argv[1:2] == ["run"] else run_command(sys.argv[1:])
     gc.freeze()  # the interpreter would look for garbage among all objects once more
     sys.exit(code)
@@ -26,15 +26,15 @@ def main() -> None:
 
 def _run(argv: Sequence[str]) -> int:
     """A torch job's workers wait for an import of torch: it begins before anything else is loaded."""
-    from trainer_launch.pytorch import head_start
+    from trainer_launch.pytorch import early_fork_server
 
     gc.disable()  # until all is loaded: a tenth of the time of that
     with contextlib.suppress(OSError):  # a working directory that is gone
-        head_start.begin(argv[1:], os.environ)
+        early_fork_server.begin(argv[1:], os.environ)
     try:
         return run_command(argv)
     finally:
-        head_start.end()
+        early_fork_server.end()
 
 
 def run_command(argv: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from tests.cli.launching import launch
 from tests.conftest import require
 from tests.rehearsal.terminal import Terminal
 from trainer_launch.commands import fields
-from trainer_launch.settings import Settings
+from trainer_launch.model.settings import Settings
 
 pytestmark = pytest.mark.process
 PROMPT = "ready>"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch
-from trainer_launch import programs
-from trainer_launch.command import Kind, parse_command
-from trainer_launch.errors import NotRunnableError
+from trainer_launch.model.errors import NotRunnableError
+from trainer_launch.planning import programs
+from trainer_launch.planning.command import Kind, parse_command
 
 SOURCE = "import sys\nprint('here', sys.argv)\n"
 PATH = os.environ.get("PATH")

@@ -22,7 +22,7 @@ from tests.schemas.validator import violations
 from tests.status.exposition import parse
 from tests.status.statusserver import PATH, StatusServer, make_certificates
 from tests.waiting import eventually
-from trainer_launch.host.net import free_port
+from trainer_launch.host.sockets import free_port
 
 pytestmark = pytest.mark.process
 

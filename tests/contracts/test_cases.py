@@ -15,8 +15,8 @@ import pytest
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.errors import LaunchError
 from trainer_launch.model import Job
+from trainer_launch.model.errors import LaunchError
 
 CASES = Path(__file__).parent / "cases"
 FILES = sorted(CASES.glob("*/*.json"))

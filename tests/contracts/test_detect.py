@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.pods import V1_GENERAL, V2_TORCH, pod_of
 from trainer_launch.contracts import CONTRACTS, detect, find, read_job
 from trainer_launch.contracts.source import Source
-from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Origin
+from trainer_launch.model.errors import ContractError, UsageError
 
 TF = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})}
 

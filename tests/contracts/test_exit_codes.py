@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch import exits
+from trainer_launch.model import exit_codes
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,16 @@ from trainer_launch import exits
     ],
 )
 def test_the_policy_starts_again_above_127(code: int, retryable: bool | None) -> None:
-    assert exits.retryable(code) is retryable
+    assert exit_codes.retryable(code) is retryable
 
 
 def test_our_own_codes_say_what_they_mean_under_both_lists_of_the_policy() -> None:
     permanent_in_guide, retryable_in_guide = {1, 2, 126, 127, 128, 139}, {130, 137, 138, 143}
-    assert {exits.FAILED, exits.MISCONFIGURED, exits.NOT_EXECUTABLE, exits.NOT_FOUND} <= permanent_in_guide
-    assert {exits.INFRASTRUCTURE, exits.STOPPED} <= retryable_in_guide
-    assert all(exits.retryable(code) for code in retryable_in_guide)
+    assert {
+        exit_codes.FAILED,
+        exit_codes.MISCONFIGURED,
+        exit_codes.NOT_EXECUTABLE,
+        exit_codes.NOT_FOUND,
+    } <= permanent_in_guide
+    assert {exit_codes.INFRASTRUCTURE, exit_codes.STOPPED} <= retryable_in_guide
+    assert all(exit_codes.retryable(code) for code in retryable_in_guide)

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, VALUES
 from tests.contracts.pods import pod_of
-from trainer_launch import engines
-from trainer_launch.command import parse_command
-from trainer_launch.commands.gather import Reading, request_of
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import Pod
-from trainer_launch.errors import LaunchError
 from trainer_launch.model import Cpus, Gpus, Host
-from trainer_launch.settings import load
-from trainer_launch.topology import place
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.settings import load
+from trainer_launch.planning import engines
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.gather import Reading, request_of
+from trainer_launch.planning.topology import place
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),

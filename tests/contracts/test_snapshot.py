@@ -11,8 +11,8 @@ from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles, pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import MAX_FILE_BYTES
-from trainer_launch.errors import UsageError
-from trainer_launch.redact import REDACTED, redact, redact_command, redact_file, redact_text
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
 
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
 PEM = "-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\n"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.pods import pod_of
-from trainer_launch import grammar
 from trainer_launch.contracts.source import MAX_FILE_BYTES, MAX_VALUE_BYTES, Marks, Source
-from trainer_launch.errors import ContractError
-from trainer_launch.model import Endpoint, Fact, NodeRange, Origin
+from trainer_launch.model import Endpoint, Fact, NodeRange, Origin, value_parsers
+from trainer_launch.model.errors import ContractError
 
 
 def source(value: str | None = None, **files: str) -> Source:
@@ -161,7 +160,7 @@ def test_marks_say_what_they_saw() -> None:
 
 
 def test_shown_values_are_short_plain_and_printable() -> None:
-    assert grammar.shown("a") == "'a'"
+    assert value_parsers.shown("a") == "'a'"
     for value in ("a\nb", "\udcff", "\U0010ffff" * 1000, "x" * 10_000_000, "'\"\\" * 100):
-        assert grammar.shown(value).isprintable()
-        assert len(grammar.shown(value)) <= 100
+        assert value_parsers.shown(value).isprintable()
+        assert len(value_parsers.shown(value)) <= 100

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.checks import Claim
-from trainer_launch.coordinator.claims import remember, wanted_seats
-from trainer_launch.coordinator.client import TAKEOVER_S
-from trainer_launch.coordinator.machine import begin, step
-from trainer_launch.coordinator.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.client import TAKEOVER_S
+from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.majority import remember, wanted_seats
+from trainer_launch.membership.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
+from trainer_launch.membership.state_machine import begin, step
 
 STEP_S = 0.25
 SILENCE_S = 3.0  # until a connection over a cut line is noticed

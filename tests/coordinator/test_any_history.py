@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.coordinator.world import World
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.state import Gone, Phase, deadline_s
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Gone, Phase, deadline_s
 
 NODES = st.integers(0, 4)
 EVENTS = st.one_of(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.coordinator import protocol as msg
+from trainer_launch.membership import protocol as msg
 
 ONE_OF_EACH: list[msg.Message] = [
     msg.Hello(1, "job", None, "pod-1", "i1"),

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.coordinator.world import World
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.checks import MAX_NODES
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.field_checks import MAX_NODES
 
 CASES = {
     "alike": [(8, "default"), (8, "default"), (8, "default")],

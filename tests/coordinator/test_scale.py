@@ -6,9 +6,9 @@ import dataclasses
 
 from tests.coordinator.test_state import running
 from tests.coordinator.world import World
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.changing import replace
-from trainer_launch.coordinator.state import Phase
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Phase
+from trainer_launch.model.frozen_replace import replace
 
 
 def test_in_a_job_of_many_nodes_those_who_wait_hear_less_often_who_is_missing():

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.checks import Claim
-from trainer_launch.coordinator.client import Client, Connected
-from trainer_launch.coordinator.hosting import serve
-from trainer_launch.coordinator.scout import Scout, look
-from trainer_launch.coordinator.server import Server
-from trainer_launch.coordinator.state import Settings
-from trainer_launch.host.net import free_port
+from trainer_launch.host.sockets import free_port
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.client import Client, Connected
+from trainer_launch.membership.election import Scout, look
+from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.hosting import serve
+from trainer_launch.membership.server import Server
+from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
-from trainer_launch.rollcall.names import Names
-from trainer_launch.rollcall.server import Server as RollCall
-from trainer_launch.rollcall.state import Settings as Calling
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.server import Server as RollCall
+from trainer_launch.preflight.cluster.state import Settings as Calling
 
 JOB = "job"
 
@@ -142,7 +142,7 @@ def ended(sock: socket.socket) -> str:
 
 
 def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_launch.coordinator.client.TAKEOVER_S", 0.5)
+    monkeypatch.setattr("trainer_launch.membership.client.TAKEOVER_S", 0.5)
     port = free_port()
     seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
     hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))

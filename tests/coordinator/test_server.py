@@ -13,12 +13,12 @@ import time
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.client import Client, Connected, Disconnected
-from trainer_launch.coordinator.server import Server
-from trainer_launch.coordinator.state import Settings
-from trainer_launch.errors import NodeError
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.client import Client, Connected, Disconnected
+from trainer_launch.membership.server import Server
+from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
 
 LONG_S = 10.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.coordinator.world import World
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.state import Gone
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Gone
 
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.machine import begin, step
-from trainer_launch.coordinator.state import (
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import (
     Connected,
     Disconnect,
     Gone,
@@ -16,6 +15,7 @@ from trainer_launch.coordinator.state import (
     Tick,
     deadline_s,
 )
+from trainer_launch.membership.state_machine import begin, step
 
 JOB = "job"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainer_launch.command import parse_command
-from trainer_launch.engines.request import Request
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
-from trainer_launch.overlay import overlay
-from trainer_launch.signals import StopOrder
-from trainer_launch.topology import place
+from trainer_launch.model.signal_policy import StopOrder
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.flag_overrides import overlay
+from trainer_launch.planning.topology import place
 
 MACHINE = Host(
     hostname="here",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.engines.requests import request
-from trainer_launch import engines
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, NodeRange, Origin
-from trainer_launch.overlay import overlay
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.flag_overrides import overlay
 
 BARE = Job(contract="unknown")
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, nproc_per_node=4, engine="torchrun")

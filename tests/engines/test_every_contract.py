@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.test_cases import FILES, name_of, read
 from tests.engines.requests import GPU_MACHINE, request
-from trainer_launch import engines
-from trainer_launch.errors import LaunchError
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.planning import engines
 
 CASES = [(path, json.loads(path.read_text())) for path in FILES]
 READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]

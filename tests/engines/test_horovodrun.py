@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.requests import request
-from trainer_launch import engines
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, Member, NodeRange
-from trainer_launch.mpi.spec import VARIABLE, Spec, loaded
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec, loaded
 
 OPERATOR = Job(
     contract="mpijob-v2beta1",

@@ -11,12 +11,12 @@ import pytest
 
 from tests.engines.requests import request
 from tests.engines.test_torchrun import ALONE, ELASTIC, ETCD, FIXED, LOGS
-from trainer_launch import engines, programs
-from trainer_launch.child import plain_conf
-from trainer_launch.engines import torchrun
-from trainer_launch.errors import NotRunnableError, UsageError
 from trainer_launch.model import Job, NodeRange, Plan, PortRange, Seats
-from trainer_launch.signals import SignalAction, parse
+from trainer_launch.model.errors import NotRunnableError, UsageError
+from trainer_launch.model.signal_policy import SignalAction, parse
+from trainer_launch.planning import engines, programs
+from trainer_launch.planning.engines import torchrun
+from trainer_launch.pytorch import torchrun_rendezvous_options
 
 START = "/venv/bin/python -m torch.distributed.run "
 
@@ -30,13 +30,13 @@ def words(made: Plan) -> str:
     return shlex.join(word for word in torchrun.argv if word != LOGS)
 
 
-def conf_of(made: Plan, nodes: NodeRange) -> plain_conf.Conf:
+def conf_of(made: Plan, nodes: NodeRange) -> torchrun_rendezvous_options.Conf:
     """What the plug-in makes of the plan's options."""
     told = dict(
         word.removeprefix("--").split("=", 1) for word in made.processes[0].argv if word.startswith("--rdzv")
     )
     conf = dict(pair.split("=", 1) for pair in told["rdzv-conf"].split(","))
-    return plain_conf.read(told["rdzv-endpoint"], nodes, told["rdzv-id"], conf, {})
+    return torchrun_rendezvous_options.read(told["rdzv-endpoint"], nodes, told["rdzv-id"], conf, {})
 
 
 def test_it_is_the_images_torchrun_with_our_rendezvous() -> None:

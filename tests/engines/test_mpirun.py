@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from tests.engines.requests import request
-from trainer_launch import engines, signals
-from trainer_launch.errors import UsageError
-from trainer_launch.model import Job
-from trainer_launch.mpi.spec import VARIABLE, loaded
+from trainer_launch.model import Job, signal_policy
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.mpi_launch_spec import VARIABLE, loaded
 
 ALONE = Job(contract="unknown")
 
@@ -18,9 +18,9 @@ ALONE = Job(contract="unknown")
 @pytest.mark.parametrize("line", ["mpirun -np 2 x", "horovodrun -np 2 x"])
 def test_the_agent_knows_what_signals_are_for_and_is_asked_to_stop_by_one_that_says_so(line: str) -> None:
     text = "TERM=drain,USR1=checkpoint"
-    plan = engines.plan(request(line, ALONE, signals=signals.parse(text)))
+    plan = engines.plan(request(line, ALONE, signals=signal_policy.parse(text)))
     told = loaded(plan.processes[0].env[VARIABLE]).signals
-    assert signals.parse(told) == signals.parse(text)
+    assert signal_policy.parse(told) == signal_policy.parse(text)
     assert plan.stop_signal == signal.SIGINT
 
 
@@ -30,6 +30,6 @@ def test_by_default_it_is_sigterm() -> None:
 
 
 def test_some_signal_has_to_be_left_to_stop_by() -> None:
-    given = signals.parse("TERM=drain,INT=drain,QUIT=drain,HUP=drain")
+    given = signal_policy.parse("TERM=drain,INT=drain,QUIT=drain,HUP=drain")
     with pytest.raises(UsageError, match="no signal that stops the job"):
         engines.plan(request("mpirun -np 2 x", ALONE, signals=given))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.requests import request
-from trainer_launch import engines
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
 
 BARE = Job(contract="unknown")
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(1, 1), nproc_per_node="auto", engine="torchrun")

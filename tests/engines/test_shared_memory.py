@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.requests import GPU_MACHINE, MACHINE, request
-from trainer_launch import engines
 from trainer_launch.model import Host, Job, NodeRange
+from trainer_launch.planning import engines
 
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(1, 1), nproc_per_node=4, engine="torchrun")
 MPI = Job(contract="trainer-v2-mpi", engine="mpirun")

@@ -8,9 +8,9 @@ import pytest
 
 from tests.engines.requests import MACHINE, request
 from tests.engines.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
-from trainer_launch import engines
 from trainer_launch.model import Endpoint, Membership, NodeRange, Plan, PortRange, Seats, Workers
-from trainer_launch.signals import SignalAction
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning import engines
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:

@@ -10,13 +10,13 @@ import pytest
 from tests.contracts.pods import V2_TORCH, pod_of
 from tests.engines.requests import MACHINE
 from tests.engines.requests import request as any_request
-from trainer_launch import engines
 from trainer_launch.contracts import read_job
-from trainer_launch.engines.request import Request
-from trainer_launch.errors import ContractError, UsageError
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, Plan, PortRange, Rendezvous
-from trainer_launch.overlay import JOB_OPTIONS, overlay
-from trainer_launch.torchrun_options import OPTIONS, Option
+from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.flag_overrides import JOB_OPTIONS, overlay
+from trainer_launch.planning.torchrun_options import OPTIONS, Option
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(

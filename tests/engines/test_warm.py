@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.engines.requests import request
-from trainer_launch import engines
-from trainer_launch.engines.request import Request
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Job, NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.engines.request import Request
 
 JOB = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 

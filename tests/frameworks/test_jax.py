@@ -12,7 +12,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
-from trainer_launch import exits
+from trainer_launch.model import exit_codes
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -75,7 +75,7 @@ def test_under_exit_code_the_survivor_of_a_killed_process_is_retryable_too(tmp_p
     with jax(changed("jaxjob-simple.yaml", tmp_path, change), "kill pod node=0 at=step:100") as job:
         code, output = job.ended()
     assert code == 0, output
-    assert f"{pods[1]} failed (exit code {exits.INFRASTRUCTURE}): the controller recreates it" in output
+    assert f"{pods[1]} failed (exit code {exit_codes.INFRASTRUCTURE}): the controller recreates it" in output
     assert [lives(output, pod) for pod in pods] == [(2, 0), (2, 0)]
     assert "resumed at step" in output
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
-from trainer_launch import exits
+from trainer_launch.model import exit_codes
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -128,7 +128,7 @@ def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoin
     starts, restarts = found.pop("chief-0")
     assert starts == 1
     assert 1 <= restarts <= 3, output
-    assert output.count(f"tfjob-ps-chief-0 ended with exit code {exits.INFRASTRUCTURE}") == restarts, output
+    assert output.count(f"tfjob-ps-chief-0 ended with exit code {exit_codes.INFRASTRUCTURE}") == restarts, output
     once = dict.fromkeys(found, (1, 0))
     assert found == {**once, "ps-0": (2, 0)}
     assert "resumed at step" in output
@@ -152,7 +152,7 @@ def test_a_dynamic_tfjob_is_refused_by_the_script_in_one_sentence(tmp_path: Path
 
     with tensorflow(changed("tfjob-simple.yaml", tmp_path, change)) as job:
         code, output = job.ended()
-    assert code == exits.INFRASTRUCTURE, "a dynamic TFJob never fails by its workers: it would wait for ever"
+    assert code == exit_codes.INFRASTRUCTURE, "a dynamic TFJob never fails by its workers: it would wait for ever"
     printed = r"^\[tfjob-simple-worker-\d\] train_tf: TF_CONFIG is sparse \(enableDynamicWorker\)"
     assert len(re.findall(printed, output, re.MULTILINE)) == 2
     assert "no pod runs any more" in output

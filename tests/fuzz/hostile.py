@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tests.fuzz.registry import CORPUS
-from trainer_launch.coordinator import protocol as msg
+from trainer_launch.membership import protocol as msg
 
 FOR_S = 3.0
 HUGE = b"9" * 400

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer_launch.errors import LaunchError
+from trainer_launch.model.errors import LaunchError
 
 T = TypeVar("T")
 MAX_SENTENCE = 2_000  # characters

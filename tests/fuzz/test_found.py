@@ -10,25 +10,25 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.manifest.manifests import job_of, pytorch, replica
-from trainer_launch import grammar, references
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.coordinator import protocol as coordination
-from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.findings import Finding, Status
-from trainer_launch.gpus import values
-from trainer_launch.host import activity, dns, gpu, shm, tree, tryout
+from trainer_launch.host import deadline_call, dns, gpu, process_activity, process_tree, shm
 from trainer_launch.host.interfaces import AdapterPort
-from trainer_launch.manifest.documents import read_values
-from trainer_launch.model import Member
-from trainer_launch.mpi import compose
-from trainer_launch.preflight import document, ifnames
-from trainer_launch.rollcall import protocol as calling
-from trainer_launch.rollcall import speech
-from trainer_launch.settings import unknown_variables
-from trainer_launch.status import news, node, progress
-from trainer_launch.supervisor import clues, frames
+from trainer_launch.membership import protocol as coordination
+from trainer_launch.model import Member, value_parsers
+from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.findings import Finding, Status
+from trainer_launch.model.settings import unknown_variables
+from trainer_launch.mpi import mpirun_command
+from trainer_launch.observability import node_view, progress, runtime_events
+from trainer_launch.preflight import reference_values, report_json
+from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster import protocol as calling
+from trainer_launch.preflight.container import interface_filters
+from trainer_launch.preflight.gpu import facts
+from trainer_launch.rehearsal.controllers.documents import read_values
+from trainer_launch.supervisor import death_clues, stack_summary
 
 HUGE = "9" * 400  # an int beyond every float
 DEEP = "[" * 5000 + "]" * 5000  # Python 3.13 reads it, earlier ones refuse it
@@ -61,15 +61,19 @@ def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
-    told = document.finding_as_json(_finding()) | {"text": "a\nb\x1b[2J", "took_s": int(HUGE), "evidence": ["\r"]}
-    (found,) = speech.loaded(json.dumps([told]))
+    told = report_json.finding_as_json(_finding()) | {
+        "text": "a\nb\x1b[2J",
+        "took_s": int(HUGE),
+        "evidence": ["\r"],
+    }
+    (found,) = findings_json.loaded(json.dumps([told]))
     assert (found.text, found.took_s, found.evidence) == ("a b [2J", 0.0, (" ",))
     with pytest.raises(ValueError, match="a nest that is too deep"):
-        speech.loaded(TOO_DEEP)
+        findings_json.loaded(TOO_DEEP)
     with pytest.raises(ValueError, match=r"a nest that is too deep|a finding is no object"):
-        speech.loaded(DEEP)
+        findings_json.loaded(DEEP)
     with pytest.raises(ValueError, match="a finding's scope is none of"):
-        speech.loaded(json.dumps([told | {"scope": "1" * 4000}]))
+        findings_json.loaded(json.dumps([told | {"scope": "1" * 4000}]))
 
 
 def _finding() -> Finding:
@@ -119,9 +123,11 @@ def test_a_mount_stays_where_it_is_said_to_be() -> None:
 
 def test_a_reference_beyond_every_float_is_refused() -> None:
     row = {"model": "H100", "measure": "gemm", "value": int(HUGE), "unit": "TFLOP/s", "source": "me"}
-    data = json.dumps({"format": references.FORMAT, "version": references.VERSION, "references": [row]}).encode()
+    data = json.dumps(
+        {"format": reference_values.FORMAT, "version": reference_values.VERSION, "references": [row]}
+    ).encode()
     with pytest.raises(UsageError, match=r"it, reference 1 has the value 9+; expected a number above 0"):
-        references.parse(data, "it")
+        reference_values.parse(data, "it")
 
 
 @pytest.mark.parametrize(
@@ -130,17 +136,17 @@ def test_a_reference_beyond_every_float_is_refused() -> None:
 def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) -> None:
     data = text.encode()
     (tmp_path / "launcher.json").write_bytes(data)
-    assert node.read(str(tmp_path)) is None
-    assert news._parse_all(data) == []
-    note = clues.parse_agent_failure(text)
+    assert node_view.read(str(tmp_path)) is None
+    assert runtime_events._parse_all(data) == []
+    note = death_clues.parse_agent_failure(text)
     assert note is None or note.rank is None
-    assert tryout._read(data, status=1).trouble
-    assert values.facts_of(data).trouble
+    assert deadline_call._read(data, status=1).trouble
+    assert facts.facts_of(data).trouble
 
 
 def test_numbers_in_news_are_such_as_metrics_can_have() -> None:
     told = json.dumps({"event": "generation_formed", "time_s": 1, "restarts": int(HUGE), "nodes": 2}).encode()
-    standing = news.stand(news._parse_all(told))
+    standing = runtime_events.stand(runtime_events._parse_all(told))
     assert (standing.restarts, standing.nodes) == (None, 2)
 
 
@@ -153,7 +159,7 @@ def test_a_metric_whose_name_is_no_text_takes_no_other_with_it() -> None:
 
 def test_a_line_number_of_5000_digits_is_none() -> None:
     text = f'Current thread 0x1 (most recent call first):\n  File "t.py", line {"1" * 5000} in main\n'
-    assert frames.main_thread(text) == ()
+    assert stack_summary.main_thread(text) == ()
 
 
 @pytest.mark.parametrize("stat", [b"", b"7 (a) S", b"7 (a) S 1 x 7 " + b"0 " * 40, b"x (a) S 1 7 7 " + b"0 " * 40])
@@ -161,8 +167,8 @@ def test_a_process_of_which_a_sandbox_shows_too_little_is_none(stat: bytes, tmp_
     (tmp_path / "7").mkdir()
     (tmp_path / "7/stat").write_bytes(stat)
     (tmp_path / "7/status").touch()
-    assert tree.read(7, str(tmp_path)) is None
-    assert activity.read(7, str(tmp_path)) is None or len(stat) > 40  # it looks at other fields
+    assert process_tree.read(7, str(tmp_path)) is None
+    assert process_activity.read(7, str(tmp_path)) is None or len(stat) > 40  # it looks at other fields
 
 
 def test_files_of_the_kernel_that_are_cut_short_tell_nothing(tmp_path: Path) -> None:
@@ -212,8 +218,8 @@ def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, 
     (tmp_path / "dev/nvidia0").touch()
     assert gpu.count({"CUDA_VISIBLE_DEVICES": digits}, tmp_path).count == 0
     adapter = AdapterPort("mlx5_0", 1, True)
-    assert ifnames.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
-    assert compose.filtered((Member("a", 2),), f"b:{digits}") == f"b:{digits}:1"
+    assert interface_filters.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
+    assert mpirun_command.filtered((Member("a", 2),), f"b:{digits}") == f"b:{digits}:1"
     ended = launch("local", "--nodes", digits, "--nproc-per-node", "1", "--", "true")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     spec = f"{{nprocPerNode: '{digits}', pytorchReplicaSpecs: {{Master: {replica('pytorch')}}}}}"
@@ -222,8 +228,8 @@ def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, 
 
 
 def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:
-    assert grammar.parse_json_object('{"a": 1e400}') is None
-    assert grammar.parse_json_object('{"a": 1e30}') == {"a": 1e30}
+    assert value_parsers.parse_json_object('{"a": 1e400}') is None
+    assert value_parsers.parse_json_object('{"a": 1e30}') == {"a": 1e30}
 
 
 def test_messages_are_one_line_whatever_they_repeat() -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from trainer_launch.mpi import horovod
-from trainer_launch.mpi.messages import Said
-from trainer_launch.supervisor.clues import AgentFailure, parse_agent_failure
+from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.supervisor.death_clues import AgentFailure, parse_agent_failure
 
 
 @pytest.mark.process

@@ -8,37 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch import hostfile, run_folder
-from trainer_launch.child import kubectl
-from trainer_launch.commands import tables
-from trainer_launch.errors import LaunchError
-from trainer_launch.host import net, tree
-from trainer_launch.mpi import remote
-from trainer_launch.ssh import client
-from trainer_launch.status import node
+from trainer_launch.host import process_tree, runtime_directory, sockets
+from trainer_launch.model import hostfile
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.mpi import remote_scripts, ssh_client
+from trainer_launch.observability import node_view, tables
+from trainer_launch.rehearsal.kubelet import kubectl
 
 
 def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:
     row = "0: 00000000:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 41 1"
-    assert net.listening(f"sl\n{row}\n1: x 0 0A\n\n2: 0:zz 0 0A 0 0 0 0 0 5\n", 29500) == ["41"]
+    assert sockets.listening(f"sl\n{row}\n1: x 0 0A\n\n2: 0:zz 0 0A 0 0 0 0 0 5\n", 29500) == ["41"]
 
 
 @pytest.mark.parametrize("text", ["8 x", "0", "8 -1"])
 def test_children_that_are_no_processes_are_not_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "7/task/7").mkdir(parents=True)
     (tmp_path / "7/task/7/children").write_text(text)
-    assert tree.children(7, str(tmp_path)) is None
+    assert process_tree.children(7, str(tmp_path)) is None
 
 
 def test_what_another_host_says_cannot_command_a_terminal() -> None:
-    assert remote.words_of("a\n\x1b]0;title\x07 no entry\r\n\n") == "?]0;title? no entry"
-    assert remote.words_of("\n \n") == ""
+    assert remote_scripts.words_of("a\n\x1b]0;title\x07 no entry\r\n\n") == "?]0;title? no entry"
+    assert remote_scripts.words_of("\n \n") == ""
 
 
 @pytest.mark.parametrize("said", ["port 99999", "port x", "port", "port 22 22", ""])
 def test_a_port_that_is_none_is_not_taken_from_sshs_configuration(said: str) -> None:
-    assert client.port_in(f"user root\n{said}\n") is None
-    assert client.port_in(f"user root\nport 2222\n{said}\n") == 2222
+    assert ssh_client.port_in(f"user root\n{said}\n") is None
+    assert ssh_client.port_in(f"user root\nport 2222\n{said}\n") == 2222
 
 
 @pytest.mark.parametrize("pod", ["..", "a/..", "pod/.", "no-such-pod"])
@@ -70,14 +68,14 @@ def test_why_a_job_ended_cannot_command_the_terminal_of_who_asks() -> None:
     ],
 )  # fmt: skip
 def test_a_launchers_view_that_none_of_ours_wrote_is_not_shown(field: str, value: object, tmp_path: Path) -> None:
-    me = tree.read(os.getpid())
+    me = process_tree.read(os.getpid())
     assert me is not None
-    view = node.View(
+    view = node_view.View(
         version="0", pid=me.pid, started_ticks=me.started, run_dir=str(tmp_path), host="h", node_rank=0,
         contract="c", engine="e", phase="running", since_s=1.0, started_s=1.0,
     )  # fmt: skip
-    node.write(view)
-    assert node.read(str(tmp_path)) == view
-    told = {**json.loads((tmp_path / run_folder.LAUNCHER).read_text()), field: value}
-    (tmp_path / run_folder.LAUNCHER).write_text(json.dumps(told))
-    assert node.read(str(tmp_path)) is None
+    node_view.write(view)
+    assert node_view.read(str(tmp_path)) == view
+    told = {**json.loads((tmp_path / runtime_directory.LAUNCHER).read_text()), field: value}
+    (tmp_path / runtime_directory.LAUNCHER).write_text(json.dumps(told))
+    assert node_view.read(str(tmp_path)) is None

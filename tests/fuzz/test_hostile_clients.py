@@ -26,21 +26,21 @@ from tests.conftest import require
 from tests.fuzz import hostile
 from tests.status import statusserver
 from tests.waiting import eventually
-from trainer_launch.child import pair_bench
 from trainer_launch.contracts.trainer_status import StatusEndpoint
-from trainer_launch.coordinator import protocol as coordination
-from trainer_launch.coordinator.asking import ask
-from trainer_launch.coordinator.client import Client
-from trainer_launch.errors import NodeError
-from trainer_launch.host import net
+from trainer_launch.host import sockets
+from trainer_launch.membership import protocol as coordination
+from trainer_launch.membership.client import Client
+from trainer_launch.membership.status_query import ask
 from trainer_launch.model import Endpoint
-from trainer_launch.mpi.crew import Crew
-from trainer_launch.mpi.probes import Probes
-from trainer_launch.mpi.sights import Stage
-from trainer_launch.mpicheck import asking
-from trainer_launch.rollcall import stages
-from trainer_launch.rollcall.bench import CHILD
-from trainer_launch.status import trainjob
+from trainer_launch.model.errors import NodeError
+from trainer_launch.mpi.background_calls import Crew
+from trainer_launch.mpi.host_probes import Probes
+from trainer_launch.mpi.host_readiness import Stage
+from trainer_launch.observability import trainjob_status
+from trainer_launch.preflight.children import pair_bench
+from trainer_launch.preflight.cluster import node_stages
+from trainer_launch.preflight.cluster.pair_test import CHILD
+from trainer_launch.preflight.mpi import host_queries
 
 DEADLINE_S = 60.0
 GROWTH_BYTES = 24 << 20  # of PID 1; a server that kept what strangers send would have ten times that
@@ -61,7 +61,7 @@ ROLL_CALL = ("preflight", "--level", "quick", "--deadline", "90", "--only", "rol
 @pytest.mark.parametrize("words", [RUN, ROLL_CALL], ids=lambda words: words[0])
 def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple[str, ...], tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    port, metrics = net.free_port(), net.free_port()
+    port, metrics = sockets.free_port(), sockets.free_port()
     train = script(tmp_path, "import time\ntime.sleep(0.5)\n")
     words = (*words, "--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
     words += ("--termination-log", str(tmp_path / "words"))
@@ -101,7 +101,7 @@ def test_who_asks_a_hostile_coordinator_gets_one_sentence_in_time(answer: Callab
 def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[socket.socket], None]) -> None:
     with hostile.server(answer) as port:
         began_s = time.monotonic()
-        seen = stages.look(Endpoint("127.0.0.1", port), 1.0)
+        seen = node_stages.look(Endpoint("127.0.0.1", port), 1.0)
         assert seen.text.isprintable()
         assert time.monotonic() - began_s < 10.0
 
@@ -128,7 +128,7 @@ def test_what_shows_no_banner_is_no_sshd(answer: Callable[[socket.socket], None]
 
 def test_who_calls_the_launcher_back_is_heard_for_a_moment_only() -> None:
     before = threading.active_count()
-    ear = asking.Ear("token")
+    ear = host_queries.Ear("token")
     try:
         callers = [socket.create_connection(("127.0.0.1", ear.port), timeout=5) for _ in range(30)]
         hostile.attack(ear.port, 0.5)
@@ -179,7 +179,7 @@ def test_whatever_the_trainjobs_endpoint_answers_is_an_answer_that_shows_no_toke
             scheme="https", server_host="localhost", server_port=port, path=statusserver.PATH, namespace="n",
             trainjob="j", ca_file=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token"), audience="a",
         )  # fmt: skip
-        told = trainjob.send(endpoint, b"{}")
+        told = trainjob_status.send(endpoint, b"{}")
     assert told.why.isprintable()
     assert "tok-1" not in told.why
     assert told.status in (None, http.client.OK, http.client.FOUND)
@@ -291,7 +291,7 @@ def test_a_node_without_a_descriptor_for_the_moment_comes_again(monkeypatch: pyt
         return genuine(*args, **more)  # type: ignore[arg-type]
 
     with _Odd(CHALLENGE) as odd:
-        monkeypatch.setattr("trainer_launch.coordinator.client.socket.socket", short)
+        monkeypatch.setattr("trainer_launch.membership.client.socket.socket", short)
         client = Client(Endpoint("127.0.0.1", odd.port), hello, b"secret")
         eventually(lambda: odd.calls >= 2, "the node comes again")
         client.close()

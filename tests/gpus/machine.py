@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.preflight.world import HEALTHY
 from trainer_launch import preflight
-from trainer_launch.findings import Finding, Status
-from trainer_launch.gpus import cards
 from trainer_launch.model import Gpus
-from trainer_launch.preflight.subject import Subject
+from trainer_launch.model.findings import Finding, Status
+from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.gpu import devices
 
 FAKES = Path(__file__).parent / "fakes"
 BENCH = str(FAKES / "bench.py")
@@ -74,7 +74,7 @@ def subject(
     """A container with these GPUs."""
     host = replace(HEALTHY.host, gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"))
     topology = replace(HEALTHY.topology, local_world_size=gpus if workers is None else workers)
-    made = cards.cards(env, sys.executable, level, gpus)
+    made = devices.cards(env, sys.executable, level, gpus)
     return replace(HEALTHY, host=host, topology=topology, env=env, cards=made, **changes)
 
 

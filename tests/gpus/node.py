@@ -6,16 +6,16 @@ import os
 
 from tests.gpus.machine import BENCH
 from trainer_launch import cli
-from trainer_launch.gpus import cards
 from trainer_launch.host import gpu
 from trainer_launch.model import Gpus
+from trainer_launch.preflight.gpu import devices
 
 
 def main() -> None:
     """FAKE_GPUS says how many there are."""
     count = int(os.environ["FAKE_GPUS"])
     gpu.count = lambda env, root=None: Gpus(count=count, reason=f"{count} in /dev")
-    cards.BENCH = BENCH
+    devices.BENCH = BENCH
     cli.main()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.gpus import cards, results
-from trainer_launch.gpus.results import Benched, Ending, Limits
-from trainer_launch.gpus.values import Facts
+from trainer_launch.preflight.gpu import bench_results, devices
+from trainer_launch.preflight.gpu.bench_results import Benched, Ending, Limits
+from trainer_launch.preflight.gpu.facts import Facts
 
 ENDED = Limits(status=0, timed_out=False, limit_s=60.0)
 FLIP = """
@@ -47,15 +47,17 @@ torch.Tensor.fill_ = fill_
 def bench(sabotage: str = "", *words: str) -> Benched:
     """Run the real child, after a sabotage of torch."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    argv = (sys.executable, cards.BENCH, "--device", "cpu", *words)
+    argv = (sys.executable, devices.BENCH, "--device", "cpu", *words)
     if sabotage:
-        run = f"sys.argv = {list(argv[1:])!r}\nrunpy.run_path({cards.BENCH!r}, run_name='__main__')"
+        run = f"sys.argv = {list(argv[1:])!r}\nrunpy.run_path({devices.BENCH!r}, run_name='__main__')"
         code = f"import runpy, sys\n{sabotage}\n{run}"
         argv = (sys.executable, "-c", code)
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    return results.benched(0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0))
+    return bench_results.benched(
+        0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0)
+    )
 
 
 @pytest.mark.torch
@@ -90,8 +92,8 @@ def test_memory_that_forgets_is_seen() -> None:
 def test_all_gpus_of_a_node_add_right_together() -> None:
     """Two, on the CPU with gloo; a third one that does not come is not waited for for ever."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    argv = (sys.executable, cards.BENCH, "--device", "cpu")
-    load = cards.loaded(Facts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
+    argv = (sys.executable, devices.BENCH, "--device", "cpu")
+    load = devices.loaded(Facts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
     assert [(one.ending, one.why) for one in load.tested] == [(Ending.DONE, "")] * 2
     assert [(one.peers.size, one.peers.good, one.peers.why) for one in load.tested if one.peers] == [
         (2, True, "")
@@ -109,23 +111,23 @@ def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_torch_that_sees_no_gpu_says_so() -> None:
-    argv = (sys.executable, cards.BENCH)
+    argv = (sys.executable, devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    found = results.benched(0, "", said, ENDED)
+    found = bench_results.benched(0, "", said, ENDED)
     assert found.ending is Ending.FAILED
     assert "sees no GPU" in found.why
 
 
 def test_a_python_without_torch_says_so() -> None:
-    argv = (sys.executable, "-I", "-S", cards.BENCH)
+    argv = (sys.executable, "-I", "-S", devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    assert results.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
+    assert bench_results.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
 
 
 @pytest.mark.torch
 def test_one_flipped_bit_changes_the_checksum_and_order_matters() -> None:
     code = (
-        "import sys, torch; del sys.path[0]; from trainer_launch.child.gpu_bench import checksum\n"
+        "import sys, torch; del sys.path[0]; from trainer_launch.preflight.children.gpu_bench import checksum\n"
         "made = torch.randn(2048, 64).to(torch.bfloat16); seen = {checksum(torch, made)}\n"
         "for row, column, bit in ((0, 0, 0), (2047, 63, 14), (1024, 5, 7)):\n"
         "    other = made.clone(); other.view(torch.int16)[row, column] ^= 1 << bit\n"
@@ -142,7 +144,7 @@ def test_one_flipped_bit_changes_the_checksum_and_order_matters() -> None:
 )
 def test_the_version_of_nccl_is_read_as_nccl_writes_it(number: int, version: str) -> None:
     code = (
-        "from trainer_launch.child.gpu_bench import nccl_version\n"
+        "from trainer_launch.preflight.children.gpu_bench import nccl_version\n"
         "class Library:\n"
         "    def ncclGetVersion(self, pointer):\n"
         f"        pointer._obj.value = {number}\n"
@@ -167,7 +169,7 @@ def test_the_version_of_nccl_is_read_as_nccl_writes_it(number: int, version: str
     ],
 )
 def test_the_network_is_read_from_nccls_log(lines: list[str], network: str) -> None:
-    assert results.network(lines) == network
+    assert bench_results.network(lines) == network
 
 
 def lines(*told: dict[str, Any]) -> bytes:
@@ -184,14 +186,14 @@ def lines(*told: dict[str, Any]) -> bytes:
     ],
 )
 def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Limits, ending: Ending, text: str) -> None:
-    found = results.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
+    found = bench_results.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
     assert found.ending is ending
     assert text in found.why
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\x00", b"[]", b"{}", b'{"measure": 1}', b'{"facts": []}', b"1\nnull"])
 def test_what_cannot_be_read_is_nothing(said: bytes) -> None:
-    found = results.benched(0, "", said, ENDED)
+    found = bench_results.benched(0, "", said, ENDED)
     assert (found.ending, found.figures) == (Ending.DIED, ())
 
 
@@ -199,7 +201,7 @@ def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
     said = lines(
         {"collective": {"seconds": 0.5, "good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True}
     )
-    assert results.benched(0, "", said, ENDED).network == "IB"
+    assert bench_results.benched(0, "", said, ENDED).network == "IB"
 
 
 CUDA_ON_CPU = """
@@ -238,7 +240,7 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    found = results.benched(0, "", ended.stdout, ENDED)
+    found = bench_results.benched(0, "", ended.stdout, ENDED)
     assert (found.ending, found.why) == (Ending.DONE, "")
     assert (found.facts["model"], found.facts["capability"], found.facts["built_for"]) == (
         "NVIDIA H200",

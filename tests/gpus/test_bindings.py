@@ -14,7 +14,8 @@ import pytest
 
 from tests.conftest import require
 from tests.gpus.machine import FAKES
-from trainer_launch.gpus import cards, values
+from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu import facts as values
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +38,7 @@ def asked(argv: Sequence[str], library: Path) -> bytes:
 
 
 def test_facts_come_through_nvidias_own_bindings(library: Path) -> None:
-    facts = values.facts_of(asked(cards.FACTS, library))
+    facts = values.facts_of(asked(devices.FACTS, library))
     assert (facts.trouble, facts.driver) == ("", "550.54.15")
     (gpu,) = facts.gpus
     assert {name: fact.value for name, fact in gpu.facts.items() if fact.is_known} == {
@@ -53,7 +54,7 @@ def test_facts_come_through_nvidias_own_bindings(library: Path) -> None:
 
 
 def test_what_the_driver_lacks_and_what_the_card_lacks_are_told_apart(library: Path) -> None:
-    (gpu,) = values.facts_of(asked(cards.FACTS, library)).gpus
+    (gpu,) = values.facts_of(asked(devices.FACTS, library)).gpus
     assert {name for name, fact in gpu.facts.items() if fact.state is values.State.UNSUPPORTED} == {
         "recovery",
         "retired_pending",
@@ -63,7 +64,7 @@ def test_what_the_driver_lacks_and_what_the_card_lacks_are_told_apart(library: P
 
 
 def test_what_happens_under_load_comes_through_nvidias_own_bindings(library: Path) -> None:
-    trouble, seen = values.watched_of(asked(cards.WATCH, library))
+    trouble, seen = values.watched_of(asked(devices.WATCH, library))
     assert trouble == ""
     assert (seen[0].xids.value, seen[0].busy >= 1, seen[0].reasons[4] >= 1) == ([79], True, True)
     assert (seen[0].most("temperature_c"), seen[0].growth("pcie_replays")) == (61, 0)

@@ -12,10 +12,10 @@ import pytest
 from tests.gpus import machine
 from tests.gpus.machine import Change, findings, loud, subject
 from tests.preflight.world import HEALTHY
-from trainer_launch.findings import Status
-from trainer_launch.gpus import cards, children
 from trainer_launch.model import Gpus
-from trainer_launch.preflight.subject import with_gpus
+from trainer_launch.model.findings import Status
+from trainer_launch.preflight.check_context import with_gpus
+from trainer_launch.preflight.gpu import devices, killable_children
 
 pytestmark = pytest.mark.process
 
@@ -24,8 +24,8 @@ NODE, JOB, WARN, UNKNOWN = "fail node", "fail job", "warn", "unknown"
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "BENCH", machine.BENCH)
-    monkeypatch.setattr(cards, "SETTLE_S", 3.0)
+    monkeypatch.setattr(devices, "BENCH", machine.BENCH)
+    monkeypatch.setattr(devices, "SETTLE_S", 3.0)
 
 
 def card(number: int, **values: Any) -> Change:
@@ -178,22 +178,22 @@ def test_who_holds_memory_is_not_loaded_and_the_others_are(tmp_path: Path) -> No
 def test_a_driver_that_hangs_is_a_fault_of_the_node_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cards, "FACTS_S", 1.0)
+    monkeypatch.setattr(devices, "FACTS_S", 1.0)
     found = findings(subject(machine.environment(tmp_path, lambda told: told.update(hangs="init"))))
     assert loud(found) == [("gpu-count", NODE, "")]
     assert "the driver hangs: no answer within 1 s" in found[0].text
 
 
 def test_a_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "LEAST_S", 1.0)
+    monkeypatch.setattr(devices, "LEAST_S", 1.0)
     made = machine.environment(tmp_path, lambda told: told.update(hangs="init"))
     near = replace(subject(made), ends_at_s=time.monotonic())
-    asked = cards.cards(made, "python3", "standard", 4, near.left_s)
+    asked = devices.cards(made, "python3", "standard", 4, near.left_s)
     assert asked.facts().trouble == "the driver hangs: no answer within 1 s"
 
 
 def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
     found = findings(subject(machine.environment(tmp_path, benching(2, hangs="gemm"))))
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     text = next(one.text for one in found if one.check == "gpu-load")
@@ -202,10 +202,10 @@ def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkey
 
 def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the signal is not sent."""
-    monkeypatch.setattr(cards, "LOAD_S", {"standard": 6.0})
-    monkeypatch.setattr(children, "REAP_S", 0.2)
+    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(killable_children, "REAP_S", 0.2)
     spared: list[Any] = []
-    monkeypatch.setattr(children, "KILL", spared.append)
+    monkeypatch.setattr(killable_children, "KILL", spared.append)
     try:
         found = findings(subject(machine.environment(tmp_path, benching(2, hangs="nccl"))))
     finally:
@@ -246,7 +246,7 @@ def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pyte
     def refuse(*args: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(children, "Child", refuse)
+    monkeypatch.setattr(killable_children, "Child", refuse)
     none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
     assert with_gpus(none, "deep") is none
     (found,) = findings(none)

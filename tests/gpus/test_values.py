@@ -13,15 +13,16 @@ from hypothesis import strategies as some
 
 from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
 from tests.preflight.world import HEALTHY
-from trainer_launch.child import gpu_facts
-from trainer_launch.commands import loading
-from trainer_launch.findings import Fault, Finding, Status
-from trainer_launch.gpus import results, values
-from trainer_launch.gpus.cards import Cards, Load
-from trainer_launch.gpus.values import Fact, Gpu, State, numbered, visible
 from trainer_launch.host.interfaces import AdapterPort, adapter_ports
-from trainer_launch.preflight import gpu_xid
-from trainer_launch.rollcall.compare import NCCL, differences
+from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.preflight import node_measurements
+from trainer_launch.preflight.children import gpu_facts
+from trainer_launch.preflight.cluster.comparison import NCCL, differences
+from trainer_launch.preflight.gpu import bench_results
+from trainer_launch.preflight.gpu import facts as values
+from trainer_launch.preflight.gpu import xid as gpu_xid
+from trainer_launch.preflight.gpu.devices import Cards, Load
+from trainer_launch.preflight.gpu.facts import Fact, Gpu, State, numbered, visible
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -44,7 +45,7 @@ def test_whatever_a_child_says_is_read_or_refused(told: object) -> None:
     said = json.dumps(told).encode()
     values.facts_of(said)
     values.watched_of(said)
-    results.benched(0, "", said, results.Limits(status=0, timed_out=False, limit_s=1.0))
+    bench_results.benched(0, "", said, bench_results.Limits(status=0, timed_out=False, limit_s=1.0))
 
 
 @given(some.binary(max_size=50))
@@ -69,13 +70,13 @@ def test_numbers_are_told_in_ranges() -> None:
 
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
     tested = [
-        results.benched(
-            0, "", b'{"facts": {"nccl": "2.28.9"}}', results.Limits(status=0, timed_out=False, limit_s=1)
+        bench_results.benched(
+            0, "", b'{"facts": {"nccl": "2.28.9"}}', bench_results.Limits(status=0, timed_out=False, limit_s=1)
         )
     ]
     cards = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: Load(tested=tuple(tested)))
-    assert loading.facts(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert loading.facts(None) == {}
+    assert node_measurements.facts(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_measurements.facts(None) == {}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
@@ -136,12 +137,12 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
-    assert loading.adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
-    assert loading.adapters(ports[1:]) == {"adapters": "none of them"}
-    assert loading.adapters(()) == {}
+    assert node_measurements.adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert node_measurements.adapters(ports[1:]) == {"adapters": "none of them"}
+    assert node_measurements.adapters(()) == {}
 
 
 def test_nothing_is_measured_where_nothing_was_loaded() -> None:
-    assert loading.measured(None) == ((), ())
-    assert loading.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
+    assert node_measurements.measured(None) == ((), ())
+    assert node_measurements.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
     assert LOAD.tested == TESTED

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.host import activity, stacks
+from trainer_launch.host import process_activity, stacks
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0
@@ -31,7 +31,7 @@ def sleeper():
 
 
 def look(pid):
-    found = activity.read(pid)
+    found = process_activity.read(pid)
     assert found is not None
     return found
 
@@ -65,7 +65,7 @@ def test_who_has_a_handler_is_known(sleeper):
 
 
 def test_who_is_gone_is_gone():
-    assert activity.read(2**22 + 1) is None
+    assert process_activity.read(2**22 + 1) is None
     assert stacks.describe(2**22 + 1) == "  gone\n"
     assert stacks.sleeps_in(2**22 + 1) == ""
     assert not stacks.catches(2**22 + 1, signal.SIGUSR2)

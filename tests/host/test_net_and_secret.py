@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.errors import NodeError, UsageError
-from trainer_launch.host.net import free_port
 from trainer_launch.host.secret import MAX_SECRET_BYTES, read_secret
+from trainer_launch.host.sockets import free_port
 from trainer_launch.model import PortRange
+from trainer_launch.model.errors import NodeError, UsageError
 
 
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:

@@ -7,18 +7,18 @@ import socket
 
 import pytest
 
-from trainer_launch.coordinator.sockets import listen
-from trainer_launch.errors import NodeError
-from trainer_launch.host import net
+from trainer_launch.host import sockets
+from trainer_launch.membership.socket_options import listen
 from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])
 def test_whoever_listens_is_named(address: str) -> None:
     with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
         port = taken.getsockname()[1]
-        assert net.listener(port).startswith(f"pid {os.getpid()} (")
-    assert net.listener(port) == ""
+        assert sockets.listener(port).startswith(f"pid {os.getpid()} (")
+    assert sockets.listener(port) == ""
 
 
 def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:

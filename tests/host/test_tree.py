@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer_launch.host import tree
+from trainer_launch.host import process_tree
 
 
 def stat(pid, parent, state="S", name="x", session=1):
@@ -21,25 +21,25 @@ def proc(folder, *lines):
 
 
 def test_a_name_may_hold_anything():
-    entry = tree.parse_stat(stat(7, 1, "D", name="a) (b c"))
+    entry = process_tree.parse_stat(stat(7, 1, "D", name="a) (b c"))
     assert (entry.pid, entry.name, entry.parent, entry.key) == (7, "a) (b c", 1, (7, 70))
     assert str(entry) == "pid 7 (a) (b c, stuck in the kernel (state D))"
 
 
 def test_all_below_whatever_session_they_made_and_no_zombies(tmp_path):
     lines = [stat(1, 0), stat(2, 1), stat(3, 2, session=3), stat(4, 2, "Z"), stat(5, 4), stat(6, 9), stat(9, 0)]
-    found = tree.descendants(1, proc(tmp_path, *lines))
+    found = process_tree.descendants(1, proc(tmp_path, *lines))
     assert sorted(entry.pid for entry in found) == [2, 3, 5]
 
 
 def test_a_process_that_is_not_there(tmp_path):
-    assert tree.read(5, str(tmp_path)) is None
-    assert not tree.readable(str(tmp_path))
+    assert process_tree.read(5, str(tmp_path)) is None
+    assert not process_tree.readable(str(tmp_path))
 
 
 def test_the_real_one():
-    assert tree.readable()
-    entry = tree.read(os.getpid())
+    assert process_tree.readable()
+    entry = process_tree.read(os.getpid())
     assert entry is not None
     assert entry.parent == os.getppid()
 
@@ -47,17 +47,17 @@ def test_the_real_one():
 def test_the_environment_that_a_process_was_started_with(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "environ").write_bytes(b"RANK=3\0EMPTY=\0ODD\0PATH=/a=b\0\xff=\xfe\0")
-    assert tree.environment(7, str(tmp_path)) == {
+    assert process_tree.environment(7, str(tmp_path)) == {
         "RANK": "3",
         "EMPTY": "",
         "ODD": "",
         "PATH": "/a=b",
         "\udcff": "\udcfe",
     }
-    assert tree.environment(8, str(tmp_path)) is None
+    assert process_tree.environment(8, str(tmp_path)) is None
 
 
 def test_our_own_environment_is_there():
-    env = tree.environment(os.getpid())
+    env = process_tree.environment(os.getpid())
     assert env is not None
     assert "PATH" in env

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import require
 from tests.host.test_cgroup import tree
-from trainer_launch.host import cgroup, interfaces, tryout
+from trainer_launch.host import cgroup, deadline_call, interfaces
 from trainer_launch.host.limits import limits
 
 pytestmark = pytest.mark.process
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.process
 def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = folder / "probe.py"
     path.write_text("import os, signal, sys, time\n" + text)
-    monkeypatch.setattr(tryout, "_PROBE", path)
+    monkeypatch.setattr(deadline_call, "_PROBE", path)
 
 
 def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
-    tried = tryout.try_out("storage", str(tmp_path), 20.0)
+    tried = deadline_call.try_out("storage", str(tmp_path), 20.0)
     assert tried.is_good
     assert tried.values["same"] == 1.0
     assert tried.values["free_bytes"] > 0
@@ -38,13 +38,13 @@ def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
 )
 def test_a_folder_that_does_not(tmp_path: Path, make: str, number: int) -> None:
     (tmp_path / "file").touch()
-    tried = tryout.try_out("storage", str(tmp_path / make), 20.0)
+    tried = deadline_call.try_out("storage", str(tmp_path / make), 20.0)
     assert (tried.stage, tried.errno, tried.is_good) == ("create", number, False)
 
 
 def test_a_file_system_without_room_tells_so_and_keeps_nothing() -> None:
     code = (
-        "from trainer_launch.host.tryout import try_out; import os; t = try_out('storage', '/mnt', 20.0); "
+        "from trainer_launch.host.deadline_call import try_out; import os; t = try_out('storage', '/mnt', 20.0); "
         "print(t.stage, t.errno, os.listdir('/mnt'))"
     )
     mount = 'mount -t tmpfs -o size=512k tmpfs /mnt && exec "$@"'
@@ -64,7 +64,7 @@ def test_a_trial_that_hangs_is_killed_and_the_stage_is_known(
     hang = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.write(1, b\'{"stage": "fsync"}\\n\')\ntime.sleep(600)'
     script(tmp_path, monkeypatch, hang)
     began_s = time.monotonic()
-    tried = tryout.try_out("storage", "/", 2.0)
+    tried = deadline_call.try_out("storage", "/", 2.0)
     assert time.monotonic() - began_s < 30
     assert (tried.stage, tried.timed_out, tried.stuck, tried.is_good) == ("fsync", True, False, False)
 
@@ -79,9 +79,9 @@ def test_a_child_that_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.Mo
             children.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Deaf)
-    monkeypatch.setattr(tryout, "_REAP_S", 0.1)
+    monkeypatch.setattr(deadline_call, "_REAP_S", 0.1)
     try:
-        tried = tryout.try_out("storage", "/", 2.0)
+        tried = deadline_call.try_out("storage", "/", 2.0)
     finally:
         for child in children:
             child.terminate()
@@ -94,13 +94,13 @@ def test_a_child_that_fails_itself_tells_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     script(tmp_path, monkeypatch, text)
-    tried = tryout.try_out("storage", "/", 20.0)
+    tried = deadline_call.try_out("storage", "/", 20.0)
     assert tried.trouble
     assert not tried.is_good
 
 
 def test_memory_is_locked_or_the_kernels_reason_is_told() -> None:
-    tried = tryout.try_out("memlock", str(1 << 20), 20.0)
+    tried = deadline_call.try_out("memlock", str(1 << 20), 20.0)
     assert tried.is_good or tried.errno in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
 
 

@@ -14,7 +14,7 @@ PLUGIN_FOLDERS = ("contracts", "engines", "preflight")
 
 
 def name_of(path: Path) -> str:
-    """The path as the house's drawing writes it: `supervisor/machine.py`."""
+    """The path as the house's drawing writes it: `supervisor/state_machine.py`."""
     return path.relative_to(PACKAGE).as_posix()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.house.test_hot_path import python
-from trainer_launch.frozen import dataclass
+from trainer_launch.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ def test_pid_1_of_a_torch_job_compiles_no_methods_of_its_frozen_classes() -> Non
     """Compiling them took a quarter of its CPU time until the workers start."""
     code = (
         "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.pytorch.group_loop\n"
-        "import trainer_launch.coordinator.hosting\n"
+        "import trainer_launch.membership.hosting\n"
         "for name, module in list(sys.modules.items()):\n"
         "    for one in vars(module).values() if name.startswith('trainer_launch.') else ():\n"
         "        if isinstance(one, type) and one.__module__ == name:\n"
         "            made = getattr(one, '__dataclass_params__', None)\n"
         "            if made and made.frozen: print(f'{name}.{one.__name__}')\n"
     )
-    assert python("-c", code).stdout.split() == [], "import dataclass from trainer_launch.frozen"
+    assert python("-c", code).stdout.split() == [], "import dataclass from trainer_launch.model.frozen"

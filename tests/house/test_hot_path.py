@@ -27,13 +27,15 @@ def test_a_whole_run_loads_nothing_heavy(engine: str) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in lines}
     assert "trainer_launch.cli" in loaded
     assert HEAVY.isdisjoint(loaded)
-    assert "trainer_launch.supervisor.watch" not in loaded, "who did not ask for a hang watch does not pay for it"
+    assert "trainer_launch.supervisor.hang_watch" not in loaded, (
+        "who did not ask for a hang watch does not pay for it"
+    )
 
 
 def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     code = (
         "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.commands.options\n"
-        "import trainer_launch.pytorch.group_loop, trainer_launch.coordinator.hosting\n"
+        "import trainer_launch.pytorch.group_loop, trainer_launch.membership.hosting\n"
         "print(*sys.modules)"
     )
     loaded = set(python("-c", code).stdout.split())

@@ -94,9 +94,12 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 
 
 ONE_PLACE = {
-    "os.replace": ("replacing.py", "child/heatmap.py"),  # the last is started by path, and has nothing of ours
+    "os.replace": (
+        "replacing.py",
+        "preflight/children/heatmap.py",
+    ),  # the last is started by path, and has nothing of ours
     # The second is started by path as well; the last is a shell's text.
-    "/environ": ("host/tree.py", "child/lifeline.py", "mpi/remote.py"),
+    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/remote_scripts.py"),
 }
 
 

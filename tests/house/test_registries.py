@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from tests.house.package import ROOT, module_of, plugins_in
-from trainer_launch.settings import Settings
+from trainer_launch.model.settings import Settings
 
 REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
 

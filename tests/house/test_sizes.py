@@ -21,7 +21,7 @@ IN_CHILDREN = (
     "pytorch/forked_process.py",
     "pytorch/call.py",
     "pytorch/caller_fork.py",
-    "pytorch/top.py",
+    "pytorch/top_frame.py",
 )
 BROAD = {"Exception", "BaseException"}
 

@@ -8,11 +8,12 @@ import pytest
 
 from tests.house import messages
 from tests.house.package import ROOT
-from trainer_launch import exits, preflight
-from trainer_launch.commands import gathering, mpi_hosts
-from trainer_launch.model import Verdict
+from trainer_launch import preflight
+from trainer_launch.model import Verdict, exit_codes
+from trainer_launch.preflight.cluster import participation
+from trainer_launch.preflight.mpi import launcher_checks
 from trainer_launch.rehearsal.verdict import Promise
-from trainer_launch.supervisor import failure, symptoms
+from trainer_launch.supervisor import error_lines, failure
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -20,7 +21,7 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 # A column of the tables that quotes messages, by the table's head; their other words are not ours.
 MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
 NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
-RULES: list[failure._Rule | symptoms.Symptom] = [*failure.RULES, *symptoms.SYMPTOMS]
+RULES: list[failure._Rule | error_lines.Symptom] = [*failure.RULES, *error_lines.SYMPTOMS]
 
 
 def column(heads: dict[str, int]) -> list[str]:
@@ -56,7 +57,7 @@ def test_every_rule_of_failure_has_its_entry(what: str) -> None:
 
 
 def test_every_check_has_its_entry_and_no_other() -> None:
-    checks = [*(check.NAME for check in preflight.CHECKS), *gathering.CHECKS, *mpi_hosts.CHECKS]
+    checks = [*(check.NAME for check in preflight.CHECKS), *participation.CHECKS, *launcher_checks.CHECKS]
     assert sorted(column({"| check |": 1})) == sorted(set(checks))
 
 
@@ -67,5 +68,5 @@ def test_every_failed_check_of_a_rehearsal_has_its_entry_and_no_other() -> None:
 def test_every_exit_code_of_our_own_has_its_entry() -> None:
     table = PAGE.partition("| code |")[2].partition("\n\n")[0]
     shown = {int(code) for row in table.splitlines()[2:] for code in re.findall(r"\b\d+\b", row.split("|")[1])}
-    ours = {value for name, value in vars(exits).items() if name.isupper() and not name.startswith("_")}
+    ours = {value for name, value in vars(exit_codes).items() if name.isupper() and not name.startswith("_")}
     assert ours - shown == set()

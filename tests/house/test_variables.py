@@ -8,7 +8,7 @@ import re
 from tests.house.package import FILES, ROOT, name_of
 from trainer_launch.commands import options
 from trainer_launch.commands.fields import COMMANDS
-from trainer_launch.settings import INTERNAL, PREFIX, Settings, flag_of
+from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
 
 NAMED = {
     name

@@ -22,7 +22,7 @@ from tests.cli.launching import Started, clean_env, start
 from tests.conftest import require
 from tests.process.world import PID1, end_all, require_namespaces, survivors
 from tests.waiting import eventually
-from trainer_launch.manifest.v1_mpi import _kubexec
+from trainer_launch.rehearsal.controllers.v1_mpi import _kubexec
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/kubexec/test_stand_in.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")

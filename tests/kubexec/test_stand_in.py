@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.manifest.manifests import job_of, replica
-from trainer_launch.commands.doors import Doors
-from trainer_launch.manifest.baking import pods
-from trainer_launch.manifest.values import Pod
 from trainer_launch.model import Process
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.kubelet.exec_access import Doors
 
 pytestmark = pytest.mark.process
 HEAD = "apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata: {name: j}\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_launch.manifest import workload_of
-from trainer_launch.manifest.documents import read_documents
-from trainer_launch.manifest.values import Workload
+from trainer_launch.rehearsal.controllers import workload_of
+from trainer_launch.rehearsal.controllers.documents import read_documents
+from trainer_launch.rehearsal.controllers.pod_values import Workload
 
 POD = "{template: {spec: {containers: [{name: %s, image: i%s}]}}%s}"
 

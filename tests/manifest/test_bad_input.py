@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.manifest.manifests import job_of, pytorch, replica, runtime, trainjob
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest.documents import MAX_BYTES, MAX_DEPTH, read_documents
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, MAX_DEPTH, read_documents
 
 WORKER = replica("pytorch")
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

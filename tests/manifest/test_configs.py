@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.manifest.manifests import job_of, pytorch
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest.baking import pods
-from trainer_launch.manifest.snapshots import rendered
-from trainer_launch.manifest.values import Pod
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.snapshots import rendered
 
 B64 = base64.b64encode(b"pass\nword").decode()
 CONFIG = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: c}\ndata: {LR: '0.1', COST: '$(LR) $$5'}\n"

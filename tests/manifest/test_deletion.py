@@ -6,9 +6,9 @@ import pytest
 
 from tests.manifest.actors import Job
 from tests.manifest.manifests import documents_of, pytorch, replica, runtime, trainjob
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest.judge import GIVE_UP
-from trainer_launch.manifest.scaling import scaled
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
+from trainer_launch.rehearsal.controllers.scaling import scaled
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 TWO = "{containers: [{name: pytorch, image: i}, {name: log, image: i}]}"

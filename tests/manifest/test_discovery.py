@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.manifest.manifests import job_of, replica
-from trainer_launch.manifest import mpi_operator, v1_mpi
+from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi
 
 HEAD = "apiVersion: kubeflow.org/{}\nkind: MPIJob\nmetadata: {{name: j}}\n"
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.manifest.actors import Job
 from tests.manifest.manifests import job_of, runtime, trainjob
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest.baking import pods
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.pods import pods
 
 
 def rjob(name: str, spec: str = "backoffLimit: 0", pod: str = "", more: str = "") -> str:

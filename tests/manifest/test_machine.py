@@ -6,8 +6,8 @@ import pytest
 
 from tests.manifest.actors import Job
 from tests.manifest.manifests import pytorch, replica, runtime, trainjob
-from trainer_launch.manifest.judge import GIVE_UP
-from trainer_launch.manifest.machine import CAUSE_S, LINGER_S
+from trainer_launch.rehearsal.controllers.job_lifecycle import CAUSE_S, LINGER_S
+from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
 
 
 def v1(kind: str, field: str, container: str, specs: dict[str, str], spec: str = "") -> str:

@@ -9,11 +9,11 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.manifest.manifests import documents_of, replica, runtime, trainjob
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest import overridden, workload_of
-from trainer_launch.manifest.baking import pods
-from trainer_launch.manifest.overriding import check_typed
 from trainer_launch.model import NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers import overridden, workload_of
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.size_overrides import check_typed
 
 TWO = "replicas: 2"
 

@@ -15,7 +15,7 @@ from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.manifest.manifests import runtime, trainjob
 from trainer_launch.model import Process
-from trainer_launch.supervisor import inheritance
+from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
@@ -143,7 +143,7 @@ def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Pat
 
 
 def test_of_two_streams_the_line_that_came_last_is_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inheritance, "become_reaper", lambda: None)  # pytest shall not adopt others' orphans
+    monkeypatch.setattr(inherited, "become_reaper", lambda: None)  # pytest shall not adopt others' orphans
     system = System()
     with contextlib.closing(system):
         script = "echo old >&2; sleep 0.1; echo step 7; echo 'step 6 (\u00d7 3 ranks)'; sleep 0.1"

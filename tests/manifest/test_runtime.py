@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.manifest.manifests import job_of, pytorch, replica, runtime, trainjob
-from trainer_launch.errors import UsageError
-from trainer_launch.manifest.baking import expanded, pods
-from trainer_launch.manifest.merge import merged
-from trainer_launch.manifest.quantity import whole
-from trainer_launch.manifest.values import Pod
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pods import expanded, pods
+from trainer_launch.rehearsal.controllers.quantity import whole
+from trainer_launch.rehearsal.controllers.strategic_merge import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 

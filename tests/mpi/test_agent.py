@@ -15,14 +15,13 @@ import pytest
 
 from tests.conftest import require
 from tests.process.world import DEADLINE_S
-from trainer_launch import signals
-from trainer_launch.child import mpi_agent
-from trainer_launch.child.horovod_agent import HorovodAgent
-from trainer_launch.child.mpi_hosts import Hosts
-from trainer_launch.model import Member
+from trainer_launch.model import Member, signal_policy
+from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import state as st
-from trainer_launch.mpi.spec import KUBEXEC, OWN, Spec
-from trainer_launch.mpi.typed import Typed
+from trainer_launch.mpi.agent_hosts import Hosts
+from trainer_launch.mpi.horovod_agent import HorovodAgent
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, Spec
+from trainer_launch.planning.typed_mpirun import Typed
 
 A, B = Member("a.invalid", 1), Member("b.invalid", 1)
 NO_MPIRUN = Typed(mpirun="horovodrun", program=("x",))  # whose version nobody asks for
@@ -132,7 +131,7 @@ def ranks(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str
     monkeypatch.setattr(agent._hosts, "tell_ranks", lambda hosts, name: told.append((tuple(hosts), name)))
     agent.is_in(st.Phase.RUNNING)
     agent._mpirun = Program()
-    agent._purposes = signals.parse("TERM=drain,HUP=checkpoint,USR1=terminate,USR2=drain")
+    agent._purposes = signal_policy.parse("TERM=drain,HUP=checkpoint,USR1=terminate,USR2=drain")
     return told
 
 
@@ -181,7 +180,7 @@ def test_process_1s_second_request_hurries_whatever_sigterm_is_for(
 
 def test_a_start_that_waits_for_sweeps_is_given_up_by_a_drain(agent: Agent) -> None:
     agent.is_in(st.Phase.RUNNING)
-    agent._purposes = signals.parse("TERM=drain")
+    agent._purposes = signal_policy.parse("TERM=drain")
     agent.waits_to_start()
     agent._on_signal(TERM)
     assert agent.phase is st.Phase.DONE

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import pytest
 
 from trainer_launch.model import Member
-from trainer_launch.mpi import compose, forward, typed
-from trainer_launch.mpi.dialect import INTEL, MPICH, OPEN_MPI, Dialect
-from trainer_launch.mpi.spec import KUBEXEC, Spec, loaded
+from trainer_launch.mpi import forwarded_variables, mpirun_command
+from trainer_launch.mpi.mpi_version import INTEL, MPICH, OPEN_MPI, Dialect
+from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, Spec, loaded
 
 OPEN_MPI_4 = Dialect(OPEN_MPI, 4)
 HOSTS = (Member("a.job", 2), Member("b.job", 2), Member("c.job", 2))
@@ -22,12 +23,12 @@ def made(
     env: Mapping[str, str] | None = None,
     hosts: tuple[Member, ...] = HOSTS,
     **spec: object,
-) -> compose.Command:
-    ground = compose.Ground(
+) -> mpirun_command.Command:
+    ground = mpirun_command.Ground(
         hosts=hosts, everyone=HOSTS if hosts else (), hostfile="/run/hosts", ssh_config="/run/ssh", is_root=False
     )
     whole = Spec(contract="c", hostname="l", scratch="/run", **spec)  # type: ignore[arg-type]
-    return compose.command(whole, typed.parse(shlex.split(line)), dialect, env or {}, ground)
+    return mpirun_command.command(whole, typed_mpirun.parse(shlex.split(line)), dialect, env or {}, ground)
 
 
 def test_open_mpi_gets_the_hosts_in_their_order_with_full_names() -> None:
@@ -90,7 +91,7 @@ def test_a_users_own_launcher_and_environment_stay_hydras() -> None:
     ],
 )
 def test_fewer_hosts_take_fewer_ranks(asked: int | None, hosts: tuple[Member, ...], ranks: int | None) -> None:
-    assert compose.ranks(asked, hosts, HOSTS) == ranks
+    assert mpirun_command.ranks(asked, hosts, HOSTS) == ranks
 
 
 def test_an_mpirun_without_hosts_runs_as_it_was_typed() -> None:
@@ -103,7 +104,7 @@ def test_the_users_own_variables_are_not_named_twice() -> None:
 
 
 def test_a_typed_list_of_hosts_chooses_among_those_of_the_platform() -> None:
-    assert compose.filtered(HOSTS, "b.job,c.job:1,d,d") == "b.job:2,c.job:1,d:2"
+    assert mpirun_command.filtered(HOSTS, "b.job,c.job:1,d,d") == "b.job:2,c.job:1,d:2"
 
 
 # -- which variables ranks get ----------------------------------------------------------------
@@ -125,23 +126,25 @@ ENV = {
 
 
 def test_libraries_settings_go_along_and_a_pods_own_things_do_not() -> None:
-    assert forward.allowed(ENV) == ("HF_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "UCX_TLS")
+    assert forwarded_variables.allowed(ENV) == ("HF_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "UCX_TLS")
 
 
 def test_secrets_go_along_only_when_they_are_named() -> None:
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forward.allowed(ENV))
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forward.but_secrets(ENV))
-    assert {"HF_TOKEN", "MY_OWN"} <= set(forward.allowed(ENV, ("HF_TOKEN", "MY_OWN")))
-    assert "HF_TOKEN" in forward.but_secrets(ENV, ("HF_TOKEN",))
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forwarded_variables.allowed(ENV))
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forwarded_variables.but_secrets(ENV))
+    assert {"HF_TOKEN", "MY_OWN"} <= set(forwarded_variables.allowed(ENV, ("HF_TOKEN", "MY_OWN")))
+    assert "HF_TOKEN" in forwarded_variables.but_secrets(ENV, ("HF_TOKEN",))
 
 
 def test_what_is_held_back_is_told_by_name() -> None:
-    assert forward.withheld(ENV) == ("HF_TOKEN", "WANDB_API_KEY")
-    assert forward.withheld(ENV, ("HF_TOKEN",)) == ("WANDB_API_KEY",)
+    assert forwarded_variables.withheld(ENV) == ("HF_TOKEN", "WANDB_API_KEY")
+    assert forwarded_variables.withheld(ENV, ("HF_TOKEN",)) == ("WANDB_API_KEY",)
 
 
 def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -> None:
-    handed_on = forward.but_secrets(ENV | {"NVIDIA_VISIBLE_DEVICES": "", "TRAINER_LAUNCH_RUN_DIR": "/tmp/x"})
+    handed_on = forwarded_variables.but_secrets(
+        ENV | {"NVIDIA_VISIBLE_DEVICES": "", "TRAINER_LAUNCH_RUN_DIR": "/tmp/x"}
+    )
     assert "MY_OWN" in handed_on
     pods_own = {"HOSTNAME", "KUBERNETES_SERVICE_HOST", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
     assert not {*pods_own, "TRAINER_LAUNCH_RUN_DIR"} & set(handed_on)

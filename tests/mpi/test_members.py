@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.errors import LaunchError, NodeError
 from trainer_launch.model import Member
+from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.mpi import members
-from trainer_launch.mpi.spec import Spec
+from trainer_launch.planning.mpi_launch_spec import Spec
 
 A, B, C = Member("a", 2), Member("b", 2), Member("c", 2)
 

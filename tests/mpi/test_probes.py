@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
-from trainer_launch.mpi.crew import Crew
-from trainer_launch.mpi.probes import Probes
-from trainer_launch.mpi.sights import Sight, Stage
+from trainer_launch.mpi.background_calls import Crew
+from trainer_launch.mpi.host_probes import Probes
+from trainer_launch.mpi.host_readiness import Sight, Stage
 
 
 class Watcher:

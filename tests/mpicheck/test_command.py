@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from trainer_launch.command import parse_command
-from trainer_launch.commands import mpi_hosts
+from trainer_launch.planning.command import parse_command
+from trainer_launch.preflight.mpi import launcher_checks
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from trainer_launch.commands import mpi_hosts
     ],
 )
 def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number: int | None, python: str) -> None:
-    taken = mpi_hosts._typed(parse_command(shlex.split(line)))
-    assert (taken.mpirun, taken.number, mpi_hosts._python(taken.program)) == (mpirun, number, python)
+    taken = launcher_checks._typed(parse_command(shlex.split(line)))
+    assert (taken.mpirun, taken.number, launcher_checks._python(taken.program)) == (mpirun, number, python)
 
 
 def test_the_ring_talks_as_the_job_would_and_does_nothing_else_of_what_was_typed() -> None:
@@ -39,4 +39,4 @@ def test_the_ring_talks_as_the_job_would_and_does_nothing_else_of_what_was_typed
         "b",
     )
     talking = ("--mca", "btl", "^openib", "-x", "NCCL_DEBUG=INFO", "-genv", "A", "b")
-    assert mpi_hosts._about_talking(kept) == talking
+    assert launcher_checks._about_talking(kept) == talking

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.findings import Fault, Status
-from trainer_launch.host.net import free_port
+from trainer_launch.host.sockets import free_port
 from trainer_launch.model import Member, PortRange
-from trainer_launch.mpicheck import asking, script, tree, verdicts
-from trainer_launch.mpicheck.refusals import Refusal, Stage, refusal
-from trainer_launch.mpicheck.script import Answer, Question
+from trainer_launch.model.findings import Fault, Status
+from trainer_launch.preflight.mpi import daemon_tree, host_queries, host_script, verdicts
+from trainer_launch.preflight.mpi.host_script import Answer, Question
+from trainer_launch.preflight.mpi.ssh_refusals import Refusal, Stage, refusal
 
 TOKEN = "t0k3n"
 GOOD = Answer(
@@ -44,7 +44,7 @@ def ask(tmp_path: Path, question: Question, *before: str, path: str | None = Non
     done = subprocess.run(
         ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
     )
-    return script.read(TOKEN, done.stdout)
+    return host_script.read(TOKEN, done.stdout)
 
 
 def fake(folder: Path, name: str, says: str) -> None:
@@ -100,7 +100,7 @@ def test_what_a_login_shell_prints_is_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_versions_are_found_in_what_mpiruns_say(said: str, version: str | None) -> None:
-    assert script.version_in(said) == version
+    assert host_script.version_in(said) == version
 
 
 # -- why not ----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_hosts_like_the_launcher_pass() -> None:
 
 def test_with_a_port_range_the_launcher_is_called_back_there() -> None:
     low = free_port()
-    ear = asking.Ear(TOKEN, PortRange(low, low))
+    ear = host_queries.Ear(TOKEN, PortRange(low, low))
     try:
         assert ear.port == low
     finally:
@@ -252,4 +252,4 @@ def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
     ],
 )
 def test_daemons_are_started_by_a_tree_with_the_launcher_at_its_root(n_hosts, radix, edges) -> None:
-    assert tree.edges(n_hosts, radix) == edges
+    assert daemon_tree.edges(n_hosts, radix) == edges

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_launch.gpus.cards import Cards, Load
-from trainer_launch.gpus.results import Benched, Ending, Peers
-from trainer_launch.gpus.values import Fact, Facts, Gpu, State, Watched
+from trainer_launch.preflight.gpu.bench_results import Benched, Ending, Peers
+from trainer_launch.preflight.gpu.devices import Cards, Load
+from trainer_launch.preflight.gpu.facts import Fact, Facts, Gpu, State, Watched
 
 
 def known(**values: Any) -> dict[str, Fact]:

@@ -13,17 +13,17 @@ from tests.gpus.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
-from trainer_launch.command import parse_command
-from trainer_launch.commands import loading
-from trainer_launch.findings import Fault, Finding, Status, Verdict
+from trainer_launch.host.deadline_call import Tried
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface
 from trainer_launch.host.limits import Limits
 from trainer_launch.host.shm import Segment
-from trainer_launch.host.tryout import Tried
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
-from trainer_launch.preflight import dns, shm, storage
-from trainer_launch.preflight.subject import Subject
+from trainer_launch.model.findings import Fault, Finding, Status, Verdict
+from trainer_launch.planning.command import parse_command
+from trainer_launch.preflight import node_measurements
+from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.container import dns, shm, storage
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
@@ -323,7 +323,7 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
 def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
     node = subject(storage=folders)
     limits_s = [check.limit_s(node) for check in preflight.CHECKS if hasattr(check, "limit_s") and check is not dns]
-    assert loading.record_s(node) > max(limits_s) + 30
+    assert node_measurements.record_s(node) > max(limits_s) + 30
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])

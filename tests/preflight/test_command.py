@@ -23,8 +23,8 @@ from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
 from tests.waiting import eventually
 from trainer_launch import preflight as checks
-from trainer_launch.commands import leaving
-from trainer_launch.host.net import free_port
+from trainer_launch.host.sockets import free_port
+from trainer_launch.preflight import report_files
 
 pytestmark = pytest.mark.process
 
@@ -120,8 +120,8 @@ def test_nobody_waits_for_a_file_for_ever(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # as a file server that has gone: who opens it waits
-    monkeypatch.setattr(leaving, "_LIMIT_S", 0.05)
-    leaving.write("--report", str(pipe), "text")
+    monkeypatch.setattr(report_files, "_LIMIT_S", 0.05)
+    report_files.write("--report", str(pipe), "text")
     assert "was not written: no answer in 0.05 s" in caplog.text
     os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # and who waits goes on
 

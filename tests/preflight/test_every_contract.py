@@ -9,10 +9,10 @@ import pytest
 from tests.contracts.test_cases import FILES, name_of, read
 from tests.preflight.world import HEALTHY, HOST
 from trainer_launch import preflight
-from trainer_launch.errors import LaunchError
-from trainer_launch.findings import Status
-from trainer_launch.preflight.subject import Subject
-from trainer_launch.topology import place
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.findings import Status
+from trainer_launch.planning.topology import place
+from trainer_launch.preflight.check_context import Subject
 
 CASES = [(path, json.loads(path.read_text())) for path in FILES]
 READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]

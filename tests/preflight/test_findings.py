@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.findings import Fault, Finding, Report, Severity, Status, Verdict, exit_code, raised
+from trainer_launch.model.findings import Fault, Finding, Report, Severity, Status, Verdict, exit_code, raised
 
 PASSED = Finding(check="cpu", status=Status.PASS, text="8 CPUs")
 WARNED = Finding(check="mtu", status=Status.WARN, text="small")

@@ -10,9 +10,9 @@ import pytest
 
 from tests.preflight.world import HEALTHY
 from trainer_launch import preflight
-from trainer_launch.errors import UsageError
-from trainer_launch.findings import Fault, Finding, Severity, Status, Verdict
-from trainer_launch.preflight.subject import Subject
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.findings import Fault, Finding, Severity, Status, Verdict
+from trainer_launch.preflight.check_context import Subject
 
 WARNED = Finding(check="warns", status=Status.WARN, text="so so")
 

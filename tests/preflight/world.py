@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from tests.preflight.gpus import HEALTHY_CARDS
-from trainer_launch.command import parse_command
+from trainer_launch.host.deadline_call import Tried
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface, Route
 from trainer_launch.host.limits import Limits
-from trainer_launch.host.tryout import Tried
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
-from trainer_launch.preflight.subject import Subject
+from trainer_launch.planning.command import parse_command
+from trainer_launch.preflight.check_context import Subject
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 
-from trainer_launch import outcome, signals
-from trainer_launch.model import Destination, Plan, Process
-from trainer_launch.signals import StopOrder
-from trainer_launch.supervisor.gate import resolve
+from trainer_launch.model import Destination, Plan, Process, signal_policy
+from trainer_launch.model.signal_policy import StopOrder
+from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor.dns_wait import resolve
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -38,7 +38,7 @@ def plan_of(spec):
         Process(**{"name": "main", "env": dict(os.environ), **read(p)}) for p in spec.pop("processes")
     )
     order = StopOrder(spec.pop("stop_order", "leader"))
-    spec["signals"] = signals.parse(spec.get("signals", ""))
+    spec["signals"] = signal_policy.parse(spec.get("signals", ""))
     return Plan(engine="test", processes=processes, stop_order=order, **{"grace_s": 5.0, **spec})
 
 

@@ -8,8 +8,8 @@ import signal
 import sys
 
 from tests.process.world import survivors, worker
-from trainer_launch import outcome
 from trainer_launch.model import Plan, Process
+from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 

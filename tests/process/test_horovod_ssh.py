@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.child import horovod_ssh
-from trainer_launch.mpi.sessions import Sessions
+from trainer_launch.mpi import horovod_ssh
+from trainer_launch.mpi.horovod_sessions import Sessions
 
 pytestmark = pytest.mark.process
 SHIM = Path(horovod_ssh.__file__)

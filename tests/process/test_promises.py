@@ -16,7 +16,7 @@ import pytest
 
 from tests.process.world import ROOT, Launcher, end_all, require_namespaces, survivors, worker
 from tests.waiting import eventually
-from trainer_launch.signals import RELAYED, STOP_SIGNALS
+from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 
 pytestmark = pytest.mark.process
 MANY = Path(__file__).with_name("many.py")

@@ -16,7 +16,7 @@ from typing import Any
 from trainer_launch.model import PortRange
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready
-from trainer_launch.supervisor.inheritance import become_reaper
+from trainer_launch.supervisor.inherited import become_reaper
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.cli.launching import launch
-from trainer_launch.pytorch import head_start
-from trainer_launch.pytorch.head_start import guess
+from trainer_launch.pytorch import early_fork_server
+from trainer_launch.pytorch.early_fork_server import guess
 from trainer_launch.pytorch.messages import Ready
 
 TORCH = ("--nproc-per-node", "2", "--", "train.py")
@@ -25,7 +25,7 @@ TF_CONFIG = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index"
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    head_start.end()
+    early_fork_server.end()
     assert psutil.Process().children() == []
 
 
@@ -91,10 +91,10 @@ def test_several_workers_get_one_thread_each_as_with_torchrun() -> None:
 @pytest.mark.torch
 def test_the_plan_takes_the_server_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    head_start.begin(TORCH, os.environ)
+    early_fork_server.begin(TORCH, os.environ)
     wanted = guess(TORCH, os.environ, str(tmp_path))
     assert wanted is not None
-    server = head_start.take(wanted.settings, {**wanted.env, "PET_NNODES": "1"})
+    server = early_fork_server.take(wanted.settings, {**wanted.env, "PET_NNODES": "1"})
     assert server is not None
     try:
         assert select.select([server.fd], [], [], IMPORT_S)[0]
@@ -102,7 +102,7 @@ def test_the_plan_takes_the_server_that_was_begun(tmp_path: Path, monkeypatch: p
     finally:
         server.close()
         server.popen.wait()
-    assert head_start.take(wanted.settings, wanted.env) is None
+    assert early_fork_server.take(wanted.settings, wanted.env) is None
 
 
 @pytest.mark.process
@@ -123,13 +123,13 @@ def test_a_server_that_was_guessed_wrong_is_ended(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    head_start.begin(TORCH, os.environ)
+    early_fork_server.begin(TORCH, os.environ)
     wanted = guess(TORCH, os.environ, str(tmp_path))
     assert wanted is not None
     settings = dataclasses.replace(wanted.settings, script="other.py") if change == "script" else wanted.settings
     env = {**wanted.env, "OMP_NUM_THREADS": "7"} if change == "threads" else wanted.env
     assert len(psutil.Process().children()) == 1
-    assert head_start.take(settings, env) is None
+    assert early_fork_server.take(settings, env) is None
     assert psutil.Process().children() == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer_launch.coordinator import protocol as say
+from trainer_launch.membership import protocol as say
 from trainer_launch.model import Endpoint, Membership, Workers
 from trainer_launch.pytorch.worker_environment import arguments, environments
 

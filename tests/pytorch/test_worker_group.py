@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Connected, Disconnected
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Endpoint, Exit, Membership, Plan, Verdict, Workers
+from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.pytorch import group_ending, worker_group
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
-from trainer_launch.signals import SignalAction
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 
 WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={}, errors="/run/errors", run_dir="/run")
 MEMBER = Membership(

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_launch import cli
-from trainer_launch.commands.audience import Audience
-from trainer_launch.rehearsal.chronicle import Chronicle
+from trainer_launch.rehearsal.report.audience import Audience
+from trainer_launch.rehearsal.report.history import Chronicle
 
 
 class Follower(Audience):

@@ -8,9 +8,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from trainer_launch.commands.networking import OwnNetwork
 from trainer_launch.model import Process
-from trainer_launch.rehearsal import grammar
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.kubelet.pod_network import OwnNetwork
 
 SERVER = """
 import socket, threading

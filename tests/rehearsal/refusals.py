@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainer_launch.errors import UsageError
+from trainer_launch.model.errors import UsageError
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.chronicle import Chronicle, What
+from trainer_launch.rehearsal.report.history import Chronicle, What
 
 NASTY = '<script>document.title="owned"</script><img src=http://evil.example/x onerror=alert(1)>\x1b[31m\u202e&"\''
 

@@ -4,9 +4,9 @@ import os
 import sys
 import time
 
-from trainer_launch.commands.live import Live, is_wanted
-from trainer_launch.rehearsal.board import Board
-from trainer_launch.rehearsal.chronicle import Happening, What
+from trainer_launch.rehearsal.report.history import Happening, What
+from trainer_launch.rehearsal.report.live_rows import Board
+from trainer_launch.rehearsal.report.live_table import Live, is_wanted
 
 
 def main() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.manifest.manifests import job_of, pytorch, replica
-from trainer_launch.manifest import machine
-from trainer_launch.manifest.baking import pods
-from trainer_launch.rehearsal import noting
-from trainer_launch.rehearsal.chronicle import Happening
+from trainer_launch.rehearsal.controllers import job_lifecycle
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.report import history_entries
+from trainer_launch.rehearsal.report.history import Happening
 
 INIT = (
     "{template: {spec: {initContainers: [{name: first, image: i}], containers: [{name: pytorch, image: i}]}}, "
@@ -20,17 +20,17 @@ class Story:
     def __init__(self, worker: str) -> None:
         workload = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
         self.now_s = 100.0
-        self.state, actions, _ = machine.begin(workload, pods(workload), self.now_s)
-        self.told = words(noting.happened(None, self.state, None, actions))
+        self.state, actions, _ = job_lifecycle.begin(workload, pods(workload), self.now_s)
+        self.told = words(history_entries.happened(None, self.state, None, actions))
 
-    def take(self, event: machine.Event) -> list[str]:
+    def take(self, event: job_lifecycle.Event) -> list[str]:
         before = self.state
-        self.state, actions, _ = machine.step(before, event)
-        return words(noting.happened(before, self.state, event, actions))
+        self.state, actions, _ = job_lifecycle.step(before, event)
+        return words(history_entries.happened(before, self.state, event, actions))
 
     def end(self, code: int, container: str = "pytorch", after_s: float = 1.0) -> list[str]:
         self.now_s += after_s
-        return self.take(machine.Exited(self.now_s, "job-worker-0", container, code))
+        return self.take(job_lifecycle.Exited(self.now_s, "job-worker-0", container, code))
 
 
 def words(happenings: list[Happening]) -> list[str]:
@@ -72,14 +72,14 @@ def test_a_container_that_is_started_again_in_place() -> None:
 
 def test_who_asked_to_stop() -> None:
     story = Story(replica("pytorch"))
-    deleted = machine.PodDeleted(101.0, "job-worker-0", 10.0, 1.0)
+    deleted = job_lifecycle.PodDeleted(101.0, "job-worker-0", 10.0, 1.0)
     assert story.take(deleted) == ["1 stop asked pytorch fault"]
     assert story.end(0, after_s=2.0) == ["2 container ended pytorch 0", "2 pod ended 1 Pending"]
-    assert story.take(machine.Due(103.0)) == ["3 pod started 2", "3 container started pytorch 1"]
-    assert story.take(machine.StopAsked(104.0, 5.0)) == ["4 stop asked pytorch user"]
+    assert story.take(job_lifecycle.Due(103.0)) == ["3 pod started 2", "3 container started pytorch 1"]
+    assert story.take(job_lifecycle.StopAsked(104.0, 5.0)) == ["4 stop asked pytorch user"]
 
 
 def test_a_kill_is_no_request() -> None:
     story = Story(replica("pytorch"))
-    assert story.take(machine.PodDeleted(101.0, "job-worker-0", 0.0, None)) == []
+    assert story.take(job_lifecycle.PodDeleted(101.0, "job-worker-0", 0.0, None)) == []
     assert story.end(137)[:2] == ["1 container ended pytorch 137", "1 pod ended 1 Terminated"]

@@ -7,9 +7,9 @@ from hypothesis import given
 
 from tests.rehearsal.test_story import chronicles
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.chronicle import Chronicle, What
-from trainer_launch.rehearsal.promises import judge
-from trainer_launch.rehearsal.story import tell
+from trainer_launch.rehearsal.report.history import Chronicle, What
+from trainer_launch.rehearsal.report.overview import tell
+from trainer_launch.rehearsal.script_checks import judge
 from trainer_launch.rehearsal.verdict import Broken, Promise, Verdict
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_launch.rehearsal.chronicle import Happening, What
-from trainer_launch.rehearsal.recorder import Recorder
+from trainer_launch.rehearsal.report.history import Happening, What
+from trainer_launch.rehearsal.report.recorder import Recorder
 
 
 def recorder() -> Recorder:

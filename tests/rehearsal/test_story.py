@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.chronicle import Chronicle, Happening, What
-from trainer_launch.rehearsal.lanes import Doing
-from trainer_launch.rehearsal.story import tell
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
+from trainer_launch.rehearsal.report.lanes import Doing
+from trainer_launch.rehearsal.report.overview import tell
 
 
 def near(value: float, within: float = 1e-6) -> Any:

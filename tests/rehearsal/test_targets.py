@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.errors import UsageError
-from trainer_launch.rehearsal import grammar
-from trainer_launch.rehearsal.targets import target
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.faults.targets import target
 
 NODES = ("job-node-0-0", "job-node-0-1", "job-node-0-2")
 PODS = (*NODES, "job-launcher-0-0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trainer_launch.rehearsal.chronicle import Chronicle, Happening, What
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
 
 
 class Tale:

@@ -13,8 +13,8 @@ import sys
 import time
 
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.caller import Caller
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.client import Caller
 
 
 def main() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from trainer_launch.findings import Fault, Finding, Scope, Status
-from trainer_launch.measures import Measure
 from trainer_launch.model import Endpoint
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall import speech
-from trainer_launch.rollcall.hall import Hall, Phase
-from trainer_launch.rollcall.names import Names
-from trainer_launch.rollcall.stages import Stage, Stuck
-from trainer_launch.rollcall.state import Event, Gone, Look, Looked, Over, Said, Send, Settings, Tick
+from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.node_stages import Stage, Stuck
+from trainer_launch.preflight.cluster.state import Event, Gone, Look, Looked, Over, Said, Send, Settings, Tick
+from trainer_launch.preflight.cluster.state_machine import Hall, Phase
+from trainer_launch.preflight.measurements import Measure
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -89,7 +89,7 @@ class Simulation:
             return
         if isinstance(message, msg.Complete):
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
-            own = speech.dumped(self.own.get(rank, ()))
+            own = findings_json.dumped(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
             self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
         elif isinstance(message, msg.Seek):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 
-from trainer_launch.coordinator import protocol as msg
-from trainer_launch.coordinator.checks import Claim
-from trainer_launch.coordinator.client import Client, Connected
-from trainer_launch.coordinator.server import Server
-from trainer_launch.coordinator.state import Settings
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.client import Client, Connected
+from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.server import Server
+from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.rollcall.job import Simulation
-from trainer_launch.findings import Finding, Scope, Status
-from trainer_launch.measures import Measure
-from trainer_launch.references import load
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall import ways
-from trainer_launch.trees import double_tree
+from trainer_launch.model.findings import Finding, Scope, Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.nccl_trees import double_tree
+from trainer_launch.preflight.reference_values import load
 
 NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"
 MISSING = "was asked for, and not all nodes have it"
@@ -20,7 +20,7 @@ def simulated(nodes: int, fact: str | None = None, **settings: object) -> Simula
     """Nodes that all say the same of what they can test with."""
     job = Simulation(nodes, **settings)  # type: ignore[arg-type]
     if fact is not None:
-        job.facts = {node: {ways.FACT: fact} for node in range(nodes)}
+        job.facts = {node: {transport.FACT: fact} for node in range(nodes)}
     return job
 
 
@@ -45,34 +45,34 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("wanted", "facts", "way"),
     [
-        ("auto", [None, None], ways.Way()),
-        ("auto", [NCCL_8, NCCL_8], ways.Way("nccl", 8, "nccl")),
-        ("auto", [NCCL_8, "nccl on 7 GPUs"], ways.Way("nccl", 7, "nccl")),
-        ("auto", [NCCL_8, GLOO], ways.Way("socket", 1, "gloo")),
-        ("auto", [NCCL_8, None], ways.Way()),
-        ("auto", [GLOO, GLOO], ways.Way("socket", 1, "gloo")),
-        ("socket", [NCCL_8, NCCL_8], ways.Way("socket", 1, "gloo")),
-        ("gloo", [GLOO, NCCL_8], ways.Way("gloo", 1, "gloo")),
-        ("gloo", [GLOO, "only plain sockets: x"], ways.Way("socket", 1, None, f"gloo {MISSING}")),
-        ("nccl", [GLOO, GLOO], ways.Way("socket", 1, "gloo", f"nccl {MISSING}")),
+        ("auto", [None, None], transport.Way()),
+        ("auto", [NCCL_8, NCCL_8], transport.Way("nccl", 8, "nccl")),
+        ("auto", [NCCL_8, "nccl on 7 GPUs"], transport.Way("nccl", 7, "nccl")),
+        ("auto", [NCCL_8, GLOO], transport.Way("socket", 1, "gloo")),
+        ("auto", [NCCL_8, None], transport.Way()),
+        ("auto", [GLOO, GLOO], transport.Way("socket", 1, "gloo")),
+        ("socket", [NCCL_8, NCCL_8], transport.Way("socket", 1, "gloo")),
+        ("gloo", [GLOO, NCCL_8], transport.Way("gloo", 1, "gloo")),
+        ("gloo", [GLOO, "only plain sockets: x"], transport.Way("socket", 1, None, f"gloo {MISSING}")),
+        ("nccl", [GLOO, GLOO], transport.Way("socket", 1, "gloo", f"nccl {MISSING}")),
     ],
 )  # fmt: skip
 def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_for(
-    wanted: str, facts: list[str | None], way: ways.Way
+    wanted: str, facts: list[str | None], way: transport.Way
 ) -> None:
-    assert ways.choose(wanted, facts) == way
+    assert transport.choose(wanted, facts) == way
 
 
 def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
-    for fact in (ways.told(True, 8, ""), ways.told(False, 8, "")):
-        assert ways.choose("auto", [fact]).rails == 8
-    assert ways.choose("gloo", [ways.told(True, 0, "")]).pairs == "gloo"
-    assert "No module" in ways.told(False, 0, "No module named torch")
+    for fact in (transport.told(True, 8, ""), transport.told(False, 8, "")):
+        assert transport.choose("auto", [fact]).rails == 8
+    assert transport.choose("gloo", [transport.told(True, 0, "")]).pairs == "gloo"
+    assert "No module" in transport.told(False, 0, "No module named torch")
 
 
 def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_by_none() -> None:
     job = simulated(4, GLOO, pair_test="gloo")
-    job.facts = {**job.facts, 2: {ways.FACT: "only plain sockets: torch cannot be imported"}}
+    job.facts = {**job.facts, 2: {transport.FACT: "only plain sockets: torch cannot be imported"}}
     ended(job)
     assert [found.check for found in job.loud()] == ["facts", "pairs"]
     assert job.loud()[0].subject == "node 2 (job-node-0-2)"

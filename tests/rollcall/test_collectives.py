@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer_launch.child.reduction import _opened, bus_rate
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.collectives import Collectives
-from trainer_launch.rollcall.ear import Ear
+from trainer_launch.preflight.children.reduction import _opened, bus_rate
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.collective_tests import Collectives
+from trainer_launch.preflight.cluster.listener import Ear
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.command import parse_command
-from trainer_launch.commands import thresholds
-from trainer_launch.commands.gathering import CHECKS, failing_nodes
-from trainer_launch.commands.merging import explained, merged
-from trainer_launch.errors import UsageError
-from trainer_launch.findings import Fault, Finding, Scope, Status
-from trainer_launch.host import code
-from trainer_launch.host.code import code_hash
+from trainer_launch.host import source_fingerprint
+from trainer_launch.host.source_fingerprint import code_hash
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
-from trainer_launch.rollcall import ending, facts, speech
-from trainer_launch.rollcall.compare import clocks, differences
-from trainer_launch.rollcall.names import names_of
-from trainer_launch.rollcall.protocol import MAX_FACTS, Record, parse, render
-from trainer_launch.topology import place
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.topology import place
+from trainer_launch.preflight import thresholds
+from trainer_launch.preflight.cluster import findings_json, node_facts, verdict
+from trainer_launch.preflight.cluster.comparison import clocks, differences
+from trainer_launch.preflight.cluster.node_names import names_of
+from trainer_launch.preflight.cluster.participation import CHECKS, failing_nodes
+from trainer_launch.preflight.cluster.protocol import MAX_FACTS, Record, parse, render
+from trainer_launch.preflight.merged_findings import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
 
@@ -69,7 +69,7 @@ def test_a_clock_counts_as_off_by_what_is_sure(offset_s: float, error_s: float, 
 
 def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None:
     def told(value: str, salt: bytes) -> str:
-        return facts.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
+        return node_facts.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
 
     assert told("hush", b"1") == told("hush", b"1")
     assert told("hush", b"1") != told("hush", b"2")
@@ -79,7 +79,7 @@ def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None
 
 def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
-    assert facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+    assert node_facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     ],
 )
 def test_a_variable_of_a_library_that_all_nodes_share_has_to_be_the_same(name: str) -> None:
-    told = [facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    told = [node_facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
     (found,) = differences(["n0", "n1", "n2"], told)
     assert (found.status, found.fault, found.subject) == (Status.FAIL, Fault.JOB, "n2")
     assert found.text == f"{name} differs: a on 2 nodes, b on n2"
@@ -103,25 +103,25 @@ def test_a_variable_of_a_library_that_all_nodes_share_has_to_be_the_same(name: s
 
 @pytest.mark.parametrize("name", ["TORCH_HOME", "FI_LOG_LEVEL", "OMP_PLACES"])
 def test_folders_places_and_loudness_may_be_each_nodes_own(name: str) -> None:
-    told = [facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    told = [node_facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
     assert [found.status for found in differences(["n0", "n1", "n2"], told)] == [Status.WARN]
 
 
 def test_an_image_that_differs_is_named_where_somebody_tells_it() -> None:
-    told = [facts.quick_facts({"FLYTE_INTERNAL_IMAGE": f"train:{tag}"}, None, 1, 0, b"s") for tag in (1, 1, 2)]
+    told = [node_facts.quick_facts({"FLYTE_INTERNAL_IMAGE": f"train:{tag}"}, None, 1, 0, b"s") for tag in (1, 1, 2)]
     (found,) = differences(["n0", "n1", "n2"], told)
     assert (found.status, found.text) == (Status.WARN, "the image differs: train:1 on 2 nodes, train:2 on n2")
 
 
 def test_versions_come_from_the_programs_own_interpreter() -> None:
-    assert facts.versions(None)["python"] == platform.python_version()
-    assert facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
+    assert node_facts.versions(None)["python"] == platform.python_version()
+    assert node_facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
 
 
 def test_torchruns_own_options_do_not_make_commands_differ() -> None:
     def told(rank: str) -> str:
         command = parse_command(("torchrun", f"--node-rank={rank}", "train.py", "--lr", "1"))
-        return facts.quick_facts({}, command, 1, 0, b"")["command"]
+        return node_facts.quick_facts({}, command, 1, 0, b"")["command"]
 
     assert told("0") == told("1") == "train.py --lr 1"
 
@@ -132,7 +132,7 @@ def test_the_driver_and_the_models_are_read_from_the_kernels_files(tmp_path: Pat
     (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
     (tmp_path / "proc/driver/nvidia/version").write_text(version)
-    assert facts.devices(1, tmp_path) == {"gpus": "1 of NVIDIA H200", "driver": "580.159.04"}
+    assert node_facts.devices(1, tmp_path) == {"gpus": "1 of NVIDIA H200", "driver": "580.159.04"}
 
 
 def test_versions_that_could_not_be_found_out_in_time_are_unknown_and_no_difference() -> None:
@@ -162,7 +162,7 @@ def test_code_that_cannot_be_read_in_time_is_unknown_and_no_difference(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")
-    monkeypatch.setattr(code, "_MAX_S", 0.0)
+    monkeypatch.setattr(source_fingerprint, "_MAX_S", 0.0)
     assert code_hash(str(script)) is None
     whole = {"python": "3.11", "code": "0123 (1 files)"}
     (found,) = differences(NODES[:3], [whole, whole, {"python": "3.11"}])
@@ -173,17 +173,17 @@ def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_pre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(facts, "code_hash", lambda program: str(over.wait(60)))
-    monkeypatch.setattr(facts, "versions", lambda command: {"python": "3.11"})
-    read_slowly = facts.read_meanwhile(parse_command(("train.py",)), {"image": "a"}, 0.3)
+    monkeypatch.setattr(node_facts, "code_hash", lambda program: str(over.wait(60)))
+    monkeypatch.setattr(node_facts, "versions", lambda command: {"python": "3.11"})
+    read_slowly = node_facts.read_meanwhile(parse_command(("train.py",)), {"image": "a"}, 0.3)
     assert read_slowly() == {"image": "a", "python": "3.11"}
     over.set()
 
 
 def test_facts_always_fit_into_a_message() -> None:
-    found = facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
+    found = node_facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
     assert 0 < len(found) <= MAX_FACTS
-    record = Record(found, 0.0, 0.0, speech.dumped([], 10_000))
+    record = Record(found, 0.0, 0.0, findings_json.dumped([], 10_000))
     assert parse(render(record).rstrip(b"\n")) == record
 
 
@@ -247,7 +247,7 @@ def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -
 
 
 def test_who_rejoins_a_job_at_work_is_not_stopped_for_the_name_of_a_node_that_is_away() -> None:
-    at_work = ending.runs_already("host-1")
+    at_work = verdict.runs_already("host-1")
     found = [fail("dns"), fail("shm")]
     assert [one.status for one in explained(found, [at_work], is_shared=False)] == [Status.WARN, Status.FAIL]
 
@@ -259,9 +259,9 @@ def test_the_failing_nodes_are_listed_by_host_name() -> None:
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
-    (found,) = ending.grouped({name: [fail("shm")] for name in names})
+    (found,) = verdict.grouped({name: [fail("shm")] for name in names})
     assert len(failing_nodes([found]).split()) == 20
-    (told,) = speech.loaded(speech.dumped([found]))
+    (told,) = findings_json.loaded(findings_json.dumped([found]))
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
     assert len(failing_nodes(skewed).split()) == 10

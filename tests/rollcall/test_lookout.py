@@ -13,19 +13,20 @@ import pytest
 from tests.cli.launching import LAUNCHER
 from tests.hosts.network import hosts
 from tests.survival.jobs import ELASTIC
-from trainer_launch.coordinator import protocol as coordinating
-from trainer_launch.coordinator.checks import Claim
-from trainer_launch.coordinator.client import Client, Connected
-from trainer_launch.coordinator.server import Server as Coordinator
-from trainer_launch.coordinator.state import Settings as Coordinating
-from trainer_launch.findings import Status
-from trainer_launch.host.net import free_port
+from trainer_launch.host.sockets import free_port
+from trainer_launch.membership import protocol as coordinating
+from trainer_launch.membership.client import Client, Connected
+from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.server import Server as Coordinator
+from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
-from trainer_launch.rollcall import ending, lookout
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.caller import Caller, Verdict
-from trainer_launch.rollcall.lookout import Lookout
-from trainer_launch.rollcall.names import Names
+from trainer_launch.model.findings import Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import running_job
+from trainer_launch.preflight.cluster import verdict as ending
+from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.running_job import Lookout
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -34,7 +35,7 @@ CLAIM = Claim(3, 1, "0-2", sure=True)
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(running_job, "_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -49,10 +50,10 @@ def standby() -> Iterator[Endpoint]:
 
 
 def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
-    told = [place.host for place in lookout.seats(NAMES, NodeRange(1, 4), own_rank=2)]
+    told = [place.host for place in running_job.seats(NAMES, NodeRange(1, 4), own_rank=2)]
     assert told == ["job-node-0-1.job", "job-node-0-3.job"]
-    assert lookout.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
-    assert lookout.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
+    assert running_job.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
+    assert running_job.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(

@@ -15,26 +15,26 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.coordinator import asking
-from trainer_launch.coordinator import protocol as coordinating
-from trainer_launch.coordinator.client import Client
-from trainer_launch.coordinator.client import Disconnected as RunDisconnected
-from trainer_launch.coordinator.server import Server as Coordinator
-from trainer_launch.coordinator.sockets import make_room, spare_files
-from trainer_launch.coordinator.state import Settings as Coordinating
-from trainer_launch.errors import NodeError
-from trainer_launch.findings import Finding, Status
-from trainer_launch.host.names import Resolving
-from trainer_launch.host.net import free_port
+from trainer_launch.host.name_resolution import Resolving
+from trainer_launch.host.sockets import free_port
+from trainer_launch.membership import protocol as coordinating
+from trainer_launch.membership import status_query
+from trainer_launch.membership.client import Client
+from trainer_launch.membership.client import Disconnected as RunDisconnected
+from trainer_launch.membership.server import Server as Coordinator
+from trainer_launch.membership.socket_options import make_room, spare_files
+from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
-from trainer_launch.rollcall import caller as meeting
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.caller import Caller, Verdict
-from trainer_launch.rollcall.ear import Ear
-from trainer_launch.rollcall.names import Names
-from trainer_launch.rollcall.server import Server
-from trainer_launch.rollcall.stages import Stage, look
-from trainer_launch.rollcall.state import Event, Reply, Said, Settings
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.findings import Finding, Status
+from trainer_launch.preflight.cluster import client as meeting
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.node_stages import Stage, look
+from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.state import Event, Reply, Said, Settings
 
 JOB = "job"
 LATEST_S = 30.0
@@ -356,7 +356,7 @@ def test_a_question_for_the_status_during_the_preflight_is_answered_and_not_comp
     one = job(2)
     one.hold()
     with pytest.raises(NodeError, match="node 0 is still in preflight"):
-        asking.ask(one.home, JOB)
+        status_query.ask(one.home, JOB)
     assert "dropped a connection" not in caplog.text
 
 

@@ -13,10 +13,9 @@ import pytest
 
 from tests.conftest import require
 from tests.rollcall.job import Simulation
-from trainer_launch.commands import plotting
-from trainer_launch.localise import Guilty, Link
-from trainer_launch.rollcall import pairs
-from trainer_launch.rollcall.picture import Seen, drawing
+from trainer_launch.preflight.cluster import pair_results, plot
+from trainer_launch.preflight.cluster.heatmap_data import Seen, drawing
+from trainer_launch.preflight.fault_isolation import Guilty, Link
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -28,7 +27,7 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> Seen:
         ends = (node, node + 1) if node + 1 < nodes else (0, node)
         is_well = bad not in ends and ends != link
         rate = random.Random(node).randrange(1_000_000_000, 1_200_000_000)
-        tests.append(pairs.Tested(ends, ("", "") if is_well else ("no", "no"), rate if is_well else 0))
+        tests.append(pair_results.Tested(ends, ("", "") if is_well else ("no", "no"), rate if is_well else 0))
     links = () if link is None else (Link(ends=link, failed=2, tests=2),)
     return Seen(
         tuple(f"node {node} (job-node-0-{node})" for node in range(nodes)),
@@ -38,9 +37,12 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> Seen:
 
 
 def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
-    tests = (pairs.Tested((0, 1), ("", ""), 9_000_000), pairs.Tested((0, 1), ("", ""), 5_000_000))
+    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000), pair_results.Tested((0, 1), ("", ""), 5_000_000))
     shown = drawing(
-        Seen(("a", "b", "c"), (*tests, pairs.Tested((1, 2), ("", "no"), 7), pairs.Tested((1, 2), ("", ""), 7)))
+        Seen(
+            ("a", "b", "c"),
+            (*tests, pair_results.Tested((1, 2), ("", "no"), 7), pair_results.Tested((1, 2), ("", ""), 7)),
+        )
     )
     assert shown["tests"] == [[0, 1, 5.0], [1, 2, None]]
     assert shown["title"] == "Bandwidth between 3 nodes, 4 tests: no fault found"
@@ -57,7 +59,7 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
 
 
 def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> None:
-    tests = (pairs.Tested((0, 1), ("", ""), 9_000_000, 0), pairs.Tested((0, 1), ("", "no"), 0, 1))
+    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000, 0), pair_results.Tested((0, 1), ("", "no"), 0, 1))
     shown = drawing(Seen(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
     assert (shown["faulty"], shown["tests"]) == ([1], [[0, 1, None]])
     assert "faulty: b, rail 1" in str(shown["title"])
@@ -73,9 +75,9 @@ def matplotlib() -> None:
 @pytest.mark.parametrize("nodes", [4, 64, 600])
 def test_the_guilty_row_is_in_the_picture_by_name(tmp_path: Path, nodes: int) -> None:
     told = seen(nodes, bad=nodes // 2, link=(0, 1))
-    plotting.plot(str(tmp_path / "pairs.png"), told)
+    plot.plot(str(tmp_path / "pairs.png"), told)
     assert (tmp_path / "pairs.png").read_bytes().startswith(PNG)
-    plotting.plot(str(tmp_path / "pairs.svg"), told)
+    plot.plot(str(tmp_path / "pairs.svg"), told)
     text = (tmp_path / "pairs.svg").read_text()
     assert f"<!-- node {nodes // 2} (job-node-0-{nodes // 2}) -->" in text
     assert "#d62728" in text
@@ -88,16 +90,16 @@ def test_why_it_was_not_drawn_is_said_plainly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    plotting.plot("pairs.png", None)
-    plotting.plot("pairs.png", Seen())
+    plot.plot("pairs.png", None)
+    plot.plot("pairs.png", Seen())
     assert caplog.text.count("--plot: pairs.png was not written: no pairs of nodes were tested") == 2
     told = seen(4, bad=1)
-    plotting.plot(str(tmp_path / "no" / "pairs.png"), told)
+    plot.plot(str(tmp_path / "no" / "pairs.png"), told)
     assert "pairs.png was not written: No such file or directory" in caplog.text
-    plotting.plot(str(tmp_path / "pairs.docx"), told)
+    plot.plot(str(tmp_path / "pairs.docx"), told)
     assert "pairs.docx was not written: Format 'docx' is not supported" in caplog.text
     (tmp_path / "matplotlib.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    plotting.plot(str(tmp_path / "pairs.png"), told)
+    plot.plot(str(tmp_path / "pairs.png"), told)
     assert "it needs matplotlib: pip install 'trainer-launch[report]'" in caplog.text
     assert not (tmp_path / "pairs.png").exists()

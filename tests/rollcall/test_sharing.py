@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.rollcall.job import Simulation, failure
-from trainer_launch.findings import Fault, Finding, Status
-from trainer_launch.host.tryout import Tried, try_out
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.rollcall.tokens import Tokens
+from trainer_launch.host.deadline_call import Tried, try_out
+from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.storage_tokens import Tokens
 
 AT = "/checkpoints"
 LISTED = "node 2 (job-node-0-2)"

@@ -19,9 +19,9 @@ from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.process.world import DEADLINE_S, ROOT, end_all
 from tests.waiting import eventually
-from trainer_launch.host import net
+from trainer_launch.host import sockets
 from trainer_launch.model import Job
-from trainer_launch.ssh import client, config
+from trainer_launch.mpi import ssh_client, ssh_config
 
 LISTEN = ("--listen-address", "127.0.0.1")
 P521 = ("-t", "ecdsa", "-b", "521", "-m", "PEM")  # as the operators make it, in a file called id_rsa
@@ -49,18 +49,18 @@ def secret_lines(folder: Path) -> list[str]:
     return found
 
 
-def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> client.Client:
+def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> ssh_client.Client:
     """ssh as a launcher uses it; the host is called `node-0`."""
-    return client.prepared(
+    return ssh_client.prepared(
         Job(contract="trainer-v2-mpi", details={"ssh_dir": str(mount)}),
         str(folder / uuid.uuid4().hex),
         port=port,
-        aliases=[config.Alias("node-0", "127.0.0.1", port)],
+        aliases=[ssh_config.Alias("node-0", "127.0.0.1", port)],
         check_host_keys=check_host_keys,
     )
 
 
-def ssh(reach: client.Client, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def ssh(reach: ssh_client.Client, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run a command on the worker."""
     program, *rest = reach.argv("node-0", *command)
     return subprocess.run(
@@ -85,7 +85,7 @@ class Worker:
         wrap: Sequence[str] = (),
         port: int | None = None,
     ) -> None:
-        self.mount, self.port = mount, port or net.free_port()
+        self.mount, self.port = mount, port or sockets.free_port()
         self.token = uuid.uuid4().hex
         self.last_words_path = folder / f"last-words-{self.token}"
         self.last_words_path.touch()
@@ -107,7 +107,7 @@ class Worker:
             )
 
     @functools.cached_property
-    def reach(self) -> client.Client:
+    def reach(self) -> ssh_client.Client:
         return client_of(self._folder, self.mount, self.port)
 
     def log(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from trainer_launch.ssh import config
+from trainer_launch.mpi import ssh_config
 
 PUBLIC = "ecdsa-sha2-nistp521 AAAAB3"
-FILES = config.Files(folder="/tmp/a folder")
+FILES = ssh_config.Files(folder="/tmp/a folder")
 
 
 def words(text: str) -> dict[str, str]:
@@ -16,7 +16,7 @@ def words(text: str) -> dict[str, str]:
 
 def server(**changes) -> str:
     values = {"files": FILES, "port": 2222, "addresses": (), "user": "mpiuser", "is_root": False, "env": {}}
-    return config.server(config.Server(**{**values, **changes}))
+    return ssh_config.server(ssh_config.Server(**{**values, **changes}))
 
 
 def test_only_the_jobs_key_comes_in_and_only_for_commands() -> None:
@@ -29,7 +29,7 @@ def test_only_the_jobs_key_comes_in_and_only_for_commands() -> None:
         assert found[name] == "no"
     for name in ("AllowTcpForwarding", "AllowAgentForwarding", "X11Forwarding", "PermitTunnel", "PermitTTY"):
         assert found[name] == "no"
-    assert config.authorized_keys(PUBLIC) == f"restrict {PUBLIC}\n"
+    assert ssh_config.authorized_keys(PUBLIC) == f"restrict {PUBLIC}\n"
 
 
 def test_root_comes_in_by_key_where_sshd_is_roots() -> None:
@@ -38,29 +38,29 @@ def test_root_comes_in_by_key_where_sshd_is_roots() -> None:
 
 
 def test_a_client_takes_no_host_key_but_the_jobs() -> None:
-    found = words(config.client(FILES, 2222))
+    found = words(ssh_config.client(FILES, 2222))
     assert found["StrictHostKeyChecking"] == "yes"
     assert found["UserKnownHostsFile"] == '"/tmp/a folder/known_hosts"'
     assert found["GlobalKnownHostsFile"] == "/dev/null"
     assert found["BatchMode"] == found["IdentitiesOnly"] == "yes"
     assert found["IdentityAgent"] == "none"
-    assert config.known_hosts(PUBLIC) == f"* {PUBLIC}\n"
+    assert ssh_config.known_hosts(PUBLIC) == f"* {PUBLIC}\n"
 
 
 def test_insecure_is_only_what_is_asked_for() -> None:
-    careless = config.client(FILES, 2222, check_host_keys=False)
+    careless = ssh_config.client(FILES, 2222, check_host_keys=False)
     assert words(careless)["StrictHostKeyChecking"] == "no"
     assert "IdentitiesOnly yes" in careless
 
 
 def test_a_lost_host_is_noticed_in_seconds() -> None:
-    found = words(config.client(FILES, 2222))
+    found = words(ssh_config.client(FILES, 2222))
     assert int(found["ServerAliveInterval"]) * int(found["ServerAliveCountMax"]) <= 10
     assert int(found["ConnectTimeout"]) <= 10
 
 
 def test_an_alias_stands_before_what_holds_for_all() -> None:
-    text = config.client(FILES, 2222, [config.Alias("node-0", "127.0.0.2", 4022)])
+    text = ssh_config.client(FILES, 2222, [ssh_config.Alias("node-0", "127.0.0.2", 4022)])
     assert re.match(r"Host node-0\n  HostName 127\.0\.0\.2\n  Port 4022\nHost \*\n  Port 2222\n", text)
 
 

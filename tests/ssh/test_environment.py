@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.errors import UsageError
-from trainer_launch.ssh.environment import handed_on, named
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning.ssh_environment import handed_on, named
 
 
 def test_what_belongs_to_a_shell_or_to_us_stays() -> None:

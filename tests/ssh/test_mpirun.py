@@ -19,8 +19,8 @@ from tests.conftest import require
 from tests.process.world import survivors
 from tests.ssh.secrets import Worker, client_of, require_openssh, secret
 from tests.waiting import eventually
-from trainer_launch.host import net
-from trainer_launch.ssh import client
+from trainer_launch.host import sockets
+from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 # A rank that takes its time to save; orted would leave it one second.
@@ -35,7 +35,7 @@ class Job:
     """Two workers at 127.0.0.2 and 127.0.0.3, and an mpirun with a rank on each."""
 
     def __init__(self, folder: Path, mpirun: str) -> None:
-        self.notes, mount, port = folder, secret(folder / "mount"), net.free_port()
+        self.notes, mount, port = folder, secret(folder / "mount"), sockets.free_port()
         self.workers = [
             Worker(
                 folder,
@@ -98,7 +98,7 @@ def tmp(folder: Path, address: str) -> str:
     return str(made)
 
 
-def command(mpirun: str, reach: client.Client, folder: Path) -> Sequence[str]:
+def command(mpirun: str, reach: ssh_client.Client, folder: Path) -> Sequence[str]:
     words = ["sh", str(folder / "rank.sh")]
     hosts = folder / "hosts"
     if "mpich" in mpirun:

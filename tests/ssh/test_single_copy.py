@@ -14,7 +14,7 @@ from tests.cli.launching import DEADLINE_S, clean_env, launch
 from tests.conftest import require
 from tests.ssh import seccomp
 from tests.ssh.secrets import client_of, require_openssh, worker
-from trainer_launch.host.tryout import try_out
+from trainer_launch.host.deadline_call import try_out
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 FILTER = (sys.executable, str(Path(seccomp.__file__)))
@@ -52,9 +52,7 @@ def train(tmp_path: Path) -> str:
 def test_what_the_profile_refuses_is_found_out_in_a_child() -> None:
     require(platform.machine() in seccomp.CALLS, "needs a processor whose system calls are known")
     assert try_out("copy", "-", 10).is_good
-    script = (
-        "from trainer_launch.host.tryout import try_out; it = try_out('copy', '-', 10); print(it.stage, it.errno)"
-    )
+    script = "from trainer_launch.host.deadline_call import try_out; it = try_out('copy', '-', 10); print(it.stage, it.errno)"
     done = subprocess.run(
         (*FILTER, sys.executable, "-c", script), capture_output=True, text=True, timeout=DEADLINE_S
     )

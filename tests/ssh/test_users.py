@@ -17,8 +17,8 @@ from tests.cli.launching import clean_env
 from tests.process.world import ROOT
 from tests.ssh import pods
 from tests.ssh.secrets import Worker, refused, require_openssh, require_root, secret, worker
-from trainer_launch.errors import UsageError
-from trainer_launch.ssh import server
+from trainer_launch.model.errors import UsageError
+from trainer_launch.mpi import sshd
 
 pytestmark = pytest.mark.process
 AS_USER = {"HOME": "/tmp"}
@@ -195,7 +195,7 @@ def test_the_port_is_the_images_own(folder, image, user, port) -> None:
 
 
 def test_capabilities_are_read_from_the_kernels_text() -> None:
-    server.check_capabilities(b"CapEff:\t00000000a80425fb\n")  # docker's
-    server.check_capabilities(b"nothing that we know")
+    sshd.check_capabilities(b"CapEff:\t00000000a80425fb\n")  # docker's
+    sshd.check_capabilities(b"nothing that we know")
     with pytest.raises(UsageError, match="SETGID, SETUID, SYS_CHROOT"):  # as by `drop: [ALL]`
-        server.check_capabilities(b"Name:\tsh\nCapEff:\t0000000000000000\nCapBnd:\t0\n")
+        sshd.check_capabilities(b"Name:\tsh\nCapEff:\t0000000000000000\nCapBnd:\t0\n")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.status.journal import File, Journal
-from trainer_launch.status.news import News
+from trainer_launch.observability.event_log import File, Journal
+from trainer_launch.observability.runtime_events import News
 
 
 def names(path: Path) -> list[str]:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tests.status.exposition import parse
 from tests.waiting import eventually
 from trainer_launch.model import Exit, Plan, Process
-from trainer_launch.status import prometheus, scrape
-from trainer_launch.status.news import Standing
-from trainer_launch.status.node import View
-from trainer_launch.status.observer import Observer
-from trainer_launch.status.progress import Progress
+from trainer_launch.observability import metrics_server, prometheus
+from trainer_launch.observability.node_view import View
+from trainer_launch.observability.observer import Observer
+from trainer_launch.observability.progress import Progress
+from trainer_launch.observability.runtime_events import Standing
 from trainer_launch.supervisor.state import Phase, State
 
 VIEW = View(
@@ -107,7 +107,7 @@ def test_any_name_and_any_number_survive(metrics: dict[str, float]) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = scrape.Server(0, lambda: "# HELP a b\n")
+    server = metrics_server.Server(0, lambda: "# HELP a b\n")
     found = server.start()
     assert found is not None
     yield found
@@ -159,9 +159,9 @@ def test_a_request_without_end_is_refused(port: int) -> None:
 
 
 def test_silent_clients_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(metrics_server, "PATIENCE_S", 0.3)
     with contextlib.ExitStack() as stack:
-        for _ in range(2 * scrape.AT_ONCE):
+        for _ in range(2 * metrics_server.AT_ONCE):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)).sendall(b"GET /met")
 
         def answers() -> bool:
@@ -174,7 +174,7 @@ def test_silent_clients_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPat
 
 def test_a_port_that_is_taken_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("", 0)) as taken:
-        server = scrape.Server(taken.getsockname()[1], str)
+        server = metrics_server.Server(taken.getsockname()[1], str)
         assert server.start() is None
         server.close()
     assert "the job continues without metrics" in caplog.text

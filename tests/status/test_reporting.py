@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainer_launch
-from trainer_launch.status import progress
+from trainer_launch.observability import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 START = "import os, sys, trainer_launch\nfrom trainer_launch import report\n"

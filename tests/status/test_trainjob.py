@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.status.statusserver import PATH, StatusServer, is_valid, make_certificates
 from trainer_launch.contracts.trainer_status import StatusEndpoint
-from trainer_launch.status import trainjob
-from trainer_launch.status.progress import Progress
-from trainer_launch.status.trainjob import Poster, body, send
+from trainer_launch.observability import trainjob_status
+from trainer_launch.observability.progress import Progress
+from trainer_launch.observability.trainjob_status import Poster, body, send
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first.token"
 OTHER = "eyJhbGciOiJSUzI1NiJ9.second.token"
@@ -150,9 +150,9 @@ def test_after_a_few_refusals_nothing_more_is_sent(
 ) -> None:
     server.tokens = set()
     training.latest = at(0.1)
-    server.await_(lambda: server.requests == trainjob.REFUSALS)
+    server.await_(lambda: server.requests == trainjob_status.REFUSALS)
     poster.close(10.0, succeeded=True)
-    assert server.requests == trainjob.REFUSALS
+    assert server.requests == trainjob_status.REFUSALS
     assert caplog.text.count("the server answered 403") == 1
     assert TOKEN not in caplog.text
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer_launch.errors import NotRunnableError
+from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 
 
 class FakeSystem:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.supervisor.fakes import FakeSystem
-from trainer_launch.host import tree
+from trainer_launch.host import process_tree
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.loop import supervise
@@ -88,8 +88,8 @@ def test_a_plan_without_daemons_is_as_it_was() -> None:
 # -- who bears whom ---------------------------------------------------------------------------
 
 
-def entry(pid: int, name: str, parent: int) -> tree.Entry:
-    return tree.Entry(pid=pid, name=name, state="S", parent=parent, group=pid, session=pid, started=pid)
+def entry(pid: int, name: str, parent: int) -> process_tree.Entry:
+    return process_tree.Entry(pid=pid, name=name, state="S", parent=parent, group=pid, session=pid, started=pid)
 
 
 def test_a_daemon_with_ranks_is_spared_with_all_above_it(monkeypatch) -> None:
@@ -103,6 +103,6 @@ def test_a_daemon_with_ranks_is_spared_with_all_above_it(monkeypatch) -> None:
         entry(30, "sshd", 1),
         entry(31, "sleep", 30),
     )
-    monkeypatch.setattr(tree, "descendants", lambda of, proc="/proc": entries)
-    found = tree.bearing(1, frozenset({"sshd", "orted"}))
+    monkeypatch.setattr(process_tree, "descendants", lambda of, proc="/proc": entries)
+    found = process_tree.bearing(1, frozenset({"sshd", "orted"}))
     assert {key[0] for key in found} == {10, 11, 12, 30}

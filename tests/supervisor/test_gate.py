@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 
-from trainer_launch.supervisor.gate import Gate
+from trainer_launch.supervisor.dns_wait import Gate
 
 
 def news_until(gate, condition):

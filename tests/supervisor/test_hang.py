@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.supervisor import hang
-from trainer_launch.supervisor.hang import Kind, Rules, Sample, Worker
+from trainer_launch.supervisor import hang_detection
+from trainer_launch.supervisor.hang_detection import Kind, Rules, Sample, Worker
 
 T = 10.0
 RULES = Rules(timeout_s=T)
@@ -23,7 +23,7 @@ class Node:
     def __init__(self, workers=RANKS, rules=RULES):
         self.rules = rules
         self.at_s = 0.0
-        self.node = hang.begin(0.0)
+        self.node = hang_detection.begin(0.0)
         self.samples = {worker: Sample(state="S", cpu_s=0.0, switches=0, signs=(0,)) for worker in workers}
 
     def live(self, for_s, *, busy=(), states=None, sign_every_s=None, by=ZERO):
@@ -43,8 +43,8 @@ class Node:
                 )
                 for worker, sample in self.samples.items()
             }
-            self.node = hang.observe(self.node, self.samples, self.at_s, self.rules)
-            found = hang.judge(self.node, self.rules)
+            self.node = hang_detection.observe(self.node, self.samples, self.at_s, self.rules)
+            found = hang_detection.judge(self.node, self.rules)
             if found is not None:
                 return found, self.at_s - start_s
         return None, for_s
@@ -87,7 +87,7 @@ def test_a_worker_stuck_in_the_kernel_is_named():
 
 
 def test_sleepers_do_not_hang_while_one_of_them_works_or_output_comes():
-    running().lives(hang.PATIENCE * T - 1, busy=(TWO,))
+    running().lives(hang_detection.PATIENCE * T - 1, busy=(TWO,))
     running().lives(20 * T, sign_every_s=T - 1)
 
 
@@ -95,7 +95,7 @@ def test_a_worker_that_only_burns_cpu_after_progress_hangs_with_more_patience_an
     found, after_s = running().live(100, busy=(TWO,))
     assert (found.kind, found.workers) == (Kind.BUSY, (TWO,))
     assert found.text == "rank 2 has been busy without progress for 30 s, 30 times the longest earlier pause"
-    assert after_s == pytest.approx(hang.PATIENCE * T, abs=1.5)
+    assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1.5)
 
 
 def test_a_collective_in_which_all_spin_is_the_same():
@@ -106,7 +106,7 @@ def test_a_collective_in_which_all_spin_is_the_same():
 def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():
     node = Node()
     node.lives(40 * T, busy=RANKS, sign_every_s=4 * T)
-    node.lives(hang.USUAL * 4 * T - 2, busy=RANKS)
+    node.lives(hang_detection.USUAL * 4 * T - 2, busy=RANKS)
     found, _ = node.live(6 * T, busy=RANKS)
     assert found.kind is Kind.BUSY
 
@@ -124,7 +124,7 @@ def test_chatter_at_the_start_is_no_progress_that_a_long_compilation_could_fall_
 def test_who_starts_has_more_patience_also_without_any_sign():
     found, after_s = Node().live(100)
     assert found.kind is Kind.IDLE
-    assert after_s == pytest.approx(hang.PATIENCE * T, abs=1)
+    assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1)
 
 
 def test_new_workers_start_anew():
@@ -133,7 +133,7 @@ def test_new_workers_start_anew():
     node.samples = {
         Worker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): sample for w, sample in node.samples.items()
     }
-    node.lives(hang.PATIENCE * T - 1)
+    node.lives(hang_detection.PATIENCE * T - 1)
     assert node.live(3)[0].kind is Kind.IDLE
 
 
@@ -167,10 +167,10 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     Node(rules=auto).lives(3600)
     node = Node(rules=auto)
     node.lives(400, busy=RANKS, sign_every_s=20.0)
-    assert hang.limit_s(node.node, auto) == pytest.approx(200, abs=40)
+    assert hang_detection.limit_s(node.node, auto) == pytest.approx(200, abs=40)
     quick = Node(rules=auto)
     quick.lives(400, busy=RANKS, sign_every_s=1.0)
-    assert hang.limit_s(quick.node, auto) == hang.AUTO_FLOOR_S
+    assert hang_detection.limit_s(quick.node, auto) == hang_detection.AUTO_FLOOR_S
     found, after_s = quick.live(600)
     assert found.kind is Kind.IDLE
     assert after_s == pytest.approx(60, abs=7)
@@ -182,7 +182,7 @@ def test_the_pace_follows_the_timeout(timeout_s, pace_s):
 
 
 def test_ranks_are_named_in_ranges():
-    assert hang.ranges([5, 0, 2, 1, 7]) == "0-2,5,7"
+    assert hang_detection.ranges([5, 0, 2, 1, 7]) == "0-2,5,7"
 
 
 looks = st.lists(
@@ -199,7 +199,7 @@ looks = st.lists(
 
 def history(steps, rules=RULES):
     """All verdicts on one worker's history: (time, last strong sign, how long it was stopped, verdict)."""
-    node, at_s, sign_s, stopped_s = hang.begin(0.0), 0.0, 0.0, 0.0
+    node, at_s, sign_s, stopped_s = hang_detection.begin(0.0), 0.0, 0.0, 0.0
     cpu_s, switches, signs = 0.0, 0, 0
     for pause_s, output, used_s, woken, state in steps:
         at_s += pause_s
@@ -207,8 +207,8 @@ def history(steps, rules=RULES):
         stopped_s = stopped_s + pause_s if state == "T" else 0.0
         cpu_s, switches, signs = cpu_s + used_s, switches + woken, signs + output
         sample = Sample(state=state, cpu_s=cpu_s, switches=switches, signs=(signs,))
-        node = hang.observe(node, {ZERO: sample}, at_s, rules)
-        yield at_s, sign_s, stopped_s, hang.judge(node, rules)
+        node = hang_detection.observe(node, {ZERO: sample}, at_s, rules)
+        yield at_s, sign_s, stopped_s, hang_detection.judge(node, rules)
 
 
 @given(looks)

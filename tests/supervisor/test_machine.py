@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.errors import InternalError
 from trainer_launch.model import Exit, Plan, Process, Verdict
-from trainer_launch.signals import STOP_SIGNALS, SignalAction, StopOrder
+from trainer_launch.model.errors import InternalError
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import machine
+from trainer_launch.supervisor import state_machine
 from trainer_launch.supervisor.state import Phase
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
@@ -34,9 +34,9 @@ def ended(name, code=0, at_s=1.0):
 
 def play(start, *events):
     """Feed events to a plan; return the last state and the actions of the last step."""
-    state, actions = machine.begin(start, 0.0)
+    state, actions = state_machine.begin(start, 0.0)
     for event in events:
-        state, actions = machine.step(state, event)
+        state, actions = state_machine.step(state, event)
     return state, actions
 
 
@@ -95,9 +95,9 @@ def test_each_cell_leads_where_the_drawing_says(phase, name):
     wanted = DRAWING[phase][name]
     if wanted == ILLEGAL:
         with pytest.raises(InternalError, match=rf"{type(EVENTS[name]).__name__}.* while {phase.value}"):
-            machine.step(state, EVENTS[name])
+            state_machine.step(state, EVENTS[name])
     else:
-        assert machine.step(state, EVENTS[name])[0].phase is wanted
+        assert state_machine.step(state, EVENTS[name])[0].phase is wanted
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_each_cell_leads_where_the_drawing_says(phase, name):
 )
 def test_done_changes_nothing_any_more(name):
     state, _ = play(*AT[Phase.DONE])
-    assert machine.step(state, EVENTS[name]) == (state, ())
+    assert state_machine.step(state, EVENTS[name]) == (state, ())
 
 
 def test_a_deadline_that_comes_early_changes_nothing():
     for phase in (Phase.WAITING, Phase.STOPPING, Phase.CLEARING, Phase.KILLING):
         state, _ = play(*AT[phase])
-        assert machine.step(state, ev.Deadline(0.5)) == (state, ())
+        assert state_machine.step(state, ev.Deadline(0.5)) == (state, ())
 
 
 def test_a_plan_begins_at_once_or_at_its_gate():
@@ -119,13 +119,13 @@ def test_a_plan_begins_at_once_or_at_its_gate():
     state, actions = play(plan(wait_for=("x", "y"), wait_s=5.0))
     assert actions == (ev.OpenGate(("x", "y")),)
     assert state.deadline_s == 5.0
-    assert machine.step(state, EVENTS["opened"])[1] == (ev.CloseGate(), ev.Spawn(A), ev.Spawn(B))
+    assert state_machine.step(state, EVENTS["opened"])[1] == (ev.CloseGate(), ev.Spawn(A), ev.Spawn(B))
 
 
 def test_a_plan_needs_distinct_processes():
     for processes in ((), (A, A)):
         with pytest.raises(InternalError, match="distinct names"):
-            machine.begin(plan(processes=processes), 0.0)
+            state_machine.begin(plan(processes=processes), 0.0)
 
 
 def test_a_gate_that_stays_shut_fails_with_what_the_resolver_said():
@@ -155,7 +155,7 @@ def test_the_whole_group_at_once_when_the_plan_says_so():
 def test_after_80_percent_everyone_is_told_and_at_the_end_killed():
     state, actions = play(plan(), ASK, ev.Deadline(9.0))
     assert (actions, state.deadline_s) == ((ev.SignalAll(TERM, again=True),), 11.0)
-    assert machine.step(state, ev.Deadline(11.0))[1] == (ev.SignalAll(KILL, again=True),)
+    assert state_machine.step(state, ev.Deadline(11.0))[1] == (ev.SignalAll(KILL, again=True),)
     _, actions = play(plan(stop_order=StopOrder.GROUP), ASK, ev.Deadline(9.0))
     assert actions == (ev.SignalAll(TERM, again=False),)
 
@@ -182,7 +182,7 @@ def test_other_signals_reach_the_leaders_unchanged_and_only_while_they_live():
 def test_one_failure_stops_the_rest_and_is_the_cause():
     state, actions = play(plan(), ended("a", 3))
     assert actions == (ev.Look(), ev.SignalGroup("a", TERM), ev.SignalLeader("b", TERM))
-    state, _ = machine.step(state, ended("b", 4))
+    state, _ = state_machine.step(state, ended("b", 4))
     assert (state.cause, state.verdict) == (ended("a", 3).exit, Verdict.FAILED)
 
 
@@ -194,7 +194,7 @@ def test_one_failure_leaves_the_rest_alone_when_the_plan_says_so():
 def test_what_an_ended_process_left_is_told_at_once_and_killed_after_two_seconds():
     state, actions = play(plan(), ended("a"))
     assert (actions, state.deadline_s) == ((ev.SignalGroup("a", TERM),), 3.0)
-    state, actions = machine.step(state, ev.Deadline(3.0))
+    state, actions = state_machine.step(state, ev.Deadline(3.0))
     assert (actions, state.deadline_s) == ((ev.SignalGroup("a", KILL),), None)
 
 
@@ -226,7 +226,7 @@ def test_killing_repeats_names_what_hangs_and_ends():
     seen = []
     while state.phase is Phase.KILLING:
         at_s = state.deadline_s
-        state, actions = machine.step(state, ev.Deadline(at_s))
+        state, actions = state_machine.step(state, ev.Deadline(at_s))
         seen.append((round(at_s, 1), len(actions)))
     assert seen == [(1.1, 1), (1.3, 2), (1.7, 1), (2.5, 1), (4.0, 0)]
     assert state.gave_up
@@ -303,7 +303,7 @@ def test_after_a_victim_the_guilty_one_has_a_moment_to_end_and_is_the_cause():
     state, actions = play(plan(), ended("a", 138))
     assert state.phase is Phase.RUNNING
     assert not [action for action in actions if isinstance(action, ev.SignalLeader)], "b may end by itself"
-    state, _ = machine.step(state, ended("b", 33, at_s=2.0))
+    state, _ = state_machine.step(state, ended("b", 33, at_s=2.0))
     assert state.cause is not None
     assert (state.cause.process, state.cause.exit_code) == ("b", 33)
 
@@ -312,8 +312,8 @@ def test_a_victim_stays_the_cause_when_nobody_else_ends():
     state, _ = play(plan(), ended("a", 138))
     assert state.deadline_s is not None
     while state.phase is Phase.RUNNING:
-        state, _ = machine.step(state, ev.Deadline(state.deadline_s))
+        state, _ = state_machine.step(state, ev.Deadline(state.deadline_s))
     assert state.phase is Phase.STOPPING
-    state, _ = machine.step(state, ended("b", 143, at_s=9.0))
+    state, _ = state_machine.step(state, ended("b", 143, at_s=9.0))
     assert state.cause is not None
     assert state.cause.process == "a", "b ended because we asked it to"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.supervisor.test_frames import BATCH, REDUCE
-from trainer_launch.supervisor.hang import PATIENCE, Rules, Sample, Worker
-from trainer_launch.supervisor.watch import Watch, Watched
+from trainer_launch.supervisor.hang_detection import PATIENCE, Rules, Sample, Worker
+from trainer_launch.supervisor.hang_watch import Watch, Watched
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))

@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 
-from trainer_launch.coordinator import protocol as msg
+from trainer_launch.membership import protocol as msg
 
 FOR_S = 2.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trainer_launch.coordinator import protocol as say
+from trainer_launch.membership import protocol as say
 from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"

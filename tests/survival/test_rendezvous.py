@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Client, Connected
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import Client, Connected
 from trainer_launch.model import Endpoint
 from trainer_launch.pytorch.worker_death import WorkerDeath
 
 if TYPE_CHECKING:
-    from trainer_launch.child.rendezvous import CoordinatedRendezvous
+    from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous
 
 pytestmark = pytest.mark.torch
 WHERE = Endpoint("job-0.job", 29500)
@@ -43,7 +43,7 @@ class Talk:
 
 def rendezvous_of(talk: Any, *deaths: WorkerDeath | None) -> CoordinatedRendezvous:
     """This node's, whose workers die so from start to start."""
-    from trainer_launch.child.rendezvous import CoordinatedRendezvous, Identity
+    from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, Identity
 
     me = Identity(run_id="j", incarnation="i", host="b", address=None, ports=None)
     left = deque(deaths)
@@ -55,16 +55,16 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Talk:
     """A coordinator for nodes that reach any store."""
     from torch.distributed import HashStore
 
-    from trainer_launch.child import rendezvous
+    from trainer_launch.pytorch import elastic_rendezvous
 
-    monkeypatch.setattr(rendezvous, "reach_store", lambda *_: HashStore())
+    monkeypatch.setattr(elastic_rendezvous, "reach_store", lambda *_: HashStore())
     return Talk()
 
 
 def test_a_failure_that_the_job_has_recovered_from_is_not_the_one_that_ends_it_when_ranks_have_moved(
     talk: Talk,
 ) -> None:
-    from trainer_launch.child.rendezvous import GaveUpError
+    from trainer_launch.pytorch.elastic_rendezvous import GaveUpError
 
     made = rendezvous_of(talk, None, WorkerDeath(rank=1, exit_code=7), None)
     talk.meets(1, group_rank=1)
@@ -80,7 +80,7 @@ def test_a_failure_that_the_job_has_recovered_from_is_not_the_one_that_ends_it_w
 
 
 def test_the_failure_that_ends_the_job_is_this_nodes_own(talk: Talk) -> None:
-    from trainer_launch.child.rendezvous import GaveUpError
+    from trainer_launch.pytorch.elastic_rendezvous import GaveUpError
 
     death = WorkerDeath(rank=1, exit_code=7)
     made = rendezvous_of(talk, None, death)

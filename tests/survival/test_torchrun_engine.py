@@ -36,7 +36,7 @@ from tests.survival.jobs import (
     training,
 )
 from tests.survival.kubelet import Job, job, wait_until
-from trainer_launch.engines import torchrun
+from trainer_launch.planning.engines import torchrun
 
 pytestmark = [
     pytest.mark.torch,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.child.plain_conf import ANY_PORT, Conf, is_host, read
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, NodeRange, PortRange, Seats
+from trainer_launch.model.errors import UsageError
+from trainer_launch.pytorch.torchrun_rendezvous_options import ANY_PORT, Conf, is_host, read
 
 TWO = NodeRange(2, 2)
 

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from trainer_launch.command import Kind, parse_command
-from trainer_launch.errors import UsageError
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning.command import Kind, parse_command
 
 
 @pytest.mark.parametrize(

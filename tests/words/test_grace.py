@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch import grace
-from trainer_launch.command import parse_command
-from trainer_launch.errors import UsageError
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import grace
+from trainer_launch.planning.command import parse_command
 
 PLAIN = parse_command(("train.py",))
 TYPED = parse_command(("torchrun", "--shutdown-timeout", "60", "train.py"))

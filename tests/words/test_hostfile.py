@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_launch import hostfile
-from trainer_launch.errors import ContractError
-from trainer_launch.hostfile import LimitedMember
-from trainer_launch.model import Member
+from trainer_launch.model import Member, hostfile
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.hostfile import LimitedMember
 
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}[a-z0-9](\.[a-z]{1,10}){0,3}", fullmatch=True)
 members = st.lists(

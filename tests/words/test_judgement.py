@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch import judgement
-from trainer_launch.findings import Basis, Fault, Finding, Scope, Status
-from trainer_launch.judgement import Shares, findings, of_pairs
-from trainer_launch.measures import Measure
-from trainer_launch.references import Reference, Table, load, table
-from trainer_launch.rollcall import pairs
+from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.preflight import gpu_judgement
+from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.preflight.gpu_judgement import Shares, findings, of_pairs
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.reference_values import Reference, Table, load, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
 GEMM = 665.0  # of an H200
@@ -195,8 +195,8 @@ def test_a_card_at_half_speed_that_dlrovers_rule_passes_is_named() -> None:
 def test_a_network_card_at_half_speed_that_dlrovers_rule_passes_stands_out_in_its_own_measure() -> None:
     """There it moves the score by 2 to 5 %, and the rule wants 100 %; pairs are judged apart from GEMM."""
     rates = [45_000_000_000] * 8 + [22_500_000_000]
-    tests = [pairs.Tested((n, n + 1), ("", ""), rate) for n, rate in enumerate(rates)]
-    standard = pairs.Standard(pairs.Thresholds(ratio=0.75), tests)
+    tests = [pair_results.Tested((n, n + 1), ("", ""), rate) for n, rate in enumerate(rates)]
+    standard = pair_results.Standard(pair_results.Thresholds(ratio=0.75), tests)
     assert [standard.is_bad(test) for test in tests] == [False] * 8 + [True]
 
 
@@ -218,6 +218,6 @@ def test_rank_0_is_no_measure_of_the_others() -> None:
 
 
 def test_every_kind_has_a_name_that_can_be_a_checks() -> None:
-    assert judgement.CHECKS == ("gemm", "hbm", "pcie", "nccl")
-    assert judgement.kind_of("gemm-8192").name == "gemm"
-    assert judgement.kind_of("something").name == "measures"
+    assert gpu_judgement.CHECKS == ("gemm", "hbm", "pcie", "nccl")
+    assert gpu_judgement.kind_of("gemm-8192").name == "gemm"
+    assert gpu_judgement.kind_of("something").name == "measures"

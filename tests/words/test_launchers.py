@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from trainer_launch.launchers import find
+from trainer_launch.planning.typed_launchers import find
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer_launch.localise import MAX_ROUNDS, Guilty, Pair, Trial, next_round, pair, record, verdict
-from trainer_launch.trees import double_tree
+from trainer_launch.preflight.fault_isolation import (
+    MAX_ROUNDS,
+    Guilty,
+    Pair,
+    Trial,
+    next_round,
+    pair,
+    record,
+    verdict,
+)
+from trainer_launch.preflight.nccl_trees import double_tree
 
 NOBODY: frozenset[int] = frozenset()
 

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.coordinator.wire import MAX_LINE_BYTES, ProtocolError
-from trainer_launch.measures import Checksum, Measure, UnfitMeasuresError, fitted, fitted_checksums, measures_of
-from trainer_launch.rollcall.protocol import MAX_FACTS, MAX_VALUE, Record, parse, render
+from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.preflight.cluster.protocol import MAX_FACTS, MAX_VALUE, Record, parse, render
+from trainer_launch.preflight.measurements import (
+    Checksum,
+    Measure,
+    UnfitMeasuresError,
+    fitted,
+    fitted_checksums,
+    measures_of,
+)
 
 GEMM = Measure("gemm", 665.1, "TFLOP/s", "NVIDIA H200", 3)
 PAIR = Measure("pair", 1.2, "GB/s", "", None)

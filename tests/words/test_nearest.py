@@ -6,8 +6,8 @@ import pytest
 
 from trainer_launch.commands.fields import COMMANDS
 from trainer_launch.contracts import CONTRACTS
-from trainer_launch.nearest import did_you_mean, nearest
-from trainer_launch.settings import Settings, flag_of
+from trainer_launch.model.settings import Settings, flag_of
+from trainer_launch.model.suggestions import did_you_mean, nearest
 
 FLAGS = [flag_of(name) for name in Settings.model_fields]
 

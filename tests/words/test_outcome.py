@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainer_launch import outcome
 from trainer_launch.model import Exit, Failure, Outcome, Verdict
+from trainer_launch.supervisor import outcome
 
 FAILURE = Failure(
     reason="OutOfMemory",

@@ -6,12 +6,12 @@ import pytest
 
 from tests.contracts.pods import V2_TORCH, pod_of
 from tests.engines.requests import MACHINE, request
-from trainer_launch import engines
 from trainer_launch.contracts import read_job
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
-from trainer_launch.overlay import overlay, with_hosts, with_minimum
-from trainer_launch.topology import place
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
+from trainer_launch.planning.topology import place
 
 TOLD = Job(
     contract="trainer-v2-torch",

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from trainer_launch.errors import UsageError
-from trainer_launch.patterns import MAX_LINE, compiled
-from trainer_launch.rehearsal import grammar
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.user_patterns import MAX_LINE, compiled
+from trainer_launch.rehearsal.faults import grammar
 
 ENDLESS = ("(a+)+$", "([a-z]+ ?)*:", "(a|aa)+b", "(a?){30}b", "((a*)b)*c", "(?=(a+)+)x", "(?i)(x+y)*z", "(a+){5}")
 PLAIN = (

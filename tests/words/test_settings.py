@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch import settings
-from trainer_launch.errors import UsageError
+from trainer_launch.model import settings
+from trainer_launch.model.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

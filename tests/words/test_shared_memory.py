@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Cpus, Gpus, Host
-from trainer_launch.shared_memory import LOADERS_BYTES, NCCL_SEGMENT_BYTES, Decision, Need, decide, parse_size
-from trainer_launch.sizes import MIB
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.units import MIB
+from trainer_launch.planning.shared_memory import (
+    LOADERS_BYTES,
+    NCCL_SEGMENT_BYTES,
+    Decision,
+    Need,
+    decide,
+    parse_size,
+)
 
 GIB = 1 << 30
 

@@ -6,25 +6,25 @@ import signal
 
 import pytest
 
-from trainer_launch import settings, signals
-from trainer_launch.errors import UsageError
-from trainer_launch.signals import SignalAction
+from trainer_launch.model import settings, signal_policy
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.signal_policy import SignalAction
 
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 
 
 def test_names_are_read_with_and_without_sig_in_any_case():
-    assert signals.parse("USR1=checkpoint, sigterm=Drain,RTMIN=terminate") == {
+    assert signal_policy.parse("USR1=checkpoint, sigterm=Drain,RTMIN=terminate") == {
         USR1: SignalAction.CHECKPOINT,
         TERM: SignalAction.DRAIN,
         int(signal.SIGRTMIN): SignalAction.TERMINATE,
     }
-    assert signals.parse("") == {}
+    assert signal_policy.parse("") == {}
 
 
 def test_what_is_written_is_read_again():
-    given = signals.parse("USR1=checkpoint,TERM=drain,HUP=forward")
-    assert signals.parse(signals.render(given)) == given
+    given = signal_policy.parse("USR1=checkpoint,TERM=drain,HUP=forward")
+    assert signal_policy.parse(signal_policy.render(given)) == given
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,22 @@ def test_what_is_written_is_read_again():
 )
 def test_what_makes_no_sense_is_one_sentence(text, said):
     with pytest.raises(UsageError, match=said):
-        signals.parse(text)
+        signal_policy.parse(text)
 
 
 def test_by_default_requests_to_stop_stop_and_all_else_is_forwarded():
-    for number in signals.STOP_SIGNALS:
-        assert signals.action_of(number, {}) is SignalAction.TERMINATE
-    for other in signals.RELAYED:
-        assert signals.action_of(other, {}) is SignalAction.FORWARD
+    for number in signal_policy.STOP_SIGNALS:
+        assert signal_policy.action_of(number, {}) is SignalAction.TERMINATE
+    for other in signal_policy.RELAYED:
+        assert signal_policy.action_of(other, {}) is SignalAction.FORWARD
 
 
 def test_torchs_agent_is_asked_to_stop_by_a_signal_that_it_does_not_hand_on():
-    assert signals.stop_signal({}) == TERM
-    assert signals.stop_signal(signals.parse("TERM=drain")) == signal.SIGINT
-    assert signals.stop_signal(signals.parse("TERM=drain,INT=forward")) == signal.SIGQUIT
+    assert signal_policy.stop_signal({}) == TERM
+    assert signal_policy.stop_signal(signal_policy.parse("TERM=drain")) == signal.SIGINT
+    assert signal_policy.stop_signal(signal_policy.parse("TERM=drain,INT=forward")) == signal.SIGQUIT
     with pytest.raises(UsageError, match="leaves no signal that stops the job"):
-        signals.stop_signal(signals.parse("TERM=drain,INT=drain,QUIT=drain,HUP=forward"))
+        signal_policy.stop_signal(signal_policy.parse("TERM=drain,INT=drain,QUIT=drain,HUP=forward"))
 
 
 def test_it_is_a_setting():

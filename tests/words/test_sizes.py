@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.sizes import all_of, counted
+from trainer_launch.model.units import all_of, counted
 
 
 def test_a_noun_agrees_with_its_number() -> None:

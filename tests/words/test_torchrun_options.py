@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tests.conftest import require
-from trainer_launch.errors import UsageError
-from trainer_launch.torchrun_options import OPTIONS, check_value, from_variables, render, split_command
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables, render, split_command
 
 # Prints each option of torch's own parser: names, destination, whether it is a flag, whether PET_* is read.
 _ASK_TORCH = """

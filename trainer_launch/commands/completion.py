@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 
-from trainer_launch.commands import fields, shells
+from trainer_launch.commands import fields, shell_completions
 from trainer_launch.commands.options import Parsed, build, is_wrapping
-from trainer_launch.commands.shells import Flag, Takes
+from trainer_launch.commands.shell_completions import Flag, Takes
 from trainer_launch.contracts import CONTRACTS
-from trainer_launch.errors import UsageError
+from trainer_launch.model.errors import UsageError
 
 HELP = "print a completion script for bash, zsh or fish"
 USAGE = "bash|zsh|fish"
@@ -31,7 +31,9 @@ _PROGRAM = "trainer-launch"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `completion` knows."""
-    parser.add_argument("shell", nargs="?", choices=tuple(shells.SHELLS), metavar="SHELL", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "shell", nargs="?", choices=tuple(shell_completions.SHELLS), metavar="SHELL", help=argparse.SUPPRESS
+    )
 
 
 def main(parsed: Parsed) -> int:
@@ -43,7 +45,7 @@ def main(parsed: Parsed) -> int:
     shell = parsed.flags["shell"]
     if shell is None:
         raise UsageError(_missing(os.environ.get("SHELL", "")))
-    sys.stdout.write(shells.SHELLS[shell](list(_commands())))
+    sys.stdout.write(shell_completions.SHELLS[shell](list(_commands())))
     return 0
 
 
@@ -52,10 +54,10 @@ def _missing(shell: str) -> str:
     own = os.path.basename(shell)
     line = _LOADS.get(own)
     hint = f"for {own}: {line}" if line else "see trainer-launch completion --help"
-    return f"missing shell; expected {', '.join(shells.SHELLS)}; {hint}"
+    return f"missing shell; expected {', '.join(shell_completions.SHELLS)}; {hint}"
 
 
-def _commands() -> Iterator[shells.Command]:
+def _commands() -> Iterator[shell_completions.Command]:
     """Each command with its flags, as the parser itself has them."""
     parser = build(_PROGRAM, tuple(fields.COMMANDS))
     subparsers = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
@@ -63,7 +65,7 @@ def _commands() -> Iterator[shells.Command]:
         actions = subparsers.choices[told.dest]._actions
         flags = tuple(_flag(action) for action in actions if action.option_strings)
         named = next((tuple(one.choices) for one in actions if one.choices and not one.option_strings), ())
-        yield shells.Command(
+        yield shell_completions.Command(
             name=told.dest,
             told=told.help or "",
             flags=flags,

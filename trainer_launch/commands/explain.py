@@ -11,20 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer_launch import engines, programs, signals
-from trainer_launch.commands import ground, options, report, sshd, watching
-from trainer_launch.commands.gather import Reading, live_pod, read, request_of
+from trainer_launch.commands import explain_text, hang_options, options, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
-from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, NotRunnableError, UsageError
-from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers
-from trainer_launch.redact import redact, redact_command
-from trainer_launch.settings import Settings, load
-from trainer_launch.shared_memory import Decision
-from trainer_launch.topology import place, usable_threads
+from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers, signal_policy
+from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.model.redaction import redact, redact_command
+from trainer_launch.model.settings import Settings, load
+from trainer_launch.planning import engines, programs
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.gather import Reading, live_pod, read, request_of
+from trainer_launch.planning.shared_memory import Decision
+from trainer_launch.planning.topology import place, usable_threads
+from trainer_launch.supervisor import shared_memory_care
 
 HELP = "show what was read from the pod and what would run"
 ABOUT = "It changes nothing and starts nothing."
@@ -89,7 +90,7 @@ def main(parsed: Parsed) -> int:
         sys.stdout.write(json.dumps(explained, indent=2) + "\n")
     else:
         command = () if reading.command is None else redact_command(reading.command.argv)
-        sys.stdout.write(report.table(explained, command))
+        sys.stdout.write(explain_text.table(explained, command))
     if problem is not None:
         raise problem
     return 0
@@ -115,16 +116,16 @@ def _plan(
     memory = Decision()
     try:
         if settings.hang_timeout is not None:
-            watching.seconds(settings.hang_timeout)
+            hang_options.seconds(settings.hang_timeout)
         topology = place(reading.job, reading.host)
-        memory = ground.decided(reading, topology, settings)
+        memory = shared_memory_care.decided(reading, topology, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
         request = request_of(reading, topology, settings, replace_launcher=settings.exec, scratch=_SCRATCH)
-        refused = ground.copies_are_refused(reading.job, reading.command, say=False)
+        refused = shared_memory_care.copies_are_refused(reading.job, reading.command, say=False)
         request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
@@ -172,8 +173,8 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "stop_order": plan.stop_order.value,
         "hosting": None if plan.hosting is None else asdict(plan.hosting),
         "signals": {
-            signals.name_of(number): signals.action_of(number, plan.signals).value
-            for number in sorted(signals.STOP_SIGNALS | plan.signals.keys())
+            signal_policy.name_of(number): signal_policy.action_of(number, plan.signals).value
+            for number in sorted(signal_policy.STOP_SIGNALS | plan.signals.keys())
         },
         "processes": [
             {

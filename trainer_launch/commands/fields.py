@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.settings import Settings
+from trainer_launch.model.settings import Settings
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _CHECKING = (

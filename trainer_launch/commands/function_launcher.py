@@ -11,39 +11,39 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trainer_launch import exits, log, run_folder
-from trainer_launch.commands import function, run
-from trainer_launch.commands.gather import live_pod
+from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
-from trainer_launch.elastic import PATIENCE_S, Elastic
-from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.model import Outcome, Plan, Workers
-from trainer_launch.pytorch import kernel
-from trainer_launch.settings import JOB_FLAGS, Settings, flag_of, load
-from trainer_launch.supervisor import early
+from trainer_launch.host import logs, runtime_directory
+from trainer_launch.model import Outcome, Plan, Workers, exit_codes
+from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
+from trainer_launch.planning.gather import live_pod
+from trainer_launch.pytorch import function_launch, process_attributes
+from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
+from trainer_launch.supervisor import early_signals
 
 
 def main(folder: str) -> None:
     """Carry out the order in this directory, and leave the report there."""
-    early.end_on_stop()
-    early.open_streams()
-    order = json.loads(Path(folder, function.ORDER).read_bytes())
-    kernel.die_with_parent(signal.SIGTERM)  # the workers have their grace
+    early_signals.end_on_stop()
+    early_signals.open_streams()
+    order = json.loads(Path(folder, function_launch.ORDER).read_bytes())
+    process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != order["parent"]:
-        sys.exit(exits.STOPPED)
+        sys.exit(exit_codes.STOPPED)
     try:
         report = _told(_carry_out(order))
     except LaunchError as problem:
         report = {"refused": type(problem).__name__, "message": _in_callers_words(str(problem))}
     if os.getppid() == order["parent"]:
-        run_folder.replace(f"{folder}/{function.REPORT}", report)
+        runtime_directory.replace(f"{folder}/{function_launch.REPORT}", report)
     else:  # it was killed: nobody is left to read, and to remove the directory
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _carry_out(order: dict[str, Any]) -> Outcome:
     settings = settings_of(order)
-    log.set_up(settings.log_level)
+    logs.set_up(settings.log_level)
 
     def adjust(plan: Plan) -> Plan:
         if plan.workers is None:
@@ -92,7 +92,7 @@ def settings_of(order: dict[str, Any]) -> Settings:
         flags["shm_size"] = "keep"
     if "log_level" not in given.model_fields_set:
         flags["log_level"] = "warning"
-    if run_folder.VARIABLE in os.environ:  # below a launcher, which tells of the pod
+    if runtime_directory.VARIABLE in os.environ:  # below a launcher, which tells of the pod
         flags |= {"events": None, "metrics_port": 0}
     return load(flags)
 

@@ -7,28 +7,29 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from trainer_launch import grace, programs
-from trainer_launch.commands import audience, troubles
-from trainer_launch.commands.audience import Audience
-from trainer_launch.commands.containers import image_path
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.rehearse import Job, rehearse
-from trainer_launch.commands.running import use_color
-from trainer_launch.commands.staging import Setting
-from trainer_launch.errors import UsageError
-from trainer_launch.grammar import parse_node_range, parse_nproc, shown
-from trainer_launch.horovodrun_options import is_horovodrun
-from trainer_launch.manifest import overridden, overriding, workload_of
-from trainer_launch.manifest.fields import Field
-from trainer_launch.manifest.flags import elastic_job, mpi_job, own_environment, torch_job
-from trainer_launch.manifest.scaling import scaled
-from trainer_launch.manifest.values import Workload
 from trainer_launch.model import NodeRange
-from trainer_launch.mpi.typed import is_mpirun
-from trainer_launch.rehearsal.ability import wants_memory_groups
-from trainer_launch.rehearsal.asked import Asked
-from trainer_launch.settings import Settings
-from trainer_launch.sizes import counted
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import counted
+from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
+from trainer_launch.observability.termination_message import use_color
+from trainer_launch.planning import grace, programs
+from trainer_launch.planning.horovodrun_options import is_horovodrun
+from trainer_launch.planning.typed_mpirun import is_mpirun
+from trainer_launch.rehearsal.controllers import overridden, size_overrides, workload_of
+from trainer_launch.rehearsal.controllers.fields import Field
+from trainer_launch.rehearsal.controllers.flags import elastic_job, mpi_job, own_environment, torch_job
+from trainer_launch.rehearsal.controllers.pod_values import Workload
+from trainer_launch.rehearsal.controllers.scaling import scaled
+from trainer_launch.rehearsal.driver import Job, rehearse
+from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults.capabilities import wants_memory_groups
+from trainer_launch.rehearsal.faults.validation import Asked
+from trainer_launch.rehearsal.kubelet.containers import image_path
+from trainer_launch.rehearsal.kubelet.pods import Setting
+from trainer_launch.rehearsal.report import audience
+from trainer_launch.rehearsal.report.audience import Audience
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
@@ -77,7 +78,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
-    troubles.add_flags(parser)
+    requests.add_flags(parser)
     audience.add_flags(parser)
 
 
@@ -88,8 +89,8 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     followers = Audience.of(parsed.flags, parsed.settings.color)
-    asked = troubles.asked(parsed.flags)
-    own_network = troubles.isolate(asked)
+    asked = requests.asked(parsed.flags)
+    own_network = requests.isolate(asked)
     if parsed.flags["file"]:
         return _from_manifests(parsed, asked, followers, own_network=own_network)
     for flag in ("render", "command_line"):
@@ -119,25 +120,25 @@ def main(parsed: Parsed) -> int:
     make = _maker(parsed, asked, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
     job = Job(workload=make(0), grown=grown, asked=asked, audience=followers)
-    return rehearse(troubles.fitted(job), settings, setting)
+    return rehearse(requests.fitted(job), settings, setting)
 
 
 def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_network: bool) -> int:
-    from trainer_launch.commands import manifests  # only who has a manifest pays for it
+    from trainer_launch.rehearsal.controllers import loading  # only who has a manifest pays for it
 
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
-    documents = _overridden(manifests.read(parsed.flags["file"]), parsed.settings)
+    documents = _overridden(loading.read(parsed.flags["file"]), parsed.settings)
     workload = workload_of(documents)
     if parsed.flags["command_line"] is None:
         for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
             if getattr(parsed.settings, name) is not None:
-                overriding.check_typed(workload, option)
-    manifests.tell_ignored(workload)
+                size_overrides.check_typed(workload, option)
+    loading.tell_ignored(workload)
     if parsed.flags["render"]:
-        sys.stdout.write(manifests.render(workload, parsed.flags["render"]))
+        sys.stdout.write(loading.render(workload, parsed.flags["render"]))
         return 0
     setting = Setting(
         launchers=_for_their_pods(parsed.settings),
@@ -154,7 +155,7 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         asked=asked,
         audience=followers,
     )
-    return rehearse(troubles.fitted(job), parsed.settings, setting)
+    return rehearse(requests.fitted(job), parsed.settings, setting)
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:

@@ -14,12 +14,14 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer_launch import __version__, log, settings
+from trainer_launch import __version__
 from trainer_launch.commands.fields import ALIASES, COMMANDS, GROUPS, METAVARS
-from trainer_launch.errors import UsageError
-from trainer_launch.frozen import dataclass
-from trainer_launch.nearest import did_you_mean
-from trainer_launch.settings import PREFIX, Settings
+from trainer_launch.host import logs
+from trainer_launch.model import settings
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.settings import PREFIX, Settings
+from trainer_launch.model.suggestions import did_you_mean
 
 _USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
@@ -101,19 +103,19 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
         return _parse(program, argv)
     except UsageError as problem:
         if argv[:1] in (["run"], ["preflight"], ["sshd"]):
-            from trainer_launch.commands import running
+            from trainer_launch.observability import termination_message
 
             default = Settings.model_fields["termination_log"].default
-            running.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
+            termination_message.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
         raise
 
 
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
     command, given, words, flags = _typed(program, argv)
     loaded = settings.load(given)
-    log.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
+    logs.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
     for sentence in settings.unknown_variables(os.environ):
-        log.warn(sentence)
+        logs.warn(sentence)
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
 
 

@@ -14,22 +14,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainer_launch import engines, exits, log, outcome, preflight, references
-from trainer_launch.commands import running, stopping
-from trainer_launch.commands.gather import Reading, live_pod, ports_of, read
+from trainer_launch import preflight
 from trainer_launch.commands.options import Parsed
-from trainer_launch.errors import LaunchError, NodeError
-from trainer_launch.findings import Finding, Report, exit_code, raised
-from trainer_launch.measures import Measure
-from trainer_launch.model import Json
-from trainer_launch.preflight import dns, document, screen
-from trainer_launch.preflight.document import Place
-from trainer_launch.preflight.subject import Subject, with_container, with_gpus, with_network
-from trainer_launch.settings import Settings
-from trainer_launch.topology import place
+from trainer_launch.host import logs
+from trainer_launch.model import Json, exit_codes
+from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.findings import Finding, Report, exit_code, raised
+from trainer_launch.model.settings import Settings
+from trainer_launch.observability import termination_message
+from trainer_launch.planning import engines
+from trainer_launch.planning.gather import Reading, live_pod, ports_of, read
+from trainer_launch.planning.topology import place
+from trainer_launch.preflight import reference_values, report_json, report_text, stop_message
+from trainer_launch.preflight.check_context import Subject, with_container, with_gpus, with_network
+from trainer_launch.preflight.container import dns
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.report_json import Place
+from trainer_launch.supervisor import outcome
 
 if TYPE_CHECKING:
-    from trainer_launch.rollcall.picture import Seen
+    from trainer_launch.preflight.cluster.heatmap_data import Seen
 
 HELP = "check this container and all nodes (an init container)"
 ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight checks that it can start."
@@ -77,43 +81,49 @@ def main(parsed: Parsed) -> int:
     settings = parsed.settings
     if settings.preflight == "off":
         sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
-        return exits.SUCCEEDED
+        return exit_codes.SUCCEEDED
     try:
-        return _main(parsed, settings, stopping.Doing(settings.termination_log))
+        return _main(parsed, settings, stop_message.Doing(settings.termination_log))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
-            problem.exit_code = exits.PREFLIGHT_RETRYABLE
-        running.refuse(problem, settings.termination_log)
+            problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
+        termination_message.refuse(problem, settings.termination_log)
         raise
 
 
-def _main(parsed: Parsed, settings: Settings, doing: stopping.Doing) -> int:
+def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
     # `run`, which needs a part of this file, has no use for these.
-    from trainer_launch.commands import gathering, leaving, loading, mpi_hosts, plotting, thresholds
-    from trainer_launch.rollcall import ending
+    from trainer_launch.preflight import node_measurements, report_files, thresholds
+    from trainer_launch.preflight.cluster import participation, plot
+    from trainer_launch.preflight.cluster import verdict as ending
+    from trainer_launch.preflight.mpi import launcher_checks
 
-    others = (*gathering.CHECKS, *mpi_hosts.CHECKS)
+    others = (*participation.CHECKS, *launcher_checks.CHECKS)
     chosen = preflight.names_in(settings.only, "--only", others)
     skipped = preflight.names_in(settings.skip, "--skip", others)
     fatal = preflight.names_in(settings.fatal, "--fatal", others)
     of_pairs, _ = thresholds.parse(settings.threshold)
-    references.load(settings.reference)
+    reference_values.load(settings.reference)
     ports_of(settings)
-    leaving.check(_files(settings))
+    report_files.check(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
-    subject = with_gpus(subject, loading.level(settings, chosen, skipped))
+    subject = with_gpus(subject, node_measurements.level(settings, chosen, skipped))
     doing.place = place_of(subject)
     checks = [check for check in preflight.CHECKS if not chosen or check.NAME in chosen]
-    alone = gathering.obstacle(subject, settings, chosen, skipped)
+    alone = participation.obstacle(subject, settings, chosen, skipped)
     if alone is None:
         told = _together(subject, checks, settings, skipped, fatal, doing)
     else:
         told = _alone(subject, checks, settings, skipped, fatal)
-        if mpi_hosts.concerns(subject):
-            wanted = [name for name in mpi_hosts.CHECKS if name not in skipped and name in (chosen or (name,))]
-            doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"
-            found = mpi_hosts.findings(subject, settings, of_pairs, wanted, settings.deadline - told.report.took_s)
+        if launcher_checks.concerns(subject):
+            wanted = [
+                name for name in launcher_checks.CHECKS if name not in skipped and name in (chosen or (name,))
+            ]
+            doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
+            found = launcher_checks.findings(
+                subject, settings, of_pairs, wanted, settings.deadline - told.report.took_s
+            )
             findings = (*told.report.findings, *(raised(one, fatal) for one in found))
             told = replace(told, report=replace(told.report, findings=findings))
         elif subject.has_peers and not chosen:
@@ -127,10 +137,10 @@ def _main(parsed: Parsed, settings: Settings, doing: stopping.Doing) -> int:
     if settings.write_reference is not None and subject.topology.node_rank in (0, None):
         _write_reference(settings.write_reference, told.measured)
     if settings.plot is not None and subject.topology.node_rank in (0, None):
-        plotting.plot(settings.plot, told.seen)
+        plot.plot(settings.plot, told.seen)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
-        failing = gathering.failing_nodes(told.all_nodes or report.findings)
-        leaving.write("--report", gathering.beside(settings.report), failing)
+        failing = participation.failing_nodes(told.all_nodes or report.findings)
+        report_files.write("--report", participation.beside(settings.report), failing)
     return code
 
 
@@ -138,10 +148,10 @@ def _alone(
     subject: Subject, checks: Sequence[ModuleType], settings: Settings, skipped: Sequence[str], fatal: Sequence[str]
 ) -> _Told:
     """This container's checks, and the judgement of its own GPUs."""
-    from trainer_launch.commands import loading
+    from trainer_launch.preflight import node_measurements
 
     report = preflight.run(subject, checks, silenced=skipped, fatal=fatal)
-    judged, measured = loading.alone(subject.cards, settings, subject.host.hostname)
+    judged, measured = node_measurements.alone(subject.cards, settings, subject.host.hostname)
     loud = [raised(one, fatal) for one in judged if one.check not in skipped]
     return _Told(replace(report, findings=(*report.findings, *loud)), measured)
 
@@ -152,16 +162,17 @@ def _together(
     settings: Settings,
     skipped: Sequence[str],
     fatal: Sequence[str],
-    doing: stopping.Doing,
+    doing: stop_message.Doing,
 ) -> _Told:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
-    from trainer_launch.commands import gathering, merging
+    from trainer_launch.preflight import merged_findings
+    from trainer_launch.preflight.cluster import participation
 
     began_s = time.monotonic()
     at_once = [check for check in checks if check is not dns]
     later = [check for check in checks if check is dns]
     doing.hold()
-    with gathering.gathering(subject, settings, skipped) as part:
+    with participation.gathering(subject, settings, skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
             doing.release()
             return _Told(preflight.run(replace(subject, deadline_s=0.0), checks, silenced=skipped, fatal=fatal))
@@ -179,8 +190,8 @@ def _together(
 
         verdict = part.finish(found, here)
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
-        own = tuple(merging.explained(here(), decided, is_shared=verdict.is_shared))
-        findings = merging.merged(own, decided, part.own, gathering.CHECKS)
+        own = tuple(merged_findings.explained(here(), decided, is_shared=verdict.is_shared))
+        findings = merged_findings.merged(own, decided, part.own, participation.CHECKS)
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         told = [finding for finding in part.decided() if finding.check not in skipped]
@@ -226,29 +237,31 @@ def place_of(subject: Subject) -> Place:
 
 def _hand_out(told: _Told, here: Place, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
-    from trainer_launch.commands import leaving
+    from trainer_launch.preflight import report_files
 
     settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()
-    made = _dumped(document.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s))
-    message = outcome.fitted(screen.last_words(report, here, code))
+    made = _dumped(report_json.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s))
+    message = outcome.fitted(report_text.last_words(report, here, code))
     is_again = _is_again(message, settings.termination_log)
-    running.write_last_words(message, settings.termination_log)
+    termination_message.write_last_words(message, settings.termination_log)
     if parsed.flags["json"]:
         sys.stdout.write(made)
     elif is_again:
-        sys.stdout.write(screen.again(report, here, code))
-    elif elsewhere and not screen.is_involved(report, here):
-        sys.stdout.write(screen.line(report, here, code, elsewhere))
+        sys.stdout.write(report_text.again(report, here, code))
+    elif elsewhere and not report_text.is_involved(report, here):
+        sys.stdout.write(report_text.line(report, here, code, elsewhere))
     else:
-        sys.stdout.write(screen.screen(report, here, code, elsewhere))
+        sys.stdout.write(report_text.screen(report, here, code, elsewhere))
     sys.stdout.flush()
     if settings.state_dir is not None:
-        leaving.write("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
+        report_files.write("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
     if settings.report is not None:
-        leaving.write("--report", settings.report, made)
+        report_files.write("--report", settings.report, made)
     if settings.prometheus_file is not None:
-        leaving.write("--prometheus-file", settings.prometheus_file, screen.prometheus(report, code, at_s))
+        report_files.write(
+            "--prometheus-file", settings.prometheus_file, report_text.prometheus(report, code, at_s)
+        )
 
 
 def _is_again(message: str, path: str) -> bool:
@@ -273,13 +286,13 @@ def _files(settings: Settings) -> dict[str, str | None]:
 
 
 def _write_reference(path: str, measured: Sequence[Measure]) -> None:
-    from trainer_launch.commands import leaving
+    from trainer_launch.preflight import report_files
 
-    rows = references.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
+    rows = reference_values.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
     if not rows:
-        log.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
+        logs.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
         return
-    leaving.write("--write-reference", path, references.render(rows))
+    report_files.write("--write-reference", path, reference_values.render(rows))
 
 
 def _dumped(made: dict[str, Json]) -> str:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from trainer_launch import preflight
-from trainer_launch.commands.gather import Reading
 from trainer_launch.commands.preflight import STATE_FILE, subject_of
-from trainer_launch.findings import Finding, Status, Value
+from trainer_launch.host.deadline_call import Tried, try_out
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.probe import probe
-from trainer_launch.host.tryout import Tried, try_out
-from trainer_launch.preflight import document
-from trainer_launch.preflight.subject import with_container
-from trainer_launch.settings import Settings
+from trainer_launch.model.findings import Finding, Status, Value
+from trainer_launch.model.settings import Settings
+from trainer_launch.planning.gather import Reading
+from trainer_launch.preflight import report_json
+from trainer_launch.preflight.check_context import with_container
 
 LIMIT_S = 0.12  # for all of it: workers are waiting
 _CHILD_S = 0.1
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 def compare(folder: str, reading: Reading, settings: Settings) -> None:
     """Say what differs here from what the preflight found; without its report, nothing is done."""
     path = os.path.join(folder, STATE_FILE)
-    data = LiveFiles(document.MAX_BYTES + 1).read(path)
+    data = LiveFiles(report_json.MAX_BYTES + 1).read(path)
     if data is None:
         if os.path.exists(path):
             _log.warning("cannot read %s; run both containers as the same user", path)
         return
     try:
-        before = {finding.check: finding for finding in document.parse(data)}
+        before = {finding.check: finding for finding in report_json.parse(data)}
     except ValueError as problem:
         _log.warning("%s was not written by a preflight of this version: %s", path, problem)
         return

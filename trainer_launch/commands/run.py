@@ -14,28 +14,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer_launch import engines, log, outcome, programs
-from trainer_launch.commands import ground, observing
-from trainer_launch.commands.gather import live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.running import conclude, refuse, use_color
-from trainer_launch.commands.scratch import private_folder
 from trainer_launch.contracts import bare
-from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, NotRunnableError
+from trainer_launch.host import logs
+from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Outcome, Plan
-from trainer_launch.pytorch import head_start
-from trainer_launch.settings import Settings
-from trainer_launch.status import news
-from trainer_launch.status.observer import Observer
-from trainer_launch.supervisor.flood import Flood
+from trainer_launch.model.errors import LaunchError, NotRunnableError
+from trainer_launch.model.settings import Settings
+from trainer_launch.observability import runtime_events, setup
+from trainer_launch.observability.observer import Observer
+from trainer_launch.observability.termination_message import conclude, refuse, use_color
+from trainer_launch.planning import engines, programs
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.gather import live_pod, read, request_of
+from trainer_launch.planning.topology import place
+from trainer_launch.pytorch import early_fork_server
+from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import AnyWatch, supervise
+from trainer_launch.supervisor.rate_limit import Flood
 from trainer_launch.supervisor.system import System
-from trainer_launch.topology import place
 
 if TYPE_CHECKING:
-    from trainer_launch.supervisor.workers import Place
+    from trainer_launch.supervisor.worker_samples import Place
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
@@ -99,20 +100,20 @@ def to_the_end(
             _, plan = _planned(settings, argv, replace_launcher=True, scratch=scratch)
             shutil.rmtree(scratch, ignore_errors=True)  # nobody comes back to do it
             _become(plan)
-        with ground.kept_clean(scratch) as sweep:
+        with shared_memory_care.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
             plan = adjust(plan)
             watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
             system = System(color=use_color(settings), watched=watched, flood=flood)
             system.clean = sweep
-            log.send_through(system.say)
-            with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
+            logs.send_through(system.say)
+            with contextlib.closing(system), setup.observed(request, plan, settings, system) as observer:
                 gc.enable()
                 with _hosted(plan, secret, observer):
                     ended = _supervised(plan, system, settings, request, secret, observer)
                     sweep()
-                ended = replace(ended, attempt=max(ended.attempt, news.starts(scratch)))
+                ended = replace(ended, attempt=max(ended.attempt, runtime_events.starts(scratch)))
                 return conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -138,14 +139,14 @@ def _planned(
     """Read, place and plan; the machine is made ready for it."""
     reading = read(live_pod(argv), settings)
     topology = place(reading.job, reading.host)
-    memory = ground.enlarged(reading, topology, settings)
+    memory = shared_memory_care.enlarged(reading, topology, settings)
     request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
-    refused = ground.copies_are_refused(reading.job, reading.command)
+    refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
     request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
     programs.check(request.command, request.env.get("PATH"))
     plan = engines.plan(request)
     if plan.workers is None:
-        head_start.end()  # a server that nobody asks for
+        early_fork_server.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
     programs.check_plug_in(plan)
     _tell(request, plan)
@@ -166,9 +167,9 @@ def _watch(
     """Watch the workers for hangs, if anybody asked for it."""
     if settings.hang_timeout is None:
         return None
-    from trainer_launch.commands import watching  # only who asked pays for it
+    from trainer_launch.commands import hang_options  # only who asked pays for it
 
-    return watching.watch(settings, request, plan, system, place_of)
+    return hang_options.watch(settings, request, plan, system, place_of)
 
 
 @contextlib.contextmanager
@@ -177,7 +178,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.coordinator.hosting import serve  # only node 0 of a torch job needs it
+    from trainer_launch.membership.hosting import serve  # only node 0 of a torch job needs it
 
     with serve(plan.hosting, secret, heard=observer.coordinator_said, progress=observer.progress_and_age):
         yield

@@ -9,25 +9,27 @@ import os
 import shutil
 from dataclasses import replace
 
-from trainer_launch import log, outcome
-from trainer_launch.command import parse_command
-from trainer_launch.commands import ground, observing
-from trainer_launch.commands.gather import Reading, live_pod, read, request_of
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.running import conclude, refuse, use_color
-from trainer_launch.commands.scratch import private_folder
-from trainer_launch.engines import child_env, sshd
-from trainer_launch.engines.request import Request
-from trainer_launch.errors import LaunchError, UsageError
+from trainer_launch.host import logs
+from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.model import Job, Plan
-from trainer_launch.settings import Settings
-from trainer_launch.ssh import client, server
-from trainer_launch.ssh.environment import Handed, handed_on, named
-from trainer_launch.ssh.sessions import Sessions
-from trainer_launch.ssh.unheard import Unheard
+from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.model.settings import Settings
+from trainer_launch.mpi import ssh_client
+from trainer_launch.mpi import sshd as server
+from trainer_launch.mpi.ssh_sessions import Sessions
+from trainer_launch.mpi.sshd_log import Unheard
+from trainer_launch.observability import setup
+from trainer_launch.observability.termination_message import conclude, refuse, use_color
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.engines import child_env, sshd
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.gather import Reading, live_pod, read, request_of
+from trainer_launch.planning.ssh_environment import Handed, handed_on, named
+from trainer_launch.planning.topology import place
+from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
-from trainer_launch.topology import place
 
 HELP = "run sshd in an MPI worker pod"
 ABOUT = "sshd accepts the job's key only, and it is restarted if it crashes."
@@ -68,14 +70,14 @@ def _main(parsed: Parsed) -> int:
     reading = read(live_pod(()), settings)
     scratch = private_folder()
     try:
-        with ground.kept_clean(scratch) as sweep:
+        with shared_memory_care.kept_clean(scratch) as sweep:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else Unheard()
             system = System(color=use_color(settings), sieve=probes)
             system.clean = sweep
-            log.send_through(system.say)
-            with contextlib.closing(system), observing.observed(request, plan, settings, system) as observer:
+            logs.send_through(system.say)
+            with contextlib.closing(system), setup.observed(request, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
                 sweep()
                 if probes is not None and probes.count:
@@ -90,8 +92,8 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
     """Make everything ready; what is to run is sshd's own command line."""
     settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
     topology = place(job, reading.host)
-    memory = ground.enlarged(reading, topology, settings)
-    reach = client.prepared(
+    memory = shared_memory_care.enlarged(reading, topology, settings)
+    reach = ssh_client.prepared(
         job,
         f"{scratch}/{FOLDER}",
         port=settings.ssh_port,
@@ -99,7 +101,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         path=reading.pod.env.get("PATH"),
     )
     asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
-    refused = ground.copies_are_refused(job, None)
+    refused = shared_memory_care.copies_are_refused(job, None)
     asked = replace(asked, shm_is_short=memory.is_short, copies_are_refused=refused)
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
     addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
@@ -139,7 +141,7 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
     if handed.unfit:
         _log.warning("not forwarded to ranks, because sshd cannot pass them on: %s", _listed(handed.unfit))
     if settings.insecure_host_keys:
-        _log.warning("%s", client.INSECURE)
+        _log.warning("%s", ssh_client.INSECURE)
 
 
 def _listed(found: tuple[str, ...]) -> str:

@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from trainer_launch.commands import tables
 from trainer_launch.commands.options import Parsed
-from trainer_launch.errors import NodeError, UsageError
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Endpoint, Json
-from trainer_launch.status import news, node, progress
-from trainer_launch.status.story import strict
+from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.observability import node_view, progress, runtime_events, tables
+from trainer_launch.observability.events import strict
 
 HELP = "show the state of this pod's run and of its job"
 ABOUT = "Use it with kubectl exec while the run is active."
@@ -41,7 +40,7 @@ def main(parsed: Parsed) -> int:
     Raises:
         UsageError: no launcher runs here, or not the one with that pid.
     """
-    views = _chosen(node.find(), parsed.flags["pid"])
+    views = _chosen(node_view.find(), parsed.flags["pid"])
     jobs = [_Part(name, members, *_ask(members)) for name, members in _by_job(views)]
     if parsed.flags["json"]:
         sys.stdout.write(json.dumps(_told(views, jobs), indent=2, allow_nan=False) + "\n")
@@ -59,20 +58,20 @@ class _Part:
     """The launchers of one job, and what its coordinator says or why nothing is known."""
 
     name: str | None
-    views: Sequence[node.View]
+    views: Sequence[node_view.View]
     table: dict[str, Json] | None
     problem: str | None
 
 
-def _by_job(views: Sequence[node.View]) -> list[tuple[str | None, list[node.View]]]:
+def _by_job(views: Sequence[node_view.View]) -> list[tuple[str | None, list[node_view.View]]]:
     """Launchers that belong together: a machine may run several jobs at once."""
-    groups: dict[str | None, list[node.View]] = {}
+    groups: dict[str | None, list[node_view.View]] = {}
     for view in views:
         groups.setdefault(view.job, []).append(view)
     return list(groups.items())
 
 
-def _told(views: Sequence[node.View], jobs: Sequence[_Part]) -> dict[str, Json]:
+def _told(views: Sequence[node_view.View], jobs: Sequence[_Part]) -> dict[str, Json]:
     """All of it; `job` is the first that is known."""
     first = next((part for part in jobs if part.table is not None), jobs[0])
     each = tuple(
@@ -83,7 +82,7 @@ def _told(views: Sequence[node.View], jobs: Sequence[_Part]) -> dict[str, Json]:
     return {"launchers": known, "job": first.table, "job_problem": first.problem, "jobs": each}
 
 
-def _chosen(views: Sequence[node.View], pid: int | None) -> Sequence[node.View]:
+def _chosen(views: Sequence[node_view.View], pid: int | None) -> Sequence[node_view.View]:
     if not views:
         raise UsageError(
             "no running launcher was found in this container; run status while it runs, as the same user and "
@@ -96,7 +95,7 @@ def _chosen(views: Sequence[node.View], pid: int | None) -> Sequence[node.View]:
     return chosen
 
 
-def _known(view: node.View) -> dict[str, Json]:
+def _known(view: node_view.View) -> dict[str, Json]:
     """A launcher's own view and its workers' reports, by the names that JSON keeps."""
     now_s = time.monotonic()
     reports: list[Json] = []
@@ -105,14 +104,14 @@ def _known(view: node.View) -> dict[str, Json]:
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
         reports.append(values)
-    standing = asdict(news.standing(view.run_dir))
+    standing = asdict(runtime_events.standing(view.run_dir))
     return {**asdict(view), "standing": standing, "reports": reports}
 
 
-def _ask(views: Sequence[node.View]) -> tuple[dict[str, Json] | None, str | None]:
+def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str | None]:
     """The job's table by the first coordinator that answers, or why there is none."""
     problems = []
-    from trainer_launch.coordinator.asking import ask
+    from trainer_launch.membership.status_query import ask
 
     for job, place, secret_file, known in dict.fromkeys(q for view in views for q in _questions(view)):
         try:
@@ -129,9 +128,9 @@ def _ask(views: Sequence[node.View]) -> tuple[dict[str, Json] | None, str | None
     return None, problems[0] if problems else _NOWHERE
 
 
-def _questions(view: node.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:
+def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:
     """Job, place, file of the secret, and the generation that who is asked has to know: a standby knows none."""
     if view.job is not None and view.coordinator is not None:
-        known = news.standing(view.run_dir).generation or 0
+        known = runtime_events.standing(view.run_dir).generation or 0
         for place in (view.coordinator, *view.seats):
             yield view.job, place, view.secret_file, known

@@ -31,10 +31,10 @@ from trainer_launch.contracts import (
     v1_xgboost,
 )
 from trainer_launch.contracts.source import Marks, Pod, Source
-from trainer_launch.errors import ContractError, UsageError
-from trainer_launch.grammar import shown
 from trainer_launch.model import Job
-from trainer_launch.nearest import did_you_mean
+from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.model.value_parsers import shown
 
 
 class Contract(Protocol):

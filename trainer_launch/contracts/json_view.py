@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 
 from trainer_launch.contracts.source import Source
-from trainer_launch.errors import ContractError
-from trainer_launch.grammar import MAX_COUNT, parse_endpoint, parse_host
 from trainer_launch.model import Endpoint, Json
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_endpoint, parse_host
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 

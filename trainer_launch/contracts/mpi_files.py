@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch import hostfile
 from trainer_launch.contracts import names
 from trainer_launch.contracts.source import Source
-from trainer_launch.grammar import parse_path
-from trainer_launch.model import Job, Json, Member, NodeRange, Origin
+from trainer_launch.model import Job, Json, Member, NodeRange, Origin, hostfile
+from trainer_launch.model.value_parsers import parse_path
 
 OPEN_MPI = "OpenMPI"
 INTEL = "Intel"

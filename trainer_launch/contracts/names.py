@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from trainer_launch.frozen import dataclass
 from trainer_launch.model import Member
+from trainer_launch.model.frozen import dataclass
 
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
 V1_ROLES = ("master", "worker", "chief", "ps", "evaluator", "launcher", "scheduler", "server")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.errors import UsageError
-from trainer_launch.grammar import shown
 from trainer_launch.model import Job, Json, Origin
-from trainer_launch.redact import REDACTED, redact, redact_command, redact_file, redact_text
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
+from trainer_launch.model.value_parsers import shown
 
 __all__ = ["SnapshotFiles", "pod_from_snapshot", "redact", "redact_text", "snapshot_of"]
 

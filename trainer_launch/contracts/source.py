@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, cast
 
-from trainer_launch import grammar
-from trainer_launch.errors import ContractError
-from trainer_launch.frozen import dataclass
-from trainer_launch.grammar import MAX_COUNT, NPROC_WORDS
-from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin
+from trainer_launch.model import Endpoint, Fact, Json, NodeRange, Origin, value_parsers
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.value_parsers import MAX_COUNT, NPROC_WORDS
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -152,7 +151,7 @@ class Source:
     def count(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
         """A whole number, at least `least`."""
         expected = f"a whole number from {least} to {MAX_COUNT}"
-        return self._get(name, field, expected, lambda v: grammar.parse_number(v, least, MAX_COUNT), default)
+        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, least, MAX_COUNT), default)
 
     def index(
         self, name: str, field: str = "", *, below: int | None = None, default: T | _Required = REQUIRED
@@ -160,24 +159,24 @@ class Source:
         """A 0-based index, smaller than `below` when that is known."""
         top = MAX_COUNT if below is None else below - 1
         expected = "a whole number of at least 0" if below is None else f"a whole number from 0 to {top}"
-        return self._get(name, field, expected, lambda v: grammar.parse_number(v, 0, top), default)
+        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, 0, top), default)
 
     def port(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
         """A TCP port, 1 to 65535; 0 too when `least` says so."""
         expected = f"a port from {least} to 65535"
-        return self._get(name, field, expected, lambda v: grammar.parse_number(v, least, 65535), default)
+        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, least, 65535), default)
 
     def flag(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> bool | T:
         """A number that is 0 for off; the empty string is on."""
-        return self._get(name, field, "0 or 1", grammar.parse_flag, default)
+        return self._get(name, field, "0 or 1", value_parsers.parse_flag, default)
 
     def path(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
         """An absolute path."""
-        return self._get(name, field, "an absolute path", grammar.parse_path, default)
+        return self._get(name, field, "an absolute path", value_parsers.parse_path, default)
 
     def host(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
         """A host name or an IP address (IPv6 without brackets)."""
-        return self._get(name, field, "a host name or an IP address", grammar.parse_host, default)
+        return self._get(name, field, "a host name or an IP address", value_parsers.parse_host, default)
 
     def endpoint(
         self,
@@ -192,7 +191,7 @@ class Source:
         expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
 
         def parse(value: str) -> Endpoint | None:
-            return grammar.parse_endpoint(value, default_port, least_port=least_port)
+            return value_parsers.parse_endpoint(value, default_port, least_port=least_port)
 
         return self._get(name, field, expected, parse, default)
 
@@ -200,19 +199,19 @@ class Source:
         """IP:PORT as the kubelet joins them (an IPv6 address gets no brackets), or HOST:PORT."""
 
         def parse(value: str) -> Endpoint | None:
-            return grammar.parse_endpoint(value, None, least_port=1, naked_ipv6=True)
+            return value_parsers.parse_endpoint(value, None, least_port=1, naked_ipv6=True)
 
         return self._get(name, field, "HOST:PORT", parse, REQUIRED)
 
     def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
         """N or MIN:MAX, with 0 < MIN <= MAX."""
-        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", grammar.parse_node_range, default)
+        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", value_parsers.parse_node_range, default)
 
     def nproc(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | str | T:
         """Processes per node: a whole number, or one of the words auto, gpu, cpu, xpu."""
         expected = f"a whole number of at least 1, or one of {', '.join(NPROC_WORDS)}"
         # mypy joins int and str to object when both type variables are free
-        return cast("int | str | T", self._get(name, field, expected, grammar.parse_nproc, default))
+        return cast("int | str | T", self._get(name, field, expected, value_parsers.parse_nproc, default))
 
     def choice(
         self, name: str, words: tuple[str, ...], field: str = "", *, default: T | _Required = REQUIRED
@@ -223,18 +222,20 @@ class Source:
 
     def hosts(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> tuple[str, ...] | T:
         """Host names separated by commas."""
-        return self._get(name, field, "host names separated by commas", grammar.parse_hosts, default)
+        return self._get(name, field, "host names separated by commas", value_parsers.parse_hosts, default)
 
     def conf(self, name: str, field: str = "") -> dict[str, str]:
         """k=v,k=v as torchrun's --rdzv-conf takes it; absent or blank is empty."""
         if self.blank(name):
             return {}
         expected = "k=v pairs separated by commas, none of them empty"
-        return self._get(name, field, expected, grammar.parse_conf, REQUIRED)
+        return self._get(name, field, expected, value_parsers.parse_conf, REQUIRED)
 
     def json_object(self, name: str, field: str = "") -> dict[str, Json]:
         """A JSON object."""
-        return self._get(name, field, "a JSON object without repeated keys", grammar.parse_json_object, REQUIRED)
+        return self._get(
+            name, field, "a JSON object without repeated keys", value_parsers.parse_json_object, REQUIRED
+        )
 
     # -- files --------------------------------------------------------------------------------
 
@@ -256,19 +257,19 @@ class Source:
 
     def error(self, name: str, value: str, expected: str) -> ContractError:
         """The one sentence for a bad value."""
-        return grammar.bad_value(name, value, expected, self.contract)
+        return value_parsers.bad_value(name, value, expected, self.contract)
 
     def missing(self, name: str, expected: str) -> ContractError:
         """The one sentence for a variable that is not there."""
         return ContractError(
-            f"{grammar.named(name)} is not set; contract {self.contract} needs it as {expected}; "
+            f"{value_parsers.named(name)} is not set; contract {self.contract} needs it as {expected}; "
             f"set it, or name another contract with --contract"
         )
 
     def no_file(self, path: str, expected: str) -> ContractError:
         """The one sentence for a file that is not there."""
         return ContractError(
-            f"{grammar.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
+            f"{value_parsers.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
             f"mount it, or name another contract with --contract"
         )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from trainer_launch import hostfile
 from trainer_launch.contracts import names
 from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.model import Job, Member, NodeRange, Origin
+from trainer_launch.model import Job, Member, NodeRange, Origin, hostfile
 
 NAME = "trainer-v2-flux"
 

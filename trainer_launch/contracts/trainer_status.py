@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainer_launch.contracts.source import Source
-from trainer_launch.errors import ContractError
-from trainer_launch.frozen import dataclass
-from trainer_launch.grammar import parse_host
 from trainer_launch.model import Job, Json
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.value_parsers import parse_host
 
 METHOD = "POST"
 

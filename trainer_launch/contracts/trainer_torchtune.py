@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer_launch.contracts import names, torchrun_env
 from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.grammar import parse_endpoint
 from trainer_launch.model import Endpoint, Job, Json, Origin, Rendezvous
+from trainer_launch.model.value_parsers import parse_endpoint
 
 NAME = "trainer-v2-torchtune"
 MARKS = Marks(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.grammar import parse_host
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
+from trainer_launch.model.value_parsers import parse_host
 
 NAME = "paddlejob-v1"
 MARKS = Marks(

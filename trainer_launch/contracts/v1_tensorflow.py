@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer_launch.contracts.json_view import JsonView
 from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.frozen import dataclass
 from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange
+from trainer_launch.model.frozen import dataclass
 
 NAME = "tfjob-v1"
 MARKS = Marks(all_of=("TF_CONFIG",))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer_launch.frozen import dataclass
+from trainer_launch.model.frozen import dataclass
 
 # v1 reports "no limit" as the largest number of whole pages.
 _V1_NO_LIMIT = 1 << 60

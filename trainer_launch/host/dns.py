@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trainer_launch.grammar import MAX_COUNT, parse_number
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 
 RESOLV_CONF = "/etc/resolv.conf"
 _MAX_SERVERS = 3  # glibc asks no more

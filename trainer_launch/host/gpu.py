@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainer_launch.grammar import parse_number
 from trainer_launch.model import Gpus
+from trainer_launch.model.value_parsers import parse_number
 
 _NVIDIA_DEVICE = re.compile(r"nvidia[0-9]+")
 

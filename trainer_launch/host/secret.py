@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_launch.errors import UsageError
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.model.errors import UsageError
 
 MAX_SECRET_BYTES = 4096
 

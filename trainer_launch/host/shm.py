@@ -13,8 +13,8 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from trainer_launch.errors import NodeError
-from trainer_launch.frozen import dataclass
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.frozen import dataclass
 
 FOLDER = "/dev/shm"
 MAX_SEGMENTS = 20_000  # that one look reads; llm-d#352 counted hundreds after a night in a crash loop

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-from trainer_launch.sizes import counted
+from trainer_launch.model.units import counted
 
 _THREADS = 64  # shown of each process
 _LINES = 8  # of a kernel stack

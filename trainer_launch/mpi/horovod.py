@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer_launch import exits, hostfile
-from trainer_launch.horovodrun_options import HorovodCommand, render
-from trainer_launch.model import Member
-from trainer_launch.mpi.messages import Said
+from trainer_launch.model import Member, exit_codes, hostfile
+from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.planning.horovodrun_options import HorovodCommand, render
 
 # Without a cooldown Horovod never takes a host back that has failed once; it doubles from the first to the second.
 COOLDOWN_S = ("2", "30")
@@ -110,7 +109,7 @@ def heard(said: Said, line: str, *, is_elastic: bool) -> Said:
 
 
 def _ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
-    if exits.failing(code) is None:
+    if exit_codes.failing(code) is None:
         return said  # Horovod says it of failures only: it is a rank's own line
     if code == _SSH_FAILED and said.words:
         return said  # it was not the rank

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer_launch.mpi import horovod
-from trainer_launch.mpi.listened import Listened
-from trainer_launch.mpi.messages import Said
+from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.mpi.tapped_child import Listened
 
 _LAST_LINES = 400  # of all ranks together
 _KEPT_LINES = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainer_launch.mpi.dialect import INTEL
-from trainer_launch.mpi.typed import Typed
+from trainer_launch.mpi.mpi_version import INTEL
+from trainer_launch.planning.typed_mpirun import Typed
 
 _LAUNCHERS = ("launcher", "bootstrap", "rmk")
 _ENVIRONMENTS = ("genvall", "genvnone", "genvlist", "envall", "envnone", "envlist")

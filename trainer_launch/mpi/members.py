@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer_launch import hostfile
-from trainer_launch.errors import ContractError, LaunchError, NodeError
-from trainer_launch.grammar import named
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import Member
-from trainer_launch.mpi.spec import Spec
+from trainer_launch.model import Member, hostfile
+from trainer_launch.model.errors import ContractError, LaunchError, NodeError
+from trainer_launch.model.value_parsers import named
+from trainer_launch.planning.mpi_launch_spec import Spec
 
 _MAX_BYTES = 8 << 20
 _SCRIPT_S = 10.0  # kubelet mounts a script of echo lines; the user's own may ask somebody

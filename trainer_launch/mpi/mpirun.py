@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer_launch.host import tree
-from trainer_launch.mpi.listened import LINE_BYTES, STDERR, Listened
-from trainer_launch.mpi.messages import Said, heard
+from trainer_launch.host import process_tree
+from trainer_launch.mpi.mpirun_messages import Said, heard
+from trainer_launch.mpi.tapped_child import LINE_BYTES, STDERR, Listened
 
 _LAST_LINES = 60
 _LOOK_S = 1.0
@@ -72,7 +72,7 @@ class Mpirun:
     def _reached(self) -> set[str]:
         """The words of all command lines below mpirun; a host's name is one of them."""
         words: set[str] = set()
-        for entry in tree.descendants(self.pid):
+        for entry in process_tree.descendants(self.pid):
             with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
                 words.update(file.read(LINE_BYTES).decode(errors="replace").split("\0"))
         return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainer_launch.mpi.typed import Typed
+from trainer_launch.planning.typed_mpirun import Typed
 
 # A host that vanished is noticed after some 3 s, by mpirun and by its daemons alike (Open MPI: 8 minutes).
 _ALIVE = {"keepalive_time": "1", "keepalive_intvl": "1", "keepalive_probes": "2"}

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from trainer_launch.model import Member
-from trainer_launch.mpi.messages import Said
+from trainer_launch.mpi.mpirun_messages import Said
 
 
 class Phase(Enum):

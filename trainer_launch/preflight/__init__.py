@@ -13,28 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
 
-from trainer_launch.errors import UsageError
-from trainer_launch.findings import Finding, Report, Status, raised
-from trainer_launch.preflight import (
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.findings import Finding, Report, Status, raised
+from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.container import (
     cpu,
     dns,
     ephemeral_ports,
     gloo_socket_ifname,
-    gpu_clocks,
-    gpu_count,
-    gpu_ecc,
-    gpu_load,
-    gpu_memory,
-    gpu_mig,
-    gpu_network,
-    gpu_nvlink,
-    gpu_pcie,
-    gpu_peers,
-    gpu_persistence,
-    gpu_recovery,
-    gpu_remap,
-    gpu_temperature,
-    gpu_xid,
     memlock,
     memory,
     mtu,
@@ -51,7 +37,23 @@ from trainer_launch.preflight import (
     storage,
     subdomain,
 )
-from trainer_launch.preflight.subject import Subject
+from trainer_launch.preflight.gpu import (
+    clocks,
+    count,
+    ecc,
+    load,
+    mig,
+    nccl_network,
+    nvlink,
+    pcie,
+    peers,
+    persistence,
+    recovery_action,
+    row_remapping,
+    temperature,
+    xid,
+)
+from trainer_launch.preflight.gpu import memory as gpu_memory
 
 CHECKS: tuple[ModuleType, ...] = (
     program,
@@ -73,21 +75,21 @@ CHECKS: tuple[ModuleType, ...] = (
     mtu,
     ports,
     ephemeral_ports,
-    gpu_count,
-    gpu_recovery,
-    gpu_ecc,
-    gpu_remap,
-    gpu_mig,
-    gpu_persistence,
+    count,
+    recovery_action,
+    ecc,
+    row_remapping,
+    mig,
+    persistence,
     gpu_memory,
-    gpu_load,
-    gpu_peers,
-    gpu_network,
-    gpu_clocks,
-    gpu_temperature,
-    gpu_pcie,
-    gpu_nvlink,
-    gpu_xid,
+    load,
+    peers,
+    nccl_network,
+    clocks,
+    temperature,
+    pcie,
+    nvlink,
+    xid,
 )
 # What each container has of its own: an init container cannot vouch for the main one.
 OF_A_CONTAINER = tuple(check for check in CHECKS if getattr(check, "OF_A_CONTAINER", False))

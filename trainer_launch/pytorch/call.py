@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer_launch import replacing
-from trainer_launch.elastic import WorkerFailedError
-from trainer_launch.errors import UsageError
+from trainer_launch.host import atomic_file
+from trainer_launch.model.errors import UsageError
+from trainer_launch.pytorch.elastic import WorkerFailedError
 
 RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
 _CALL, _PROGRAM, _RESULT = "call", "worker.py", "result."
@@ -44,9 +44,9 @@ class RecoverableError(Exception):
 def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
     """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
     data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
-    replacing.replace(f"{folder}/{_CALL}", pickle.dumps(data))
+    atomic_file.replace(f"{folder}/{_CALL}", pickle.dumps(data))
     program = f"{folder}/{_PROGRAM}"
-    replacing.replace(program, program_text("trainer_launch.pytorch.call", folder).encode())
+    atomic_file.replace(program, program_text("trainer_launch.pytorch.call", folder).encode())
     return program
 
 
@@ -169,7 +169,7 @@ def _save(result: Any, folder: str) -> None:
             f"rank {rank} returned a {type(result).__name__} that cannot be pickled ({problem}); "
             f"return plain values, or save it to a file"
         ) from None
-    replacing.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
+    atomic_file.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -188,7 +188,7 @@ def _write_error(problem: BaseException) -> None:
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
     message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
     try:
-        replacing.replace(path, json.dumps({"message": message}).encode())
+        atomic_file.replace(path, json.dumps({"message": message}).encode())
     except OSError as unwritten:
         print(f"cannot write {path}: {unwritten.strerror}", file=sys.stderr)  # noqa: T201
 

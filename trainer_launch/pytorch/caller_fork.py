@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainer_launch import exits
-from trainer_launch.pytorch import fork_server_process, forked_process, kernel, messages
+from trainer_launch.model import exit_codes
+from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_attributes
 from trainer_launch.pytorch.forked_process import Origin, Signs
 from trainer_launch.pytorch.messages import ForkWorkers
 
@@ -64,7 +64,7 @@ def _become_launcher(
     except BaseException:  # noqa: BLE001  nobody above would see it
         traceback.print_exc()
     finally:
-        os._exit(exits.FAILED)
+        os._exit(exit_codes.FAILED)
 
 
 def _become_server(connection: socket.socket, launcher: int, work: Callable[[], None]) -> NoReturn:
@@ -74,7 +74,7 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
         _fork_workers(origin, request, fds, signs, work)
 
     try:
-        kernel.die_with_parent(signal.SIGKILL)
+        process_attributes.die_with_parent(signal.SIGKILL)
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _IGNORED}
         mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         for number in _IGNORED:
@@ -96,7 +96,7 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
     except BaseException:  # noqa: BLE001  nobody above would see it
         traceback.print_exc()
     finally:
-        os._exit(exits.FAILED)
+        os._exit(exit_codes.FAILED)
 
 
 def _fork_workers(
@@ -118,7 +118,7 @@ def _become_worker(
     origin: Origin, environment: Mapping[str, str], stacks: str | None, signs: Signs, work: Callable[[], None]
 ) -> NoReturn:
     """Do the work as a process of multiprocessing would; nothing that the caller has registered runs at its end."""
-    code = exits.FAILED
+    code = exit_codes.FAILED
     try:
         os.setsid()
         forked_process.restore_signals(origin)
@@ -127,7 +127,7 @@ def _become_worker(
         os.environ.update(environment)
         words = [os.fsencode(word) for word in sys.orig_argv]
         # By a variable the launcher knows what is its own, also what has left this session.
-        _kept.append(kernel.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
+        _kept.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
         if stacks is not None:
             forked_process.arm(stacks)
         signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)

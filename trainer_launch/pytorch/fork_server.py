@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainer_launch.frozen import dataclass
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import Failed, Forked, ForkWorkers, OpenStore, Ready, StoreOpen, Unfit
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from trainer_launch.pytorch import kernel
+from trainer_launch.pytorch import process_attributes
 
 # torch.distributed is what every worker of a job imports besides torch.
 _NEEDED = ("torch", "torch.distributed")
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def main(recorder: Recorder, site: Site) -> None:
     """Import, tell, serve until the launcher closes the connection."""
     fd, launcher, serves, folder, script, module, *preload = sys.argv[1:]
-    kernel.die_with_parent(signal.SIGKILL)
+    process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -50,7 +50,7 @@ def main(recorder: Recorder, site: Site) -> None:
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
     reason = _import(names, folder)
 
-    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top
+    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top_frame
 
     if serves == "workers":
         reason = reason or unfit()
@@ -76,7 +76,7 @@ def main(recorder: Recorder, site: Site) -> None:
     messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
     no_workers = reason or (None if serves == "workers" else "this server only opens stores")
     gc.freeze()  # workers would otherwise copy what the collector marks
-    top.run(lambda: serve(connection, origin, no_workers))
+    top_frame.run(lambda: serve(connection, origin, no_workers))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -195,7 +195,7 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
             messages.send(connection, answer)
         if not is_small and isinstance(answer, messages.Forked):  # now that nobody waits for us
             is_small = True
-            kernel.drop_mapped_files()
+            process_attributes.drop_mapped_files()
     os._exit(0)
 
 
@@ -239,7 +239,7 @@ def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Or
     from trainer_launch.pytorch import forked_process, messages
 
     try:
-        kernel.die_with_parent(signal.SIGKILL)
+        process_attributes.die_with_parent(signal.SIGKILL)
         if isinstance(request, messages.ForkWorkers):
             return (origin.fork_workers or forked_process.fork_workers)(origin, request, fds, signs)
         if forked_process.fork_one(signs):
@@ -286,8 +286,8 @@ def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
 
     try:
         os.setsid()
-        kernel.allow_many_files()  # each rank takes one
-        kernel.ask_no_name_server()  # torch asks for the name of each rank that connects, one after the other
+        process_attributes.allow_many_files()  # each rank takes one
+        process_attributes.ask_no_name_server()  # torch asks for the name of each rank that connects, one after the other
         store = _open(request)
         signs.tell("port", store.port)
         os.close(signs.report)

@@ -31,9 +31,9 @@ from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
-from trainer_launch import exits
-from trainer_launch.frozen import dataclass
-from trainer_launch.pytorch import kernel, messages, process_reset
+from trainer_launch.model import exit_codes
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.pytorch import messages, process_attributes, process_reset
 from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.pytorch.recorded_imports import Imports
@@ -131,11 +131,11 @@ def fork_one(signs: Signs) -> bool:
 def wait_for_go(origin: Origin, signs: Signs) -> None:
     """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
     if not os.read(signs.go, 1):
-        os._exit(exits.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
+        os._exit(exit_codes.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
     os.close(signs.go)
-    kernel.die_with_parent(signal.SIGKILL)
+    process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != origin.launcher:
-        os._exit(exits.INFRASTRUCTURE)
+        os._exit(exit_codes.INFRASTRUCTURE)
 
 
 class Worker:
@@ -285,7 +285,7 @@ def _look_like(argv: Sequence[str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "trainer_launch"]:
         del sys.modules[name]
     words, variables = [os.fsencode(word) for word in argv], [b"=".join(pair) for pair in os.environb.items()]
-    _KEPT.append(kernel.show_as(words, variables))
+    _KEPT.append(process_attributes.show_as(words, variables))
 
 
 def arm(path: str) -> None:
@@ -313,7 +313,7 @@ def _exec(request: ForkWorkers, worker: ForkedWorker, failed: str) -> NoReturn:
         text = messages.cannot_fork(failed)
         _leave_last_words(text, f"{text}\n")
         os.write(2, f"[trainer-launch] {text}\n".encode(errors="replace"))
-        os._exit(exits.MISCONFIGURED)
+        os._exit(exit_codes.MISCONFIGURED)
     text = f"[trainer-launch] this worker starts without the fork server: {failed}\n"
     os.write(2, text.encode(errors="replace"))
     try:
@@ -324,7 +324,7 @@ def _exec(request: ForkWorkers, worker: ForkedWorker, failed: str) -> NoReturn:
         os.write(
             2, f"trainer-launch: cannot run {request.argv[0]!r}: {problem.strerror}\n".encode(errors="replace")
         )
-        os._exit(exits.NOT_FOUND)
+        os._exit(exit_codes.NOT_FOUND)
 
 
 def _script_of(script: str, path: str, main: dict[str, Any]) -> Callable[[], object]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from trainer_launch import exits
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.model import Exit, Failure, GivenUp, Outcome, Verdict
+from trainer_launch.membership import protocol as say
+from trainer_launch.model import Exit, Failure, GivenUp, Outcome, Verdict, exit_codes
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Refusal, State
 from trainer_launch.supervisor import failure
-from trainer_launch.supervisor.clues import AgentFailure, Evidence
+from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
 
 
 class AnySystem(Protocol):
@@ -59,7 +58,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
             text = state.unresolved or f"the resolver has not answered for {', '.join(state.plan.wait_for)}"
             return failure.unresolved(text)
         case Refusal(text=text, code=code):
-            reason = "Misconfigured" if code == exits.MISCONFIGURED else "PeerLost"
+            reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "PeerLost"
             told = AgentFailure(reason=reason, message=text, exit_code=code)
             return _classified(told, "", system, evidence)
         case say.GiveUp() as given_up:
@@ -85,14 +84,14 @@ def given_up_for(given_up: say.GiveUp, own: WorkerDeath | None) -> AgentFailure:
         told = AgentFailure(
             reason=given_up.cause,
             message=given_up.reason,
-            exit_code=given_up.exit_code or exits.FAILED,
+            exit_code=given_up.exit_code or exit_codes.FAILED,
             why_not_again=given_up.message,
         )
         return told if own is None else replace(told, rank=own.rank, local_rank=own.local_rank, lines=own.lines)
     if own is None:
         said = given_up.message  # of the faulty worker, on another node
         text = f"{given_up.reason}; it said: {said}" if said else given_up.reason
-        return AgentFailure(reason="PeerLost", message=text, exit_code=exits.INFRASTRUCTURE)
+        return AgentFailure(reason="PeerLost", message=text, exit_code=exit_codes.INFRASTRUCTURE)
     return AgentFailure(
         reason=own.reason,
         why_not_again=given_up.reason,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import News
-from trainer_launch.frozen import dataclass
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import News
 from trainer_launch.model import Exit, Process
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.supervisor import events as ev
 

@@ -8,26 +8,26 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainer_launch import exits, run_folder
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Connected, Disconnected
-from trainer_launch.errors import InternalError, UsageError
-from trainer_launch.model import Membership, Outcome, Plan, Process, Workers
+from trainer_launch.host import runtime_directory
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import Connected, Disconnected
+from trainer_launch.model import Membership, Outcome, Plan, Process, Workers, exit_codes
+from trainer_launch.model.errors import InternalError, UsageError
+from trainer_launch.model.units import counted
 from trainer_launch.pytorch import gpu_holders, group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
-from trainer_launch.pytorch.job_news import TellingClient, tell
+from trainer_launch.pytorch.job_events import TellingClient, tell
 from trainer_launch.pytorch.log_folders import LogFolders
-from trainer_launch.pytorch.starter import SERVER, STORE, Starter
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
-from trainer_launch.sizes import counted
+from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
 from trainer_launch.supervisor import error_file, loop
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state as supervisor
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.system import System
-from trainer_launch.supervisor.workers import Place
+from trainer_launch.supervisor.worker_samples import Place
 
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Group:
         self._places: dict[str, Place] = {}
         self._queue: list[ge.Event] = []
         system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
-        system.mark = run_folder.VARIABLE, workers.run_dir
+        system.mark = runtime_directory.VARIABLE, workers.run_dir
         self._gpus = gpu_holders.Watch(workers.env)
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
@@ -260,7 +260,7 @@ class Group:
         generation = 0 if formed is None else formed.generation
         if self._store_failed_in == generation:
             text = f"the store cannot be opened: {why}"
-            self._queue.append(ge.CannotStart(now_s, text, exits.INFRASTRUCTURE))
+            self._queue.append(ge.CannotStart(now_s, text, exit_codes.INFRASTRUCTURE))
             return
         self._store_failed_in = generation
         _log.warning("the store cannot be opened: %s; a new fork server tries it again", why)
@@ -275,8 +275,8 @@ def snapshot(state: State) -> supervisor.State:
         phase = {Phase.ENDED: supervisor.Phase.DONE, Phase.DONE: supervisor.Phase.CLEARING}.get(
             state.phase, supervisor.Phase.WAITING
         )
-        exits = state.run.exits if state.run is not None else ()
-        run = supervisor.State(plan=state.plan, phase=phase, started_at_s=state.started_at_s, exits=exits)
+        exit_codes = state.run.exits if state.run is not None else ()
+        run = supervisor.State(plan=state.plan, phase=phase, started_at_s=state.started_at_s, exits=exit_codes)
     phase = supervisor.Phase.RUNNING if run.phase is supervisor.Phase.DONE else run.phase
     return replace(run, phase=phase, restarts=max(0, state.starts - 1), stop_signal=state.stop_signal)
 

@@ -7,9 +7,9 @@ import os
 import shutil
 import tempfile
 
-from trainer_launch import torchrun_logs
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Workers
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import torchrun_logs
 
 
 class LogFolders:

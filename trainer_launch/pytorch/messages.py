@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any, TypeAlias
 
-from trainer_launch.frozen import dataclass
+from trainer_launch.model.frozen import dataclass
 
 VERSION = 1
 MAX_BYTES = 1 << 24

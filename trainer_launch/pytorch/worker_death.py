@@ -8,10 +8,10 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from trainer_launch import exits
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.frozen import dataclass
-from trainer_launch.supervisor.symptoms import error_name, recognise
+from trainer_launch.membership import protocol as say
+from trainer_launch.model import exit_codes
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.supervisor.error_lines import error_name, recognise
 
 HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
 
@@ -31,7 +31,7 @@ class WorkerDeath:
     @property
     def code(self) -> int:
         """The exit code that says it."""
-        return exits.of_signal(self.signal) if self.signal is not None else self.exit_code or exits.FAILED
+        return exit_codes.of_signal(self.signal) if self.signal is not None else self.exit_code or exit_codes.FAILED
 
     @property
     def lost_peer(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from trainer_launch.coordinator import protocol as say
+from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Workers
-from trainer_launch.torchrun_options import DEVICES, visible_devices
+from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 

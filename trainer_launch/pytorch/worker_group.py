@@ -21,18 +21,18 @@ from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
-from trainer_launch.coordinator import protocol as say
-from trainer_launch.coordinator.client import Connected, Disconnected
-from trainer_launch.errors import InternalError
-from trainer_launch.frozen import dataclass
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Membership, Plan, Workers
+from trainer_launch.model.errors import InternalError
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import worker_processes
 from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
-from trainer_launch.signals import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import machine
 from trainer_launch.supervisor import state as supervisor
+from trainer_launch.supervisor import state_machine
 
 BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 GONE_S = 30.0  # and so long after this node's workers have succeeded
@@ -270,7 +270,7 @@ def _start(state: State, at_s: float) -> Step:
         return state, ()
     processes = worker_processes.of(state.workers, state.membership, formed, go, state.attempt_folder)
     plan = replace(state.plan, processes=processes, wait_for=(), restarts=0)
-    run, actions = machine.begin(plan, at_s)
+    run, actions = state_machine.begin(plan, at_s)
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -296,7 +296,7 @@ def _inside(state: State, event: ev.Event) -> Step:
     """What concerns the workers of this generation alone."""
     if state.run is None:
         return state, ()
-    run, actions = machine.step(state.run, event)
+    run, actions = state_machine.step(state.run, event)
     state, more = _settle(replace(state, run=run), event.exit.at_s if isinstance(event, ev.Exited) else event.at_s)
     return state, (*actions, *more)
 
@@ -304,7 +304,7 @@ def _inside(state: State, event: ev.Event) -> Step:
 def _stop(state: State, at_s: float) -> Step:
     if state.run is None:
         return state, ()
-    run, actions = machine.stop(state.run, at_s)
+    run, actions = state_machine.stop(state.run, at_s)
     return replace(state, run=run), actions
 
 

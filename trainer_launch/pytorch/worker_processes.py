@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from trainer_launch import run_folder, torchrun_logs
-from trainer_launch.coordinator import protocol as say
+from trainer_launch.host import runtime_directory
+from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Process, Workers
+from trainer_launch.planning import torchrun_logs
 from trainer_launch.pytorch import worker_environment
-from trainer_launch.supervisor.workers import Place
+from trainer_launch.supervisor.worker_samples import Place
 
 _NAME = "rank "
 
@@ -47,7 +48,7 @@ def places(workers: Workers, formed: say.Formed, attempt_folder: str, *, are_for
 
 def stacks_file(run_dir: str, local_rank: int) -> str:
     """Where a forked worker writes its stacks when it is asked."""
-    return f"{run_dir}/{run_folder.STACKS}{local_rank}"
+    return f"{run_dir}/{runtime_directory.STACKS}{local_rank}"
 
 
 def rank_of(name: str) -> int | None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trainer_launch import exits
-from trainer_launch.rehearsal.chronicle import Happening
-from trainer_launch.sizes import counted
+from trainer_launch.model import exit_codes
+from trainer_launch.model.units import counted
+from trainer_launch.rehearsal.report.history import Happening
 
 _SHOWN_PODS = 3
 _WIDTH = 100
@@ -60,7 +60,7 @@ class Verdict:
 
     def exit_code(self, code: int) -> int:
         """Of the rehearsal: the job's own, unless it succeeded and a check failed."""
-        return exits.FAILED if self.broken and code == exits.SUCCEEDED else code
+        return exit_codes.FAILED if self.broken and code == exit_codes.SUCCEEDED else code
 
     def text(self) -> str:
         """A paragraph for the end, empty when there is nothing to say."""

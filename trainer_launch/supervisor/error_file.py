@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer_launch import exits
-from trainer_launch.supervisor.symptoms import essence
+from trainer_launch.model import exit_codes
+from trainer_launch.supervisor.error_lines import essence
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def ended_in(data: dict[str, Any]) -> dict[str, int]:
     code = message.get("errorCode") if isinstance(message, dict) else None
     if not isinstance(code, int) or isinstance(code, bool):
         return {}
-    return {"exit_code": code} if code >= 0 else {"exit_code": exits.of_signal(-code), "signal": -code}
+    return {"exit_code": code} if code >= 0 else {"exit_code": exit_codes.of_signal(-code), "signal": -code}
 
 
 def render(message: str | None, code: int, lines: Iterable[str], about: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_launch.frozen import dataclass
 from trainer_launch.model import Exit, Process
+from trainer_launch.model.frozen import dataclass
 
 # -- events: what happened, and when ----------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.host import cgroup, shm
-from trainer_launch.sizes import in_units
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.model.units import in_units
+from trainer_launch.supervisor.death_clues import Evidence
 
 _LARGEST = 3
 

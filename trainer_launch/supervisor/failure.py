@@ -6,12 +6,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainer_launch import exits
-from trainer_launch.frozen import dataclass
-from trainer_launch.model import Exit, Failure
-from trainer_launch.sizes import counted, in_units
-from trainer_launch.supervisor.clues import AgentFailure, Evidence
-from trainer_launch.supervisor.symptoms import PEER_HINT, Symptom, final_error, headline, recognise
+from trainer_launch.model import Exit, Failure, exit_codes
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import counted, in_units
+from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
+from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_error, headline, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,13 @@ _FIRST = (
         "Stopped",
         lambda _, evidence: evidence.stopped,
         "nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
-        exit_code=exits.STOPPED,
+        exit_code=exit_codes.STOPPED,
     ),
     _Rule(
         "Hung",
         _agent_says("Hung"),
         "read the saved stacks: the rank outside the collective in which the others wait is the cause",
-        exit_code=exits.INFRASTRUCTURE,
+        exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
         shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),
     ),
@@ -117,12 +116,12 @@ _FIRST = (
     ),
     _Rule(
         "NotRunnable",
-        lambda end, _: end.code in (exits.NOT_EXECUTABLE, exits.NOT_FOUND),
+        lambda end, _: end.code in (exit_codes.NOT_EXECUTABLE, exit_codes.NOT_FOUND),
         "check the command, the image and the working directory",
         what="as a shell says of a command that it cannot run",
         again=False,
     ),
-    _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exits.INFRASTRUCTURE),
+    _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
         "ProgramError",
         _agent_says("ProgramError"),
@@ -133,7 +132,7 @@ _FIRST = (
         "Misconfigured",
         _agent_says("Misconfigured"),
         "correct torchrun's option or its PET_ variable; a restart will not help",
-        exit_code=exits.MISCONFIGURED,
+        exit_code=exit_codes.MISCONFIGURED,
         again=False,
     ),
 )
@@ -223,7 +222,7 @@ def unresolved(text: str) -> Failure:
     return Failure(
         reason="PeerLost",
         message=text,
-        exit_code=exits.INFRASTRUCTURE,
+        exit_code=exit_codes.INFRASTRUCTURE,
         hint="check that the job's headless Service and the other pods exist",
     )
 

@@ -7,14 +7,13 @@ import signal
 from dataclasses import replace
 from typing import Protocol
 
-from trainer_launch import exits
-from trainer_launch.errors import NotRunnableError
-from trainer_launch.model import Exit, Failure, Outcome, Plan, Process
-from trainer_launch.signals import SignalAction
-from trainer_launch.sizes import counted
-from trainer_launch.supervisor import clues, failure, machine
+from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, exit_codes
+from trainer_launch.model.errors import NotRunnableError
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.model.units import counted
+from trainer_launch.supervisor import death_clues, failure, state_machine
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.state import Phase, State
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class _Run:
         self._system = system
         self._watch = watch
         self._observer = observer
-        self.state, actions = machine.begin(plan, system.now())
+        self.state, actions = state_machine.begin(plan, system.now())
         if observer is not None:
             observer.begun(self.state)
         self._apply(actions)
@@ -133,7 +132,7 @@ class _Run:
 
     def _take(self, event: ev.Event) -> None:
         before = self.state
-        self.state, actions = machine.step(before, event)
+        self.state, actions = state_machine.step(before, event)
         _tell(event, before.phase, self.state)
         if self._observer is not None:
             self._observer.stepped(event, before, self.state)
@@ -220,7 +219,7 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
 
 def _is_request(number: int, before: Phase, state: State) -> bool:
     """Whether a signal asked to stop, at the time."""
-    purpose = machine.purpose(replace(state, phase=before), number)
+    purpose = state_machine.purpose(replace(state, phase=before), number)
     return purpose is SignalAction.TERMINATE and before is not Phase.DONE
 
 
@@ -247,7 +246,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
     if cause is None:
         return None
     note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
-    agent = clues.parse_agent_failure(note) if note else None
+    agent = death_clues.parse_agent_failure(note) if note else None
     lines = system.last_lines(cause.process)
     seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
     seen = replace(seen, handed_on=state.handed_on)
@@ -256,8 +255,8 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
 
 def _hung(hung: ev.Hung, evidence: Evidence) -> Failure:
     """The cause is the hang, however what hung then ended, if it did."""
-    told = clues.AgentFailure(reason="Hung", message=hung.text, lines=hung.lines)
-    end = Exit(process="", code=exits.INFRASTRUCTURE, signal=None, at_s=hung.at_s)
+    told = death_clues.AgentFailure(reason="Hung", message=hung.text, lines=hung.lines)
+    end = Exit(process="", code=exit_codes.INFRASTRUCTURE, signal=None, at_s=hung.at_s)
     return failure.classify(end, replace(evidence, agent=told))
 
 

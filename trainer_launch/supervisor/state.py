@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from trainer_launch.frozen import dataclass
 from trainer_launch.model import Exit, Plan, Verdict
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.supervisor.events import Hung
 
 RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound

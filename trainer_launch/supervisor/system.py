@@ -15,17 +15,16 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from trainer_launch import exits
-from trainer_launch.host import tree
-from trainer_launch.model import Exit, Process
-from trainer_launch.signals import RELAYED, STOP_SIGNALS
+from trainer_launch.host import process_tree
+from trainer_launch.model import Exit, Process, exit_codes
+from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import inheritance, unstarted
-from trainer_launch.supervisor.clues import Evidence
+from trainer_launch.supervisor import inherited, spawn_errors
+from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.dns_wait import Gate, Resolve, resolve
 from trainer_launch.supervisor.evidence import Witness
-from trainer_launch.supervisor.flood import Flood
-from trainer_launch.supervisor.gate import Gate, Resolve, resolve
 from trainer_launch.supervisor.output import Listener, Output, Sieve
+from trainer_launch.supervisor.rate_limit import Flood
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +44,13 @@ class System:
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
-        inheritance.fill_standard_streams()
+        inherited.fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._old_wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self._old_handlers = inheritance.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
-        inheritance.become_reaper()
+        self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
+        inherited.become_reaper()
         self._witness = Witness()
         self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
         self._resolver = resolver
@@ -82,7 +81,7 @@ class System:
         try:
             ours = self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
-            raise unstarted.exhausted(process, error) from error
+            raise spawn_errors.exhausted(process, error) from error
         self._witness.begin()
         try:
             out, err = ours.get(1), ours.get(2)
@@ -96,7 +95,7 @@ class System:
                 preexec_fn=prepare,  # noqa: PLW1509  it calls the kernel only
             )
         except (OSError, ValueError) as error:
-            raise unstarted.why(process, error) from error
+            raise spawn_errors.why(process, error) from error
         finally:
             for fd in {*ours.values()}:
                 os.close(fd)
@@ -109,7 +108,7 @@ class System:
         try:
             return self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
-            raise unstarted.exhausted(process, error) from error
+            raise spawn_errors.exhausted(process, error) from error
 
     def need_descriptors(self, count: int) -> None:
         """See that so many can be opened: without them nobody could even say what is wrong.
@@ -122,7 +121,7 @@ class System:
             while len(opened) < count:
                 opened.append(os.dup(self._wake_read))
         except OSError as error:
-            raise unstarted.exhausted(Process(name="the workers", argv=(), env={}), error) from error
+            raise spawn_errors.exhausted(Process(name="the workers", argv=(), env={}), error) from error
         finally:
             for fd in opened:
                 os.close(fd)
@@ -160,7 +159,7 @@ class System:
         """Signal the process we started, unless it has ended."""
         pid = self._pids.get(name, 0)
         if pid in self._popens:  # not collected yet: the number cannot have been used anew
-            self._send(pid, tree.read(pid), number)
+            self._send(pid, process_tree.read(pid), number)
 
     def signal_group(self, name: str, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
@@ -172,20 +171,20 @@ class System:
     def signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> int:
         """Signal everything below us, also what left its session; return how many."""
         self._tell_childless = True
-        spared = tree.bearing(os.getpid(), sparing) if sparing and tree.readable() else frozenset()
+        spared = process_tree.bearing(os.getpid(), sparing) if sparing and process_tree.readable() else frozenset()
         return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
     def descendants(self) -> tuple[str, ...]:
         """Name everything alive below us, with its state."""
-        return tuple(str(entry) for entry in tree.descendants(os.getpid()))
+        return tuple(str(entry) for entry in process_tree.descendants(os.getpid()))
 
-    def _sweep(self, chosen: Callable[[tree.Entry], bool], number: int, *, again: bool) -> int:
+    def _sweep(self, chosen: Callable[[process_tree.Entry], bool], number: int, *, again: bool) -> int:
         """Signal until a look finds nobody new: what is forked meanwhile is caught by the next look."""
         if not self._popens and self._seen is not None and not self._seen:
             return 0
         before = set() if again else self._told.get(number, set())
         done: set[tuple[int, int]] = set()
-        if not tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
+        if not process_tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
             return self._signal_groups(number)
         for _ in range(_SWEEPS):
             entries = [entry for entry in self._ours() if chosen(entry)]
@@ -197,18 +196,18 @@ class System:
                 done.add(entry.key)
         return len(done)
 
-    def _ours(self) -> list[tree.Entry]:
+    def _ours(self) -> list[process_tree.Entry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
-        found = [entry for entry in tree.descendants(os.getpid()) if entry.pid not in self._kept]
+        found = [entry for entry in process_tree.descendants(os.getpid()) if entry.pid not in self._kept]
         if self.mark is not None:
             found = [entry for entry in found if self._is_marked(entry)]
         self._seen = {number for entry in found for number in (entry.session, entry.group)}
         return found
 
-    def _is_marked(self, entry: tree.Entry) -> bool:
+    def _is_marked(self, entry: process_tree.Entry) -> bool:
         name, value = self.mark or ("", "")
         is_known = entry.pid in self._popens or entry.session in self._pids.values()
-        return is_known or (tree.environment(entry.pid) or {}).get(name) == value
+        return is_known or (process_tree.environment(entry.pid) or {}).get(name) == value
 
     def _signal_groups(self, number: int) -> int:
         for pid in self._pids.values():
@@ -216,7 +215,7 @@ class System:
                 os.killpg(pid, number)
         return len(self._pids)
 
-    def _send(self, pid: int, entry: tree.Entry | None, number: int) -> None:
+    def _send(self, pid: int, entry: process_tree.Entry | None, number: int) -> None:
         if entry is not None:
             self._told.setdefault(number, set()).add(entry.key)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: it became another user
@@ -295,7 +294,7 @@ class System:
         """Whether nothing is left but what is kept, or was never ours."""
         if not self._tell_childless or self._popens or not (self._kept or self.mark):
             return []
-        if tree.readable() and self._ours():
+        if process_tree.readable() and self._ours():
             return []
         self._tell_childless = False
         return [ev.Childless(self.now())]
@@ -310,7 +309,7 @@ class System:
         for name in lost:
             log.error("how %s ended is unknown: other code in this process took its exit status", name)
         told, self._tell_childless = self._tell_childless, False
-        ended = [self._exited(name, exits.FAILED) for name in lost]
+        ended = [self._exited(name, exit_codes.FAILED) for name in lost]
         return [*ended, ev.Childless(self.now())] if told else ended
 
     # -- the end ------------------------------------------------------------------------------

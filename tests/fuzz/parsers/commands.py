@@ -12,27 +12,21 @@ from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch import horovodrun_options, hostfile, preflight, references, settings, signals, torchrun_options
-from trainer_launch.child import horovod_ssh, kubectl, plain_conf
-from trainer_launch.command import parse_command
-from trainer_launch.commands import (
-    audience,
-    containers,
-    fields,
-    gather,
-    local,
-    options,
-    thresholds,
-    troubles,
-    watching,
-)
+from trainer_launch import preflight
+from trainer_launch.commands import fields, hang_options, local, options
 from trainer_launch.contracts.bare import NAME as BARE
-from trainer_launch.errors import LaunchError, UsageError
-from trainer_launch.model import Job, NodeRange, Origin
-from trainer_launch.mpi import compose, typed
-from trainer_launch.overlay import overlay, with_hosts, with_minimum
-from trainer_launch.rehearsal import files
-from trainer_launch.ssh.environment import named
+from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
+from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.mpi import horovod_ssh, mpirun_command
+from trainer_launch.planning import gather, horovodrun_options, torchrun_options, typed_mpirun
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
+from trainer_launch.planning.ssh_environment import named
+from trainer_launch.preflight import reference_values, thresholds
+from trainer_launch.pytorch import torchrun_rendezvous_options
+from trainer_launch.rehearsal.faults import requests, yaml_files
+from trainer_launch.rehearsal.kubelet import containers, kubectl
+from trainer_launch.rehearsal.report import audience
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 _LAST_WORDS = f"{_FOLDER.name}/termination-log"
@@ -53,7 +47,7 @@ def command(data: bytes) -> None:
         assert (again.options, again.program) == (taken.options, taken.program)
         for name, value in taken.options.items():
             attempt(torchrun_options.check_value, torchrun_options.OPTIONS[name], value, "--it", names="--it")
-    mpirun = attempt(typed.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
+    mpirun = attempt(typed_mpirun.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
     assert isinstance(mpirun, Refused) or mpirun.program
     _horovodrun(words)
 
@@ -70,7 +64,7 @@ def _horovodrun(words: list[str]) -> None:
         attempt(found.number, name, kinds=(UsageError,))
     hosts = found.value("hosts")
     if hosts is not None:
-        attempt(hostfile.parse_horovod, compose.filtered((), hosts), "--hosts")
+        attempt(hostfile.parse_horovod, mpirun_command.filtered((), hosts), "--hosts")
 
 
 @target("words")
@@ -91,21 +85,21 @@ def setting(data: bytes) -> None:
         attempt(with_minimum, job, found.min_nodes)
     attempt(gather.ports_of, found, names="--port-range")
     attempt(gather._names, found.preload, names="--preload")
-    attempt(watching.seconds, found.hang_timeout or "auto", names="--hang-timeout")
+    attempt(hang_options.seconds, found.hang_timeout or "auto", names="--hang-timeout")
 
 
 @target("text", 1000)
 def option(data: bytes) -> None:
     """Values of options that have a grammar of their own."""
     text = text_of(data)
-    given = attempt(signals.parse, text, kinds=(UsageError,), names="--signals")
+    given = attempt(signal_policy.parse, text, kinds=(UsageError,), names="--signals")
     if not isinstance(given, Refused):
-        assert signals.parse(signals.render(given)) == given
-        attempt(signals.stop_signal, given, names="--signals")
+        assert signal_policy.parse(signal_policy.render(given)) == given
+        attempt(signal_policy.stop_signal, given, names="--signals")
     attempt(thresholds.parse, text, kinds=(UsageError,), names="--threshold")
     attempt(preflight.names_in, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
-    attempt(watching.seconds, text, kinds=(UsageError,), names="--hang-timeout")
+    attempt(hang_options.seconds, text, kinds=(UsageError,), names="--hang-timeout")
     attempt(audience._steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(containers.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
@@ -114,9 +108,9 @@ def option(data: bytes) -> None:
 @target("json", 8000)
 def reference(data: bytes) -> None:
     """A table of what GPUs should deliver."""
-    found = attempt(references.parse, data, "--reference it", kinds=(UsageError,), names="--reference it")
+    found = attempt(reference_values.parse, data, "--reference it", kinds=(UsageError,), names="--reference it")
     if not isinstance(found, Refused):
-        again = references.parse(references.render(found.rows.values()).encode(), "again")
+        again = reference_values.parse(reference_values.render(found.rows.values()).encode(), "again")
         assert again == found
 
 
@@ -141,12 +135,12 @@ def argv(data: bytes) -> None:
         return
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
     attempt(gather.ports_of, found.settings, names="--port-range")
-    attempt(signals.parse, found.settings.signals or "", names="--signals")
+    attempt(signal_policy.parse, found.settings.signals or "", names="--signals")
     if name == "local":
         attempt(local._nodes, found.settings, names="--nodes")
         attempt(local._nproc, found.settings, names="--nproc-per-node")
-        if not any(map(files.names_file, found.flags["fault"] or ())):
-            attempt(troubles.asked, found.flags, kinds=(UsageError,), names="--")
+        if not any(map(yaml_files.names_file, found.flags["fault"] or ())):
+            attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
 
 
 @target("words")
@@ -170,8 +164,11 @@ def rdzv_conf(data: bytes) -> None:
     endpoint, *lines = text_of(data).split("\n")
     conf = dict(line.partition("=")[::2] for line in lines)
     nodes = NodeRange(1, 3) if len(lines) % 2 else NodeRange(2, 2)
-    found = attempt(plain_conf.read, endpoint, nodes, "job", conf, {}, kinds=(UsageError,))
+    found = attempt(torchrun_rendezvous_options.read, endpoint, nodes, "job", conf, {}, kinds=(UsageError,))
     if not isinstance(found, Refused):
-        plain_conf.is_host(found, frozenset({"h"}), lambda host: False)
+        torchrun_rendezvous_options.is_host(found, frozenset({"h"}), lambda host: False)
         again = {"endpoint": str(found.endpoint), "conf": {} if found.node_rank is None else {"node_rank": "1"}}
-        assert attempt(plain_conf.read, again["endpoint"], nodes, "job", again["conf"], {}) is not None
+        assert (
+            attempt(torchrun_rendezvous_options.read, again["endpoint"], nodes, "job", again["conf"], {})
+            is not None
+        )

@@ -8,12 +8,24 @@ from pathlib import Path
 
 from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
-from trainer_launch.child import gpu_facts
-from trainer_launch.host import activity, cgroup, dns, gpu, interfaces, limits, net, shm, stacks, tree
+from trainer_launch.host import (
+    cgroup,
+    dns,
+    gpu,
+    interfaces,
+    limits,
+    process_activity,
+    process_tree,
+    shm,
+    sockets,
+    stacks,
+)
 from trainer_launch.model import Gpus
-from trainer_launch.rehearsal import ranks
-from trainer_launch.rollcall import facts
-from trainer_launch.ssh import config, environment
+from trainer_launch.mpi import ssh_config
+from trainer_launch.planning import ssh_environment
+from trainer_launch.preflight.children import gpu_facts
+from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.rehearsal import worker_ranks
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
@@ -53,16 +65,16 @@ def kernel_file(data: bytes) -> None:
     _processes(proc)
     resolver = dns.resolver(str(root / "etc/resolv.conf"))
     resolver.full_names("job-0.job")
-    assert isinstance(facts.devices(2, root), dict)
+    assert isinstance(node_facts.devices(2, root), dict)
     interfaces.adapter_ports(root)
     assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
 
 
 def _processes(proc: str) -> None:
     if os.path.exists(f"{proc}/7/stat"):
-        tree.read(7, proc)
+        process_tree.read(7, proc)
     if os.path.exists(f"{proc}/7/status"):
-        activity.read(7, proc)
+        process_activity.read(7, proc)
 
 
 @target("bytes", 600)
@@ -77,12 +89,12 @@ def variables(data: bytes) -> None:
     """An environment, NUL between its entries: what of it reaches sshd's configuration as one line each."""
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
     env = {name: value for name, value in entries if name}
-    handed = environment.handed_on(env, ())
-    files = config.Files(folder="/run/x")
-    server = config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env=handed.env)
-    text = config.server(server)
-    bare = config.server(
-        config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env={"A": "b"})
+    handed = ssh_environment.handed_on(env, ())
+    files = ssh_config.Files(folder="/run/x")
+    server = ssh_config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env=handed.env)
+    text = ssh_config.server(server)
+    bare = ssh_config.server(
+        ssh_config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env={"A": "b"})
     )
     assert text.count("\n") <= bare.count("\n")
     if handed.env:
@@ -120,15 +132,15 @@ def _arguments(line: str) -> list[str]:
 def proc_file(data: bytes) -> None:
     """Sockets of the kernel's table, children of a process, and its environment."""
     text = data.decode("utf-8", "replace")
-    assert all(" " not in inode for inode in net.listening(text, 29500))
+    assert all(" " not in inode for inode in sockets.listening(text, 29500))
     folder = Path(_FOLDER.name, "proc2/9/task/9")
     folder.mkdir(parents=True, exist_ok=True)
     proc = str(folder.parents[2])
     (folder / "children").write_bytes(data)
     (folder.parents[1] / "environ").write_bytes(data)
-    found = tree.environment(9, proc)
+    found = process_tree.environment(9, proc)
     assert found is None or all("\0" not in name for name in found)
-    assert all(pid > 0 for pid in tree.children(9, proc) or ())
+    assert all(pid > 0 for pid in process_tree.children(9, proc) or ())
     for name in ("RANK", "LOCAL_RANK"):
-        rank = ranks.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
+        rank = worker_ranks.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
         assert rank in (None, 9, 10)

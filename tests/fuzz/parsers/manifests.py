@@ -7,13 +7,20 @@ from typing import Any
 
 from tests.fuzz.oracle import Refused, attempt
 from tests.fuzz.registry import target
-from trainer_launch import patterns
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.errors import UsageError
-from trainer_launch.grammar import parse_host
-from trainer_launch.manifest import baking, documents, loopback, machine, snapshots, workload_of
-from trainer_launch.manifest.values import Workload
-from trainer_launch.rehearsal import chaos, files, grammar
+from trainer_launch.model import user_patterns
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import parse_host
+from trainer_launch.rehearsal.controllers import (
+    documents,
+    job_lifecycle,
+    local_network,
+    pods,
+    snapshots,
+    workload_of,
+)
+from trainer_launch.rehearsal.controllers.pod_values import Workload
+from trainer_launch.rehearsal.faults import chaos, grammar, yaml_files
 
 
 @target("yaml", 8000)
@@ -29,7 +36,7 @@ def manifest(data: bytes) -> None:
 
 
 def _check(job: Workload) -> None:
-    made = attempt(baking.pods, job, kinds=(UsageError,))
+    made = attempt(pods.pods, job, kinds=(UsageError,))
     if isinstance(made, Refused):
         return
     for pod in made:
@@ -38,12 +45,12 @@ def _check(job: Workload) -> None:
         assert "/" not in name
         assert name not in (".", "..")
         attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
-    machine.begin(job, made, 0.0)
-    ground = loopback.ground_of(job, made)
-    loopback.endpoints(ground, made)
+    job_lifecycle.begin(job, made, 0.0)
+    ground = local_network.ground_of(job, made)
+    local_network.endpoints(ground, made)
     for pod in made:
         for container in (*pod.init, *pod.containers):
-            here = loopback.localised(container, ground, lambda volume: f"/scratch/{volume}")
+            here = local_network.localised(container, ground, lambda volume: f"/scratch/{volume}")
             for path in here.files:
                 assert path.startswith("/scratch/"), f"a file would be written to {path}"
                 assert ".." not in path.split("/"), f"a file would be written to {path}"
@@ -72,7 +79,7 @@ def fault(data: bytes) -> None:
 def fault_file(data: bytes) -> None:
     """Faults as a list in a file."""
     found = attempt(
-        files.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
+        yaml_files.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
     )
     if not isinstance(found, Refused):
         assert all(grammar.parse(one.text) == one for one in found)
@@ -82,12 +89,12 @@ def fault_file(data: bytes) -> None:
 def line_pattern(data: bytes) -> None:
     """A regular expression of --fault: what is not refused is looked for in any line within seconds."""
     text = data.decode("utf-8", "replace")
-    made = patterns.compiled(text)
-    if made is None or _open_ends(patterns._parser.parse(text)) > 2:
+    made = user_patterns.compiled(text)
+    if made is None or _open_ends(user_patterns._parser.parse(text)) > 2:
         return  # each more multiplies by the length of a line, as .*a.*b.*c.*d would
     signs = "".join(dict.fromkeys(text)) or "a"
     for line in ("a" * 999, text * 99, signs * 99, " ".join(signs * 50), *(sign * 999 for sign in signs[:8])):
-        made.search(line[: patterns.MAX_LINE])
+        made.search(line[: user_patterns.MAX_LINE])
 
 
 def _open_ends(tree: Any, times: int = 1) -> int:
@@ -97,5 +104,5 @@ def _open_ends(tree: Any, times: int = 1) -> int:
         is_repeat = str(kind).endswith("REPEAT")
         many = is_repeat and value[1] - value[0] > 4
         inner = times * (min(value[1], 99) if is_repeat else 1)
-        found += (times if many else 0) + sum(_open_ends(part, inner) for part in patterns._parts(value))
+        found += (times if many else 0) + sum(_open_ends(part, inner) for part in user_patterns._parts(value))
     return found

@@ -11,21 +11,22 @@ from dataclasses import asdict
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch.commands import tables
-from trainer_launch.coordinator import machine, table
-from trainer_launch.coordinator import protocol as coordination
-from trainer_launch.coordinator import state as states
-from trainer_launch.coordinator.claims import ranks_of, wanted_seats
-from trainer_launch.coordinator.connection import Connection
-from trainer_launch.coordinator.lines import Lines, LostError
-from trainer_launch.coordinator.wire import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.membership import job_status, state_machine
+from trainer_launch.membership import protocol as coordination
+from trainer_launch.membership import state as states
+from trainer_launch.membership.connection import Connection
+from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.membership.majority import ranks_of, wanted_seats
+from trainer_launch.membership.server_messages import Lines, LostError
 from trainer_launch.model import Endpoint
-from trainer_launch.mpi.probes import Probes, _Target
-from trainer_launch.preflight import document
-from trainer_launch.rollcall import hall, speech
-from trainer_launch.rollcall import protocol as calling
-from trainer_launch.rollcall import state as calls
-from trainer_launch.rollcall.names import Names
+from trainer_launch.mpi.host_probes import Probes, _Target
+from trainer_launch.observability import tables
+from trainer_launch.preflight import report_json
+from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster import protocol as calling
+from trainer_launch.preflight.cluster import state as calls
+from trainer_launch.preflight.cluster import state_machine as hall
+from trainer_launch.preflight.cluster.node_names import Names
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -60,7 +61,7 @@ def coordinator_talk(data: bytes) -> None:
     """
     if not data:
         return
-    state, now_s = machine.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
+    state, now_s = state_machine.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
     greeted: set[int] = set()
     for line in data[1:].split(b"\n")[:60]:
         if not line:
@@ -70,9 +71,9 @@ def coordinator_talk(data: bytes) -> None:
         if event is None:
             continue
         if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
-            coordination.render(table.answer(event.message, state, now_s, None))
+            coordination.render(job_status.answer(event.message, state, now_s, None))
             continue
-        state, replies = machine.step(state, event, now_s)
+        state, replies = state_machine.step(state, event, now_s)
         for reply in replies:
             if isinstance(reply, states.Send):
                 assert coordination.parse(coordination.render(reply.message)) == reply.message
@@ -83,7 +84,7 @@ def coordinator_talk(data: bytes) -> None:
                 greeted.discard(reply.peer)
         wanted_seats(state)
         states.deadline_s(state)
-        coordination.render(table.status(state, now_s))
+        coordination.render(job_status.status(state, now_s))
 
 
 def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
@@ -154,7 +155,7 @@ def roll_call_talk(data: bytes) -> None:
         _said(room, calls.Tick(), now_s)
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
-    speech.dumped(room.findings)
+    findings_json.dumped(room.findings)
 
 
 def _said(room: hall.Hall, event: calls.Event, now_s: float) -> None:
@@ -168,10 +169,10 @@ def _said(room: hall.Hall, event: calls.Event, now_s: float) -> None:
 @target("json", 8000)
 def findings(data: bytes) -> None:
     """Findings of other nodes, and a report that another container has left."""
-    found = attempt(speech.loaded, data.decode("utf-8", "replace"), kinds=(ValueError,))
+    found = attempt(findings_json.loaded, data.decode("utf-8", "replace"), kinds=(ValueError,))
     if not isinstance(found, Refused):
-        assert len(speech.loaded(speech.dumped(found))) <= len(found)
-    attempt(document.parse, data, kinds=(ValueError,))
+        assert len(findings_json.loaded(findings_json.dumped(found))) <= len(found)
+    attempt(report_json.parse, data, kinds=(ValueError,))
 
 
 @target("bytes", 20_000)

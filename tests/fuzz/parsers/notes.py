@@ -11,17 +11,17 @@ from pathlib import Path
 
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch import measures, run_folder
-from trainer_launch.commands import tables
-from trainer_launch.gpus import results, values
-from trainer_launch.host import leftovers, tree, tryout
-from trainer_launch.mpicheck import ring
-from trainer_launch.rollcall import bench, collectives
-from trainer_launch.rollcall import protocol as msg
-from trainer_launch.status import news, node, progress, prometheus, trainjob
-from trainer_launch.supervisor import clues
+from trainer_launch.host import deadline_call, process_tree, runtime_directory, shm_leftovers
+from trainer_launch.observability import node_view, progress, prometheus, runtime_events, tables, trainjob_status
+from trainer_launch.preflight import measurements
+from trainer_launch.preflight.cluster import collective_tests, pair_test
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.gpu import bench_results
+from trainer_launch.preflight.gpu import facts as values
+from trainer_launch.preflight.mpi import ring
+from trainer_launch.supervisor import death_clues
 
-_VIEW = node.View(
+_VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
     phase="running", since_s=0.0, started_s=0.0,
 )  # fmt: skip
@@ -32,12 +32,12 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/d
 @target("json")
 def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
-    found = clues.parse_agent_failure(data.decode("utf-8", "replace"))
+    found = death_clues.parse_agent_failure(data.decode("utf-8", "replace"))
     if found is not None:
         for text in (found.reason, found.message, found.hostname, found.why_not_again):
             assert text is None or isinstance(text, str)
-    told = news._parse_all(data)
-    standing = news.stand(told)
+    told = runtime_events._parse_all(data)
+    standing = runtime_events.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
     assert_encodable(prometheus.text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
@@ -49,11 +49,11 @@ def report(data: bytes) -> None:
     found = progress.parse(data)
     if found is None:
         return
-    text = prometheus.text(_VIEW, news.Standing(), (found,), now_s=1.0, at_s=1.0)
+    text = prometheus.text(_VIEW, runtime_events.Standing(), (found,), now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
     assert_terminal(tables._report({**asdict(found), "age_s": 1.0}))
-    told = json.loads(trainjob.body(found, finished=False))["trainerStatus"]
+    told = json.loads(trainjob_status.body(found, finished=False))["trainerStatus"]
     assert 0 <= told.get("progressPercentage", 0) <= 100
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
 
@@ -61,21 +61,21 @@ def report(data: bytes) -> None:
 @target("json")
 def launchers_view(data: bytes) -> None:
     """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
-    path = Path(_FOLDER.name, run_folder.LAUNCHER)
+    path = Path(_FOLDER.name, runtime_directory.LAUNCHER)
     path.write_bytes(
         data.replace(b"@PID", str(_self().pid).encode()).replace(b"@TICKS", str(_self().started).encode())
     )
-    view = node.read(_FOLDER.name)
+    view = node_view.read(_FOLDER.name)
     if view is not None:
-        assert_encodable(prometheus.text(view, news.Standing(), (), now_s=1.0, at_s=1.0))
-        known = {**asdict(view), "standing": asdict(news.Standing()), "reports": []}
+        assert_encodable(prometheus.text(view, runtime_events.Standing(), (), now_s=1.0, at_s=1.0))
+        known = {**asdict(view), "standing": asdict(runtime_events.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
         assert_terminal(tables.launchers([known], 1.8e9))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
 
 
-def _self() -> tree.Entry:
-    found = tree.read(int(Path("/proc/self").readlink().name))
+def _self() -> process_tree.Entry:
+    found = process_tree.read(int(Path("/proc/self").readlink().name))
     assert found is not None
     return found
 
@@ -83,20 +83,20 @@ def _self() -> tree.Entry:
 @target("json")
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
-    leftovers._parsed(data, "h")
-    tried = tryout._read(data)
+    shm_leftovers._parsed(data, "h")
+    tried = deadline_call._read(data)
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())
-    for seen in bench._read(_TEST, data, 1).seen:
+    for seen in pair_test._read(_TEST, data, 1).seen:
         msg.render(msg.Result(1, (seen,)))
     with suppress(ValueError, RecursionError):
         told = json.loads(data)
         if isinstance(told, dict):
-            msg.render(msg.Result(1, collectives._read(_TEST, told)))
+            msg.render(msg.Result(1, collective_tests._read(_TEST, told)))
     heard = ring.read("t", data.decode("utf-8", "replace"))
     assert all(math.isfinite(rate) for *_, rate in heard.pairs)
-    attempt(measures.measures_of, _loaded(data), kinds=(measures.UnfitMeasuresError,))
-    attempt(measures.checksums_of, _loaded(data), kinds=(measures.UnfitMeasuresError,))
+    attempt(measurements.measures_of, _loaded(data), kinds=(measurements.UnfitMeasuresError,))
+    attempt(measurements.checksums_of, _loaded(data), kinds=(measurements.UnfitMeasuresError,))
 
 
 def _loaded(data: bytes) -> object:
@@ -116,9 +116,9 @@ def gpu_answer(data: bytes) -> None:
     _, watched = values.watched_of(data)
     for one in watched.values():
         assert isinstance(one.index, int)
-    made = results.benched(0, "", data, results.Limits(status=1, timed_out=False, limit_s=1.0))
-    assert all(math.isfinite(one.value) for one in measures.fitted(results.measures([made])))
-    results.network(made.lines)
-    results.measures([made])
-    for check in results.checksums([made], facts.driver):
+    made = bench_results.benched(0, "", data, bench_results.Limits(status=1, timed_out=False, limit_s=1.0))
+    assert all(math.isfinite(one.value) for one in measurements.fitted(bench_results.measures([made])))
+    bench_results.network(made.lines)
+    bench_results.measures([made])
+    for check in bench_results.checksums([made], facts.driver):
         assert isinstance(check.value, str)

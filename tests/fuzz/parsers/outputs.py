@@ -10,17 +10,26 @@ from pathlib import Path
 
 from tests.fuzz.oracle import assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch import localise, outcome
-from trainer_launch.errors import UsageError
 from trainer_launch.model import Exit, Outcome, Verdict
-from trainer_launch.mpi import causes, dialect, horovod, messages, remote, sights
+from trainer_launch.model.errors import UsageError
+from trainer_launch.mpi import (
+    failure_causes,
+    horovod,
+    host_readiness,
+    mpi_version,
+    mpirun_messages,
+    remote_scripts,
+    ssh_client,
+    ssh_keys,
+    sshd,
+)
 from trainer_launch.mpi.state import Exited
-from trainer_launch.mpicheck import refusals, script
-from trainer_launch.rehearsal import listening, stops
-from trainer_launch.ssh import client, keys, server
-from trainer_launch.status import scrape
-from trainer_launch.supervisor import clues, failure, frames, symptoms
-from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
+from trainer_launch.observability import metrics_server
+from trainer_launch.preflight import fault_isolation
+from trainer_launch.preflight.mpi import host_script, ssh_refusals
+from trainer_launch.rehearsal import output_watch, sigterm_check
+from trainer_launch.supervisor import death_clues, error_lines, failure, outcome, stack_summary
+from trainer_launch.supervisor.line_buffer import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
@@ -32,54 +41,54 @@ def symptom(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     for shown in (text, (text * 30)[:60_000]):
         lines = tuple(shown.split("\n"))
-        error = symptoms.final_error(lines)
+        error = error_lines.final_error(lines)
         assert len(error) <= len(lines)
-        symptoms.headline(lines, only_named=bool(len(data) % 2))
-        symptoms.essence(shown)
-        symptoms.recognise("\n".join(error))
-        symptoms.recognise(shown)
+        error_lines.headline(lines, only_named=bool(len(data) % 2))
+        error_lines.essence(shown)
+        error_lines.recognise("\n".join(error))
+        error_lines.recognise(shown)
         for line in lines[:50]:
-            symptoms.error_name(line)
+            error_lines.error_name(line)
 
 
 @target("text")
 def stacks(data: bytes) -> None:
     """What faulthandler has written, cut anywhere."""
     text = data.decode("utf-8", "replace")
-    found = frames.main_thread(text)
-    frames.waits_for_others(found)
-    assert isinstance(frames.where(found), str)
-    frames.main_thread((text * 20)[:60_000])
+    found = stack_summary.main_thread(text)
+    stack_summary.waits_for_others(found)
+    assert isinstance(stack_summary.where(found), str)
+    stack_summary.main_thread((text * 20)[:60_000])
 
 
 @target("text")
 def mpi_output(data: bytes) -> None:
     """Lines of mpirun, horovodrun and ssh, and versions of mpirun."""
     text = data.decode("utf-8", "replace")
-    said, elastic = messages.Said(), messages.Said()
+    said, elastic = mpirun_messages.Said(), mpirun_messages.Said()
     for line in text.split("\n"):
-        said = messages.heard(said, line)
+        said = mpirun_messages.heard(said, line)
         elastic = horovod.heard(elastic, line, is_elastic=True)
         horovod.heard(said, line, is_elastic=False)
     for one in (said, elastic):
         assert one.rank is None or one.rank >= 0
         assert len(one.words) <= 400
-    found = dialect.recognised((text * 20)[:60_000])
+    found = mpi_version.recognised((text * 20)[:60_000])
     assert found is None or str(found)
-    answer = script.read("T", text)
+    answer = host_script.read("T", text)
     for code in (None, 0, 1, 255):
-        refusals.refusal(code, text, answer)
+        ssh_refusals.refusal(code, text, answer)
 
 
 @target("text")
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
-    whole, parts = listening.Ear(), listening.Ear()
+    whole, parts = output_watch.Ear(), output_watch.Ear()
     cut = data[0] % 50 + 1 if data else 1
     whole.hear(data, (_PATTERN,))
     for at in range(0, len(data), cut):
         for one in parts.hear(data[at : at + cut], (_PATTERN,)):
-            assert len(one.line) <= listening.MAX_TEXT
+            assert len(one.line) <= output_watch.MAX_TEXT
             assert one.step is None or 0 <= one.step < 10**12
     assert len(whole.rest) <= LINE_BYTES
     source = Source(b"[x] ", Stream())
@@ -87,13 +96,13 @@ def heard(data: bytes) -> None:
     kept = written.replace(b"[x] ", b"")
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
     source.last_lines(60)
-    stops._LAST_STEP.search(data.decode("utf-8", "replace"))
+    sigterm_check._LAST_STEP.search(data.decode("utf-8", "replace"))
 
 
 @target("bytes")
 def request(data: bytes) -> None:
     """What somebody says to the port of Prometheus' metrics."""
-    answer = scrape.answer(data, lambda: "trainer_launch_info 1\n")
+    answer = metrics_server.answer(data, lambda: "trainer_launch_info 1\n")
     assert answer.startswith(b"HTTP/1.1 ")
     assert b"\r\n\r\n" in answer
 
@@ -103,37 +112,40 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
     folder = Path(_FOLDER.name)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(keys._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(ssh_keys._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
     (folder / "authorized_keys").write_bytes(data)
     attempt(
-        keys._check_authorized,
+        ssh_keys._check_authorized,
         folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
         kinds=(UsageError,), names="authorized_keys",
     )  # fmt: skip
-    keys._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
-    localise.pair(0, 1)
+    ssh_keys._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    fault_isolation.pair(0, 1)
 
 
 @target("text")
 def ssh_said(data: bytes) -> None:
     """What ssh and sshd print of their configuration, and why a host does not let us in, as a table shows it."""
     text = data.decode("utf-8", "replace")
-    port = client.port_in(text)
+    port = ssh_client.port_in(text)
     assert port is None or 0 < port < 65536
     with suppress(UsageError):
-        server.check_capabilities(data)
-    assert_sentence(str(server._refusal("sshd", text)))
-    for pattern in (server._MISSING, server._UNSAFE):
+        sshd.check_capabilities(data)
+    assert_sentence(str(sshd._refusal("sshd", text)))
+    for pattern in (sshd._MISSING, sshd._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
-    why = remote.words_of(text)
-    seen = {f"host-{number}": sights.Sight(sights.Stage(number % 5), why) for number in range(len(data) % 30)}
+    why = remote_scripts.words_of(text)
+    seen = {
+        f"host-{number}": host_readiness.Sight(host_readiness.Stage(number % 5), why)
+        for number in range(len(data) % 30)
+    }
     for columns in (10, 80):
-        lines = sights.table(seen, 1 + len(data) % 24, columns)
+        lines = host_readiness.table(seen, 1 + len(data) % 24, columns)
         assert all(len(line) <= columns for line in lines)
         assert_terminal("\n".join(lines))
-    assert_sentence(sights.summary(seen))
+    assert_sentence(host_readiness.summary(seen))
 
 
 @target("lines")
@@ -141,19 +153,19 @@ def ending(data: bytes) -> None:
     """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
-    agent = clues.parse_agent_failure(note.decode("utf-8", "replace"))
+    agent = death_clues.parse_agent_failure(note.decode("utf-8", "replace"))
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
         death = Exit(process="p", code=code, signal=number, at_s=1.0)
-        found = failure.classify(death, clues.Evidence(agent=agent, last_lines=lines))
+        found = failure.classify(death, death_clues.Evidence(agent=agent, last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
         assert len(outcome.summary(ended).splitlines()) == 1
         assert len(outcome.last_words(ended).encode()) <= outcome.LAST_WORDS_BYTES
         assert outcome.last_words(ended).startswith("reason=")
-    said = elastic = messages.Said()
+    said = elastic = mpirun_messages.Said()
     for line in lines:
-        said = messages.heard(said, line)
+        said = mpirun_messages.heard(said, line)
         elastic = horovod.heard(elastic, line, is_elastic=True)
     for one in (said, elastic):
-        assert 0 < causes.code_of(Exited(1, one, lines, 1.0)) < 256
-        assert_encodable(json.dumps(causes.failure(Exited(1, one, lines, 1.0), None)))
+        assert 0 < failure_causes.code_of(Exited(1, one, lines, 1.0)) < 256
+        assert_encodable(json.dumps(failure_causes.failure(Exited(1, one, lines, 1.0), None)))

@@ -7,16 +7,15 @@ from typing import Any
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch import hostfile
-from trainer_launch.command import parse_command
 from trainer_launch.contracts import read_job, snapshot
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.source import Pod
-from trainer_launch.errors import ContractError, LaunchError
-from trainer_launch.grammar import parse_host
-from trainer_launch.model import Cpus, Gpus, Host, Job
-from trainer_launch.redact import REDACTED, redact
-from trainer_launch.topology import place
+from trainer_launch.model import Cpus, Gpus, Host, Job, hostfile
+from trainer_launch.model.errors import ContractError, LaunchError
+from trainer_launch.model.redaction import REDACTED, redact
+from trainer_launch.model.value_parsers import parse_host
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.topology import place
 
 _HOST = Host(
     hostname="pod",

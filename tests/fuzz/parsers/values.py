@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch import grammar, redact, shared_memory
 from trainer_launch.host.interfaces import AdapterPort, Interface
-from trainer_launch.manifest import baking, quantity
-from trainer_launch.preflight import ifnames
-from trainer_launch.rehearsal import headline, words
+from trainer_launch.model import redaction, value_parsers
+from trainer_launch.planning import shared_memory
+from trainer_launch.preflight.container import interface_filters
+from trainer_launch.rehearsal.controllers import pods, quantity
+from trainer_launch.rehearsal.faults import tokens
+from trainer_launch.rehearsal.report import summary
 
 _INTERFACES = (
     Interface(name="eth0", addresses=("10.0.0.1", "fd00::1"), mtu=1500),
@@ -20,44 +22,48 @@ _ADAPTERS = (AdapterPort("mlx5_0", 1, True), AdapterPort("mlx5_10", 2, True))
 
 
 def _number(text: str) -> None:
-    found = grammar.parse_number(text, 0, 10**9)
+    found = value_parsers.parse_number(text, 0, 10**9)
     assert found is None or (0 <= found <= 10**9 and text.strip().isascii())
-    assert grammar.parse_flag(text) in (None, False, True)
+    assert value_parsers.parse_flag(text) in (None, False, True)
 
 
 def _host(text: str) -> None:
-    found = grammar.parse_host(text)
-    assert found is None or (grammar.parse_host(found) == found and found.isascii() and found.isprintable())
-    hosts = grammar.parse_hosts(text)
-    assert hosts is None or grammar.parse_hosts(",".join(hosts)) == hosts
+    found = value_parsers.parse_host(text)
+    assert found is None or (value_parsers.parse_host(found) == found and found.isascii() and found.isprintable())
+    hosts = value_parsers.parse_hosts(text)
+    assert hosts is None or value_parsers.parse_hosts(",".join(hosts)) == hosts
 
 
 def _endpoint(text: str) -> None:
     for naked in (False, True):
-        found = grammar.parse_endpoint(text, 29400, naked_ipv6=naked)
-        assert found is None or grammar.parse_endpoint(str(found), None) == found
+        found = value_parsers.parse_endpoint(text, 29400, naked_ipv6=naked)
+        assert found is None or value_parsers.parse_endpoint(str(found), None) == found
         assert found is None or (0 <= found.port <= 65535 and str(found).isprintable())
 
 
 def _ranges(text: str) -> None:
-    nodes = grammar.parse_node_range(text)
-    assert nodes is None or (0 < nodes.min <= nodes.max and grammar.parse_node_range(str(nodes)) == nodes)
-    ports = grammar.parse_port_range(text)
-    assert ports is None or (0 < ports.low <= ports.high < 65536 and grammar.parse_port_range(str(ports)) == ports)
-    assert isinstance(grammar.parse_nproc(text), int | str | None)
+    nodes = value_parsers.parse_node_range(text)
+    assert nodes is None or (0 < nodes.min <= nodes.max and value_parsers.parse_node_range(str(nodes)) == nodes)
+    ports = value_parsers.parse_port_range(text)
+    assert ports is None or (
+        0 < ports.low <= ports.high < 65536 and value_parsers.parse_port_range(str(ports)) == ports
+    )
+    assert isinstance(value_parsers.parse_nproc(text), int | str | None)
 
 
 def _pairs(text: str) -> None:
-    conf = grammar.parse_conf(text)
+    conf = value_parsers.parse_conf(text)
     if conf is not None:
         assert all(key and value for key, value in conf.items())
-    found = grammar.parse_path(text)
-    assert found is None or (found.startswith("/") and grammar.parse_path(found) == found and "\n" not in found)
-    assert isinstance(grammar.parse_json_object(text), dict | None)
+    found = value_parsers.parse_path(text)
+    assert found is None or (
+        found.startswith("/") and value_parsers.parse_path(found) == found and "\n" not in found
+    )
+    assert isinstance(value_parsers.parse_json_object(text), dict | None)
 
 
 def _shown(text: str) -> None:
-    for said in (grammar.shown(text), grammar.named(text)):
+    for said in (value_parsers.shown(text), value_parsers.named(text)):
         assert said.isprintable()
         assert len(said) <= 160
 
@@ -71,26 +77,26 @@ def _quantity(text: str) -> None:
 
 
 def _duration(text: str) -> None:
-    seconds = words.parse_duration(text)
-    assert seconds is None or words.parse_duration(words.render_duration(seconds)) == seconds
-    rate = words.parse_rate(text)
-    assert rate is None or words.parse_rate(words.render_rate(rate)) == rate
-    found = attempt(words.split, text, "--fault", names="--fault")
+    seconds = tokens.parse_duration(text)
+    assert seconds is None or tokens.parse_duration(tokens.render_duration(seconds)) == seconds
+    rate = tokens.parse_rate(text)
+    assert rate is None or tokens.parse_rate(tokens.render_rate(rate)) == rate
+    found = attempt(tokens.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
-        assert words.split(" ".join(map(words.quoted, found)), "--fault") == found
+        assert tokens.split(" ".join(map(tokens.quoted, found)), "--fault") == found
 
 
 def _interfaces(text: str) -> None:
-    assert set(ifnames.nccl_interfaces(text, _INTERFACES)) <= set(_INTERFACES)
-    assert set(ifnames.nccl_adapters(text, _ADAPTERS)) <= set(_ADAPTERS)
-    found, absent = ifnames.gloo_interfaces(text, _INTERFACES)
+    assert set(interface_filters.nccl_interfaces(text, _INTERFACES)) <= set(_INTERFACES)
+    assert set(interface_filters.nccl_adapters(text, _ADAPTERS)) <= set(_ADAPTERS)
+    found, absent = interface_filters.gloo_interfaces(text, _INTERFACES)
     assert set(found) <= set(_INTERFACES)
     assert all(name in text for name in absent)
 
 
 def _expanded(text: str) -> None:
     env = {"A": "x" * 1000, "B": text[:1000]}
-    found = attempt(baking.expanded, text, env)
+    found = attempt(pods.expanded, text, env)
     assert isinstance(found, Refused) or len(found) <= max(131_072, len(text))
 
 
@@ -110,14 +116,14 @@ def value(data: bytes) -> None:
 def secrets(data: bytes) -> None:
     """What looks like a secret does not leave; what is left once is left again; long texts take no longer."""
     text = text_of(data)
-    once = redact.redact_text(text)
-    assert redact.redact_text(once) == once
-    redact.redact_text((text * 40)[:60_000])
-    redact.redact_command(tuple(text.split("\0")))
+    once = redaction.redact_text(text)
+    assert redaction.redact_text(once) == once
+    redaction.redact_text((text * 40)[:60_000])
+    redaction.redact_command(tuple(text.split("\0")))
     name, _, rest = text.partition("=")
-    assert redact.redact(name, rest) in (redact.REDACTED, redact.redact_text(rest))
-    redact.redact_file("/" + name, rest)
-    shown = headline.clean(text)
+    assert redaction.redact(name, rest) in (redaction.REDACTED, redaction.redact_text(rest))
+    redaction.redact_file("/" + name, rest)
+    shown = summary.clean(text)
     assert shown.isprintable()
     for secret in ("hf_abcdefghijklmnopqrst", "ghp_abcdefghijklmnopqrst1234"):
-        assert secret not in redact.redact_text(f"{text[:50]} {secret} {text[50:]}")
+        assert secret not in redaction.redact_text(f"{text[:50]} {secret} {text[50:]}")

@@ -1,4 +1,4 @@
-"""child/gpu_bench.py, played: says the same lines; the file that FAKE_NVML names says what a card does."""
+"""preflight/children/gpu_bench.py, played: says the same lines; the file that FAKE_NVML names says what a card does."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""Read from /proc who lives below a process, and with which environment a process was started. Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+
+from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.frozen import dataclass
+
+_MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
+_TRIES = 3  # a parent that ends between two reads hides its children from that scan
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
+
+    pid: int
+    name: str
+    state: str  # D: in the kernel, uninterruptible; T: suspended
+    parent: int
+    group: int
+    session: int
+    started: int  # clock ticks since boot
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from a later process with the same number."""
+        return self.pid, self.started
+
+    def __str__(self) -> str:
+        stuck = ", stuck in the kernel (state D)" if self.state == "D" else f", state {self.state}"
+        return f"pid {self.pid} ({self.name}{stuck})"
+
+
+def parse_stat(text: str) -> Entry:
+    """Parse one line of /proc/PID/stat; the name may itself hold spaces and parentheses."""
+    head, _, tail = text.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return Entry(
+        pid=int(pid),
+        name=name,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+    )
+
+
+def readable(proc: str = "/proc") -> bool:
+    """Whether /proc is there and shows our own pid namespace; in another's the numbers name strangers."""
+    try:
+        return os.readlink(f"{proc}/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def read(pid: int, proc: str = "/proc") -> Entry | None:
+    """Return one process, None when there is none."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            return parse_stat(file.read().decode(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
+        return None
+
+
+def environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
+    """Return what a process was started with; None when it has ended, or is another user's and not ours to read."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            entries = file.read(_MAX_BYTES).split(b"\0")
+    except OSError:
+        return None
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+
+
+def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
+    """Return everything alive below process `of`; zombies are left out, what is below them is not."""
+    entries: dict[int, Entry] = {}
+    for _ in range(_TRIES):
+        entries = {entry.pid: entry for entry in _scan(proc)}
+        if all(entry.parent in entries for entry in entries.values() if entry.parent != 0):
+            break
+    below: dict[int, list[Entry]] = {}
+    for entry in entries.values():
+        below.setdefault(entry.parent, []).append(entry)
+    found, queue = [], [of]
+    while queue:
+        children = below.get(queue.pop(), [])
+        found += children
+        queue += [child.pid for child in children]
+    return tuple(entry for entry in found if entry.state not in "ZX")
+
+
+def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
+    """Return the pids of a process's children, None where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(f"{proc}/{of}/task"):
+            with open(f"{proc}/{of}/task/{task}/children", "rb") as file:
+                found |= {int(word) for word in file.read().split()}
+    except (OSError, ValueError):
+        return None
+    return frozenset(found) if all(pid > 0 for pid in found) else None  # 0 would be all of us
+
+
+def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
+    """Return who below process `of` has a name of `names`, or such a one below it, and something else at its end.
+
+    Those are a daemon with ranks, and the shell and the ssh session above it; a daemon without ranks is not.
+    """
+    entries = descendants(of, proc)
+    by_pid = {entry.pid: entry for entry in entries}
+    above = {entry.pid: _above(entry, by_pid) for entry in entries}
+    chain = {entry.pid for entry in entries if entry.name in names}
+    chain |= {upper.pid for pid in chain for upper in above[pid]}
+    borne = {upper for entry in entries if entry.pid not in chain for upper in above[entry.pid]}
+    return frozenset(upper.key for upper in borne if upper.pid in chain)
+
+
+def _above(entry: Entry, by_pid: Mapping[int, Entry]) -> tuple[Entry, ...]:
+    found: list[Entry] = []
+    while entry.parent in by_pid and len(found) < len(by_pid):
+        entry = by_pid[entry.parent]
+        found.append(entry)
+    return tuple(found)
+
+
+def _scan(proc: str) -> Iterator[Entry]:
+    for name in os.listdir(proc):
+        entry = read(int(name), proc) if name.isdigit() else None
+        if entry is not None:  # None: it ended while we were reading
+            yield entry

@@ -1,0 +1,99 @@
+"""Who may go on after a loss: the rule that never lets two halves of a divided job train at the same time. Pure.
+
+A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
+only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the
+votes of more than half of the members; of exactly half only with the vote of the coordinator's own node. A node
+votes where it has joined; whose connection was ended by its own kernel votes where its generation was formed. A
+process that was never in a generation has no vote elsewhere: its predecessor's may be counted already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainer_launch.membership.field_checks import MAX_CLAIMS, Claim, spans
+from trainer_launch.membership.state import Node, Phase, State, runs
+
+
+def may_form(state: State) -> bool:
+    """Whether those that have joined may go on, as far as the others may be alive elsewhere."""
+    if state.settings.seat is None:
+        return True
+    joined = {node.node_rank: node for node in state.nodes.values() if node.joined}
+    claims = binding(state)
+    others = frozenset(range(state.settings.max_nodes)).union(*map(ranks_of, claims)) - joined.keys()
+    if not others:
+        return True  # all are here, so nobody is elsewhere
+    if claims:
+        return all(_has_majority(state, claim, joined) for claim in claims)
+    # Nobody here knows of a generation. Only node 0's seat begins a job, and not beside what may run already.
+    return state.settings.seat == 0 and others <= state.absent
+
+
+def wanted_seats(state: State) -> frozenset[int]:
+    """Which other launchers this seat has to look for now."""
+    seat = state.settings.seat
+    if seat is None or state.end is not None or not state.peers:
+        return frozenset()
+    if seat:
+        return frozenset({0}) if runs(state) else frozenset(range(seat))
+    if not is_beginning(state):
+        return frozenset()
+    joined = {node.node_rank for node in state.nodes.values() if node.joined}
+    return frozenset(range(state.settings.max_nodes)) - joined if joined else frozenset()
+
+
+def is_beginning(state: State) -> bool:
+    """Whether this seat has to know which other launchers are there before it may begin the job."""
+    gathers = state.phase is Phase.GATHERING and bool(state.peers)
+    return gathers and state.settings.seat == 0 and state.run is None and not binding(state)
+
+
+def binding(state: State) -> tuple[Claim, ...]:
+    """The last sure claim that anyone here knows, and the unsure ones after it."""
+    known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
+    known |= set(state.claims)
+    last = max((claim.generation for claim in known if claim.sure), default=-1)
+    ordered = sorted(known, key=lambda claim: (claim.generation, claim.seat, claim.ranks))
+    return tuple(
+        claim
+        for claim in ordered
+        if (claim.sure and claim.generation == last) or (not claim.sure and claim.generation > last)
+    )
+
+
+def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
+    """What a node or a coordinator knows after a generation was formed: a sure claim ends all doubts before it."""
+    if new.sure:
+        return (new,)
+    kept = [claim for claim in claims if (claim.sure, claim.seat, claim.ranks) != (False, new.seat, new.ranks)]
+    return (*kept[: MAX_CLAIMS - 1], new)
+
+
+def spell(ranks: Iterable[int]) -> str:
+    """Ranks as text: 0-3,7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def ranks_of(claim: Claim) -> frozenset[int]:
+    """Its members' ranks."""
+    return frozenset(rank for low, high in spans(claim.ranks) for rank in range(low, high + 1))
+
+
+def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:
+    members = ranks_of(claim)
+    is_ours = claim.seat == state.settings.seat and claim.generation in state.formed
+    own_seat = state.settings.seat if state.settings.seat == claim.seat else None
+    votes = {
+        rank
+        for rank in members
+        if (rank in joined and (is_ours or joined[rank].claims or rank == own_seat))
+        or (is_ours and state.ended.get(rank, -1) >= claim.generation)
+    }
+    return 2 * len(votes) > len(members) or (2 * len(votes) == len(members) and claim.seat in votes)

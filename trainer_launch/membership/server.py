@@ -1,0 +1,155 @@
+"""Sockets around `machine.step`: one daemon thread that sleeps until a line, a connection or a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from trainer_launch.membership import job_status
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.connection import Connection, hang_up
+from trainer_launch.membership.connections import Switchboard
+from trainer_launch.membership.dropped_connections import Complaints
+from trainer_launch.membership.election import Scout
+from trainer_launch.membership.majority import wanted_seats
+from trainer_launch.membership.state import (
+    Close,
+    Connected,
+    Disconnect,
+    Event,
+    Gone,
+    Said,
+    Say,
+    Send,
+    Settings,
+    Tick,
+    deadline_s,
+)
+from trainer_launch.membership.state_machine import begin, step
+from trainer_launch.model import Endpoint, Seats
+
+_HANG_UP_S = 1.0  # for termination message when stopping
+
+
+class Server(Switchboard[msg.Message, msg.FromServer]):
+    """The coordinator of one job. Its state belongs to its thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint: Endpoint,
+        secret: bytes | None = None,
+        log: Callable[[str], None] = print,
+        progress: Callable[[], job_status.Progress | None] = lambda: None,
+        seats: Seats | None = None,
+    ) -> None:
+        super().__init__(
+            msg.parse,
+            msg.render,
+            secret=secret,
+            silence_s=2 * settings.lease_s,
+            grumble=Complaints("coordinator", log),
+        )
+        self._settings = settings
+        self._endpoint = endpoint
+        self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
+        self._progress = progress
+        self._scout = Scout(seats, settings.job, secret, self._nudge)
+        self._state = begin(settings)
+        self._events: deque[Event] = deque()
+        self._close_reason: str | None = None
+
+    def start(self) -> int:
+        """Listen, or raise NodeError; returns the port."""
+        port = self._open(self._endpoint)
+        self._scout.start()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+        return port
+
+    def give_up(self, reason: str) -> None:
+        """The job has failed; nodes that call later hear it, too. From any thread."""
+        self._events.append(Close(reason))
+        self._nudge()
+
+    def stop(self, reason: str | None = None) -> None:
+        """End the connections and the thread. With a reason the job is given up; without, its nodes wait for us."""
+        self._close_reason = reason
+        self._stopping.set()
+        self._nudge()
+        self._thread.join()
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+            if self._close_reason is not None:
+                self._events.append(Close(self._close_reason))
+                self._work_off()
+            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + _HANG_UP_S)
+        finally:
+            self._scout.close()
+            self._close()
+
+    def _turn(self) -> None:
+        """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
+        self._wait(deadline_s(self._state))
+        self._events.extend(self._scout.found())
+        now_s = time.monotonic()
+        due_s = deadline_s(self._state)
+        if due_s is not None and due_s <= now_s:
+            self._events.append(Tick())
+        self._drop_silent(now_s)
+        self._work_off()
+        self._scout.want(wanted_seats(self._state))
+
+    def _work_off(self) -> None:
+        while self._events or self._to_flush:
+            if self._events:
+                self._play(self._events.popleft())
+            else:
+                self._flush_all()  # may bring news of those that are gone
+
+    def _play(self, event: Event) -> None:
+        self._state, replies = step(self._state, event, time.monotonic())
+        for reply in replies:
+            match reply:
+                case Send(peer, message):
+                    self._send(peer, message)
+                case Disconnect(peer):
+                    self._close_after_flush(peer)
+                case Say(text, warns):
+                    (self.warn if warns else self._log)(text)
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _came(self, connection: Connection) -> None:
+        self._events.append(Connected(connection.peer))
+
+    def _gone(self, connection: Connection, *, ended: bool) -> None:
+        self._events.append(Gone(connection.peer, ended))
+
+    def _heard(self, connection: Connection, message: msg.Message) -> None:
+        if not connection.is_greeted:
+            self._greet(connection, message)
+        if not connection.is_closing:
+            self._events.append(Said(connection.peer, message))
+
+    def _greet(self, connection: Connection, message: msg.Message) -> None:
+        if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands
+            self._send(connection.peer, msg.Refused("the job is already running", retry=True))
+            return self._close_after_flush(connection.peer)
+        if not isinstance(message, msg.Hello | msg.StatusQuery):
+            raise msg.ProtocolError("said something before Hello")
+        who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING
+        if not self._is_proven(connection, message.proof, self._settings.job, who):
+            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
+            return self._close_after_flush(connection.peer)
+        if isinstance(message, msg.StatusQuery):
+            self._send(connection.peer, job_status.answer(message, self._state, time.monotonic(), self._progress()))
+            return self._close_after_flush(connection.peer)
+        return self._greeted(connection)

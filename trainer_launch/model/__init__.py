@@ -1,0 +1,353 @@
+"""The central values: what travels from the environment to the exit code.
+
+All are frozen; a value that exists is consistent, because its reader raised otherwise. No room is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import Enum
+from signal import SIGTERM
+from types import MappingProxyType
+from typing import TypeAlias
+
+from trainer_launch.model.addresses import Endpoint as Endpoint  # values of this module, too
+from trainer_launch.model.addresses import PortRange as PortRange
+from trainer_launch.model.addresses import Seats as Seats
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.signal_policy import SignalAction, StopOrder
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
+
+
+def _nothing() -> Mapping[str, str]:
+    """An empty mapping; a proxy is unhashable, so dataclasses refuse it as a plain default."""
+    return MappingProxyType({})
+
+
+# -- what the platform told us ----------------------------------------------------------------
+
+
+class Origin(str, Enum):
+    """Where a fact was read."""
+
+    ENV = "env"
+    FILE = "file"
+    FLAG = "flag"
+    COMMAND = "command"
+    HOSTNAME = "hostname"
+    MACHINE = "machine"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing that was read, and what it became."""
+
+    name: str  # the variable, path or flag
+    value: str
+    origin: Origin
+    field: str  # the key of `job` or `plan` it became, or "" when it only informs
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes a job may have: `min` to `max`, both at least 1."""
+
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
+
+    @property
+    def fixed(self) -> int | None:
+        """The node count when there is only one, else None."""
+        return self.min if self.min == self.max else None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of the job by name; `slots` is its room for ranks, None when nobody said."""
+
+    host: str
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """How torch elastic's agents are told to meet."""
+
+    kind: str  # "static": ranks are given; "dynamic": agents agree on them
+    backend: str | None = None
+    endpoint: Endpoint | None = None
+    written: str | None = None  # the endpoint as the platform wrote it
+    run_id: str | None = None
+    conf: Mapping[str, str] = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the platform told us, in our words. None always means: nobody said."""
+
+    contract: str
+    role: str | None = None  # the platform's word: node, launcher, worker, master, chief, ps …
+    nodes: NodeRange | None = None
+    nproc_per_node: int | str | None = None  # a number, or a word (auto, gpu, cpu, xpu) as given
+    node_rank: int | None = None
+    hostname_index: int | None = None  # index that only the host name tells
+    world_size: int | None = None  # processes in the job
+    coordinator: Endpoint | None = None
+    is_coordinator: bool | None = None  # whether this node hosts the coordinator
+    rendezvous: Rendezvous | None = None
+    members: tuple[Member, ...] | None = None
+    max_restarts: int | None = None
+    engine: str | None = None  # the engine this contract is made for; None: decide by the command
+    details: Mapping[str, Json] = field(default_factory=_nothing)  # the contract's own words, flat
+    facts: tuple[Fact, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# -- what this machine is ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpus:
+    """CPUs that this container may use."""
+
+    affinity: int  # CPUs in the scheduler's mask
+    quota: float | None  # CPUs' worth of time per period from the cgroup, None: no limit
+
+    @property
+    def usable(self) -> int:
+        """CPUs to plan for: the smaller of both, a fraction rounded up as Kubeflow does, at least 1."""
+        if self.quota is None:
+            return max(1, self.affinity)
+        return max(1, min(self.affinity, -int(-self.quota // 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """Accelerators that this container can see; `reason` says how they were counted."""
+
+    count: int
+    reason: str
+    is_nvidia: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This machine as the container sees it."""
+
+    hostname: str
+    cpus: Cpus
+    gpus: Gpus
+    memory_limit_bytes: int | None  # None: the cgroup sets no limit
+    shm_bytes: int | None  # size of /dev/shm, None: not there
+    shm_free_bytes: int | None = None
+    may_enlarge_shm: bool = False  # this container can mount
+    memory_used_bytes: int | None = None  # of the limit, without what the kernel can drop at once
+
+
+# -- what will run ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Who this node is among whom; `reasons` says how each number was found."""
+
+    node_rank: int | None
+    nodes: NodeRange | None  # None: nobody said how many
+    local_world_size: int | None  # None: asked for in a word that means nothing on this machine
+    coordinator: Endpoint | None
+    is_coordinator: bool
+    rendezvous: Rendezvous | None
+    max_restarts: int | None
+    facts: tuple[Fact, ...] = ()
+
+    @property
+    def world_size(self) -> int | None:
+        """Processes in the job, None while the number of nodes may vary."""
+        fixed = self.nodes.fixed if self.nodes else None
+        return None if fixed is None or self.local_world_size is None else fixed * self.local_world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a worker's stream goes, where that is not the launcher's own stream alone."""
+
+    file: str | None = None  # all of it
+    is_shown: bool = True  # on the launcher's own stream, too
+    prefix: str = ""  # of each line that is shown or copied
+    copy: str | None = None  # a file that all workers of the node share, with the lines that have one of `needles`
+    needles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process to start, completely described."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # complete, not a delta
+    cwd: str | None = None
+    label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
+    streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
+    member: int | None = None  # its number among those whose equal lines are shown once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """The coordinator that this node's launcher hosts for all nodes."""
+
+    job: str
+    host: str  # the address to listen at, "": all
+    port: int
+    nodes: NodeRange
+    max_restarts: int  # of failed workers, for the whole job
+    rejoin_timeout_s: float  # how long the others wait for a lost node
+    shrink_after_s: float = 0.0  # how long before they go on without it, where the minimum allows
+    restart_window_s: float | None = None  # in which `max_restarts` failures are too many; None: ever
+    secret_file: str | None = None  # what a node must know to be let in
+    seats: Seats | None = None  # all nodes' coordinators, where each hosts one; None: only node 0 does
+    seat: int = 0  # whose this is
+    deadline_s: float | None = None  # after which the job fails; None: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The torch workers of this node, which PID 1 starts itself in each generation."""
+
+    count: int
+    argv: tuple[str, ...]  # the ordinary command of each: `python -u [-m] program args…`, or any program
+    env: Mapping[str, str]  # complete, but for what a generation adds
+    cwd: str | None = None
+    role: str = "default"
+    forks: bool = False  # from the fork server; False: each is a new interpreter
+    must_fork: bool = False  # an error where that cannot be
+    caller: tuple[int, int] | None = (
+        None  # connection to a fork of `launch`'s caller, in place of a fork server; its pid
+    )
+    script: str | None = None  # the program, for the fork server
+    module: str | None = None  # likewise
+    preload: tuple[str, ...] = ()
+    python: str = ""  # the interpreter that has trainer_launch, and torch
+    run_dir: str = ""  # the run's private folder
+    errors: str = ""  # the folder of the files that torch's @record writes
+    node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
+    virtual_local_rank: bool = False
+    logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """This node as a member of a job that meets at our coordinator."""
+
+    job: str
+    coordinator: Endpoint
+    node_rank: int
+    host: str  # its own name
+    address: str | None  # where the others reach it; None: find out
+    patience_s: float  # how long the coordinator may stay away
+    max_restarts: int
+    ports: PortRange | None = None  # what the stores may use
+    seats: Seats | None = None
+    secret_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything to run and how to stop it; another program could carry it out."""
+
+    engine: str
+    processes: tuple[Process, ...]
+    grace_s: float  # from the request to stop until SIGKILL
+    stop_order: StopOrder = StopOrder.LEADER
+    stop_signal: int = SIGTERM  # what asks a leader to stop
+    signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
+    restarts: int = 0  # times an hour that all starts again after one of ours died of a signal that we did not send
+    respawns: int = (
+        0  # times an hour that one that ends by itself is started again while what it has started goes on
+    )
+    daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
+    stop_all_on_failure: bool = True  # False: the other processes go on when one fails
+    wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
+    wait_s: float = 0.0  # how long to wait for them
+    hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
+    meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
+    failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
+    workers: Workers | None = None  # torch's, in place of `processes`
+    membership: Membership | None = None  # with `workers`
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what the user should know about this plan
+
+
+# -- how it ended -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """One death: either `code` or `signal` is set."""
+
+    process: str
+    code: int | None
+    signal: int | None
+    at_s: float  # monotonic seconds
+
+    @property
+    def exit_code(self) -> int:
+        """As the shell has it: the code, or 128 + signal."""
+        return 128 + self.signal if self.signal is not None else self.code or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first cause of a failed run."""
+
+    reason: str  # CamelCase, for machines
+    message: str  # a sentence, for people
+    exit_code: int
+    rank: int | None = None
+    node_rank: int | None = None
+    host: str | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()  # what shows that it was so, one phrase each
+    hint: str | None = None
+    again: bool | None = None  # whether to start again can help; None: as the exit code says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Why the coordinator ended a torch job, and the worker that failed first, on whatever node."""
+
+    reason: str
+    rank: int | None = None  # None: it was no worker's failure
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""  # the worker's own
+
+
+class Verdict(str, Enum):
+    """How a run ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended, and why."""
+
+    verdict: Verdict
+    stop_signal: int | None = None  # what asked us to stop
+    failure: Failure | None = None
+    given_up: GivenUp | None = None
+    exits: tuple[Exit, ...] = ()
+    took_s: float = 0.0
+    attempt: int = 1  # how often it was started: its workers, or all of it
+    survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end
+    node_rank: int | None = None
+    host: str = ""

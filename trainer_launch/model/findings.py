@@ -1,0 +1,154 @@
+"""What a preflight finds: one value for each sentence, one for all of them, and what the pod should end with.
+
+Made by checks of one container, by comparisons between nodes and by tests of pairs alike. "Unknown" is a state of
+its own: it counts neither as passed nor as failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from trainer_launch.model import exit_codes
+
+Value: TypeAlias = "bool | int | float | str | None"
+
+
+class Status(str, Enum):
+    """How a check ended."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"  # it could not be found out
+    SKIPPED = "skipped"  # it was not asked for, or means nothing here
+
+
+class Fault(str, Enum):
+    """Whose fault a failure is, and so whether another try may help."""
+
+    JOB = "job"  # its settings, image, limits: the same everywhere, each time
+    NODE = "node"  # this node or what surrounds it
+
+
+class Scope(str, Enum):
+    """What a finding is about."""
+
+    NODE = "node"
+    GPU = "gpu"
+    RAIL = "rail"
+    LINK = "link"
+    JOB = "job"
+
+
+class Basis(str, Enum):
+    """What a measured value was compared with."""
+
+    ABSOLUTE = "absolute"
+    PEER = "peer"
+    BOTH = "both"
+
+
+class Severity(str, Enum):
+    """How much a finding matters."""
+
+    FATAL = "fatal"
+    RETRYABLE = "retryable"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Verdict(str, Enum):
+    """All findings in a word."""
+
+    PASS = "pass"
+    UNKNOWN = "unknown"  # nothing failed, but not all that matters could be found out
+    WARN = "warn"
+    RETRYABLE = "retryable"
+    FATAL = "fatal"
+
+
+_SEVERITIES = {Fault.JOB: Severity.FATAL, Fault.NODE: Severity.RETRYABLE}
+_EXIT_CODES = {
+    Verdict.PASS: exit_codes.SUCCEEDED,
+    Verdict.UNKNOWN: exit_codes.SUCCEEDED,
+    Verdict.WARN: exit_codes.SUCCEEDED,
+    Verdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
+    Verdict.FATAL: exit_codes.PREFLIGHT_FATAL,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One sentence of a preflight."""
+
+    check: str  # the check's stable name, by which it is silenced or made fatal
+    status: Status
+    text: str  # one sentence: what is, with its numbers
+    scope: Scope = Scope.NODE
+    subject: str = ""  # which node, GPU, rail or link; "": the node that looked
+    fault: Fault | None = None  # of a failure, and only of that
+    measured: Value = None
+    expected: Value = None
+    unit: str = ""
+    basis: Basis | None = None  # what `measured` was compared with
+    evidence: tuple[str, ...] = ()
+    action: str = ""  # what to do
+    took_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.status is Status.FAIL) != (self.fault is not None):
+            raise ValueError(
+                f"a failure, and nothing else, is somebody's fault: {self.check} is {self.status.value}"
+            )
+
+    @property
+    def severity(self) -> Severity:
+        """What its status and fault come to."""
+        if self.fault is not None:
+            return _SEVERITIES[self.fault]
+        return Severity.WARNING if self.status is Status.WARN else Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All findings, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+    silenced: tuple[str, ...] = ()  # checks that were told not to speak
+    took_s: float = 0.0
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """How many findings have each status."""
+        found = Counter(finding.status for finding in self.findings)
+        return {status: found[status] for status in Status}
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst finding; where nothing was found out, that is not a pass."""
+        counts = self.counts
+        if any(finding.fault is Fault.JOB for finding in self.findings):
+            return Verdict.FATAL
+        if counts[Status.FAIL]:
+            return Verdict.RETRYABLE
+        if counts[Status.WARN]:
+            return Verdict.WARN
+        return Verdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else Verdict.PASS
+
+
+def exit_code(verdict: Verdict, *, enforce: bool = True, exit_warning: bool = False) -> int:
+    """What the pod ends with; any code but 0 stops a pod whose init container has it, so a warning is 0."""
+    code = _EXIT_CODES[verdict] if enforce else exit_codes.SUCCEEDED
+    is_warning = verdict in (Verdict.WARN, Verdict.RETRYABLE, Verdict.FATAL)
+    return exit_codes.PREFLIGHT_WARNING if exit_warning and is_warning and code == exit_codes.SUCCEEDED else code
+
+
+def raised(finding: Finding, fatal: Collection[str]) -> Finding:
+    """The finding, a fatal failure if its check was made fatal and it found something; what is unknown stays so."""
+    if finding.check not in fatal or finding.status not in (Status.WARN, Status.FAIL):
+        return finding
+    return replace(finding, status=Status.FAIL, fault=Fault.JOB)

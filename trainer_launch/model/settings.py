@@ -1,0 +1,293 @@
+"""Every option of the launcher is a flag and a TRAINER_LAUNCH_* variable, declared here once.
+
+Flags win over variables, variables over defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from trainer_launch.model import lazy_module
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.service_links import is_link
+from trainer_launch.model.suggestions import nearest
+from trainer_launch.model.value_parsers import named
+
+with lazy_module.loaded("asyncio"):  # for its command lines only; with ssl that is a seventh of what PID 1 imports
+    from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+PREFIX = "TRAINER_LAUNCH_"
+# What the launcher itself tells its children; not settings.
+INTERNAL = frozenset(
+    {
+        *("RUN_DIR", "NODE_LABEL"),
+        *("MPI", "MPI_RUN", "INSIDE"),
+    }
+)
+
+
+class _Variables(EnvSettingsSource):
+    """The environment without links to Services; that to trainer-launch-metrics is called as --metrics-port is."""
+
+    def __call__(self) -> dict[str, Any]:
+        """Read the variables, as pydantic does."""
+        return {name: value for name, value in super().__call__().items() if not is_link(name, value)}
+
+
+class Settings(BaseSettings):
+    """How this launcher behaves."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, case_sensitive=False
+    )
+
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over variables; pydantic's own hook."""
+        return sources["init_settings"], _Variables(cls)
+
+    contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
+    engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = Field(
+        "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
+    )
+    exec: bool = Field(
+        False,
+        description="replace the launcher with torchrun or the program: no supervision, no termination message",
+    )
+    hosts: str | None = Field(None, description="hosts and slots for mpirun; default: the platform's hostfile")
+    host_discovery_script: str | None = Field(
+        None,
+        description="script that prints mpirun's current hosts, one per line, used with --min-nodes; default: the "
+        "platform's discover_hosts.sh",
+    )
+    ssh_dir: str | None = Field(None, description="directory with the MPI job's SSH key")
+    ssh_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port of sshd in the MPI pods; default: from the image's ssh configuration, else 22 for root, "
+        "2222 for others",
+    )
+    listen_address: str | None = Field(None, description="addresses to listen on; default: all")
+    insecure_host_keys: bool = Field(
+        False, description="skip the check of host keys, for images whose sshd cannot present the job's key"
+    )
+    forward_env: str | None = Field(
+        None, description="more environment variables for MPI ranks; a secret is passed only if it is named here"
+    )
+    nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
+    nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
+    node_rank: str | None = Field(None, description="rank of this node, starting at 0")
+    master_addr: str | None = Field(None, description="host name or address of node 0")
+    master_port: str | None = Field(None, description="port on node 0 where the nodes meet")
+    max_restarts: str | None = Field(
+        None, description="maximum worker failures per job; default: 3, or the job's own setting"
+    )
+    restart_window: float | None = Field(
+        None,
+        gt=0,
+        le=31_536_000,
+        description="count only the failures of the last SECONDS against --max-restarts; default: all failures",
+    )
+    rejoin_timeout: float = Field(600.0, ge=0, le=604_800, description="seconds to wait for a lost node")
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="continue with N or more nodes, even where the platform fixes their number",
+    )
+    shrink_after: float | None = Field(
+        None,
+        ge=0,
+        le=604_800,
+        description="seconds to wait for a lost node before continuing with fewer; default: 0 where the platform "
+        "sets the minimum, 30 with --min-nodes",
+    )
+    rendezvous: Literal["trainer-launch", "torch"] = Field(
+        "trainer-launch",
+        description="how torch nodes meet: at the launcher's coordinator, or through torch's own backend",
+    )
+    wait_timeout: float = Field(
+        600.0, ge=0, le=86_400, description="seconds to wait for node 0's name to resolve, or for mpirun's hosts"
+    )
+    port_range: str | None = Field(None, description="open only these ports, besides the one where the nodes meet")
+    secret_file: str | None = Field(
+        None, description="file with the job's secret, the same in all pods; a node without it is rejected"
+    )
+    start_method: Literal["auto", "exec", "forkserver"] = Field(
+        "auto",
+        description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
+        "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
+    )
+    preload: str | None = Field(
+        None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
+    )
+    grace: float = Field(
+        25.0,
+        ge=0,
+        le=86_400,
+        description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
+    )
+    stop_order: Literal["leader", "group"] = Field(
+        "leader", description="who gets SIGTERM first: only each worker, or its whole process group"
+    )
+    signals: str | None = Field(
+        None, description="action for a signal: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
+    )
+    shm_size: str = Field(
+        "auto",
+        description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers where permitted; keep: never "
+        "change it",
+    )
+    hang_timeout: str | None = Field(
+        None,
+        description="seconds without progress before workers count as hung; auto: learn the limit; default: off",
+    )
+    hang_dir: str | None = Field(None, description="directory for the stacks of hung workers; default: $TMPDIR")
+    progress_file: str | None = Field(
+        None, description="file whose changes count as progress, besides output and report()"
+    )
+    preflight: Literal["enforce", "warn", "off"] = Field(
+        "enforce",
+        description="effect of a failed check: enforce ends the pod with 20 or 30, warn only reports, off runs no "
+        "checks",
+    )
+    level: Literal["container", "quick", "standard", "deep"] = Field(
+        "standard",
+        description="depth of the checks. container: this container only; quick: also that all nodes are present; "
+        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each "
+        "GPU, each path of a collective, and all nodes at once",
+    )
+    pair_test: Literal["auto", "socket", "gloo", "nccl"] = Field(
+        "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"
+    )
+    threshold: str | None = Field(
+        None,
+        description="limits for passing: gemm, hbm, pcie and nccl as shares of the reference, peers as a share of "
+        "the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
+    )
+    reference: str | None = Field(None, description="file of healthy GPUs' performance; default: a built-in table")
+    write_reference: str | None = Field(
+        None, description="file for this job's own measurements, as --reference reads them; node 0 writes it"
+    )
+    only: str | None = Field(None, description="run only these checks")
+    skip: str | None = Field(None, description="skip these checks")
+    fatal: str | None = Field(None, description="end with 30 if one of these checks fails or warns")
+    deadline: float = Field(
+        120.0,
+        ge=0,
+        le=86_400,
+        description="seconds to wait for all nodes, their names, storage and drivers",
+    )
+    storage: str | None = Field(
+        None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
+    )
+    image: str | None = Field(None, description="name or digest of the image, compared with the other nodes'")
+    exit_warning: bool = Field(False, description="end with 10 if there are only warnings")
+    report: str | None = Field(None, description="file for the report, as JSON")
+    plot: str | None = Field(
+        None,
+        description="plot of the bandwidth of node pairs, as PNG, SVG or PDF, written by node 0; needs matplotlib",
+    )
+    prometheus_file: str | None = Field(None, description="report for Prometheus' textfile collector")
+    state_dir: str | None = Field(
+        None,
+        description="directory shared by the pod's containers: preflight saves its results there for run",
+    )
+    prefix: bool = Field(
+        False,
+        description="prefix each worker's lines with [node:rank]; show a line once if 3 or more ranks write it",
+    )
+    output_limit: int = Field(
+        0, ge=0, le=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
+    )
+    color: Literal["auto", "always", "never"] = Field(
+        "auto", description="color the prefixes; auto: if stdout is a terminal and NO_COLOR is not set"
+    )
+    termination_log: str = Field(
+        "/dev/termination-log",
+        description="file for the termination message; the default is used only if it exists",
+    )
+    events: str | None = Field(None, description="file for the event log, as JSON lines; -: stdout")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest level of the launcher's own messages"
+    )
+
+
+class _OfAnother(Settings):
+    """Of another pod, whose variables are told: those of this process do not count."""
+
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is given."""
+        return (sources["init_settings"],)
+
+
+JOB_FLAGS: Mapping[str, str] = {
+    "nodes": "nnodes",
+    "nproc_per_node": "nproc_per_node",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+    "max_restarts": "max_restarts",
+}
+
+
+def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Settings:
+    """Settings from flags that were given, TRAINER_LAUNCH_* (of another pod: its `env`) and defaults.
+
+    Raises:
+        UsageError: a value does not fit; the sentence names the flag or variable.
+    """
+    try:
+        return Settings(**flags) if env is None else _OfAnother(**{**_told(env), **flags})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0]).lower()
+        where = flag_of(name) if name in flags else PREFIX + name.upper()
+        raise UsageError(
+            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
+        ) from None
+
+
+def _told(env: Mapping[str, str]) -> dict[str, str]:
+    given = {name: env.get(PREFIX + name.upper()) for name in Settings.model_fields}
+    return {name: value for name, value in given.items() if value and not is_link(name, value)}
+
+
+def job_options(settings: Settings) -> dict[str, str]:
+    """The settings that describe the job, by torchrun's option names."""
+    values = settings.model_dump(include=set(JOB_FLAGS))
+    return {JOB_FLAGS[name]: value for name, value in values.items() if value is not None}
+
+
+def unknown_variables(variables: Mapping[str, str]) -> list[str]:
+    """One sentence for each TRAINER_LAUNCH_* variable that is no setting, with the nearest real one."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    sentences = []
+    for name, value in sorted(variables.items()):
+        rest = name.removeprefix(PREFIX)
+        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or is_link(rest, value):
+            continue
+        near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
+        advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch help run lists all"
+        sentences.append(f"unknown variable {named(name)}; {advice}")
+    return sentences
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _expected(message: str) -> str:
+    """Pydantic's message as the second half of our sentence."""
+    told = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
+    return f"expected {told}" if told != message else message[0].lower() + message[1:]

@@ -1,0 +1,109 @@
+"""What each signal that the launcher receives is for, and how a user says so: `--signals USR1=checkpoint`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from enum import Enum
+
+from trainer_launch.model.errors import UsageError
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+RELAYED = frozenset(
+    {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM, signal.SIGVTALRM}
+    | {signal.SIGPROF, signal.SIGURG, signal.SIGIO, signal.SIGPWR}
+    | set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+)  # the rest are faults, job control and SIGCHLD
+
+
+class StopOrder(str, Enum):
+    """Whom a polite stop reaches first."""
+
+    LEADER = "leader"  # the process we started; its group only when most of the grace is used up
+    GROUP = "group"  # the whole process group at once, as torchrun does
+
+
+class SignalAction(str, Enum):
+    """What is done with a signal that the launcher receives."""
+
+    FORWARD = "forward"  # the workers get it, and that is all
+    CHECKPOINT = "checkpoint"  # the workers get it, and are expected to save and go on
+    DRAIN = "drain"  # the workers get it; when they have ended nothing is started again: the pod was stopped
+    TERMINATE = "terminate"  # the workers get SIGTERM and the grace: the pod was stopped
+
+
+def action_of(number: int, given: Mapping[int, SignalAction]) -> SignalAction:
+    """What a signal is for, by what was given, else by default."""
+    default = SignalAction.TERMINATE if number in STOP_SIGNALS else SignalAction.FORWARD
+    return given.get(number, default)
+
+
+def stop_signal(given: Mapping[int, SignalAction]) -> int:
+    """What asks an agent, torch's or mpirun's, to stop: a signal that it does not hand on unchanged.
+
+    Raises:
+        UsageError: there is none left.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if action_of(number, given) is SignalAction.TERMINATE:
+            return int(number)
+    raise UsageError(
+        "--signals leaves no signal that stops the job; map at least one of TERM, INT, QUIT and HUP to terminate"
+    )
+
+
+def parse(text: str) -> dict[int, SignalAction]:
+    """Read NAME=ACTION[,NAME=ACTION…].
+
+    Raises:
+        UsageError: a signal cannot be caught, or a word is none.
+    """
+    given: dict[int, SignalAction] = {}
+    for word in filter(None, text.replace(" ", "").split(",")):
+        name, _, action = word.partition("=")
+        number = _number(name, "--signals")
+        if number in given:
+            raise UsageError(f"--signals names {name} twice; give each signal one action")
+        try:
+            given[number] = SignalAction(action.lower())
+        except ValueError:
+            known = ", ".join(known.value for known in SignalAction)
+            raise UsageError(
+                f"--signals has {word!r}; expected {name or 'NAME'}=ACTION with one of {known}"
+            ) from None
+    return given
+
+
+def numbers(text: str, where: str) -> tuple[int, ...]:
+    """Read NAME[,NAME…]; `where` says in messages who wrote it.
+
+    Raises:
+        UsageError: a signal cannot be caught, or a word is none.
+    """
+    return tuple(_number(name, where) for name in filter(None, text.replace(" ", "").split(",")))
+
+
+def _number(name: str, where: str) -> int:
+    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    number = signal.Signals.__members__.get(full)
+    if number is None:
+        raise UsageError(f"{where} names the unknown signal {name!r}; use names such as TERM, USR1, SIGUSR2")
+    if number not in STOP_SIGNALS | RELAYED:
+        raise UsageError(
+            f"{where} names {full}, which the launcher cannot pass on: no process receives SIGKILL or SIGSTOP, "
+            f"and the launcher handles SIGCHLD and fault signals itself; use TERM, INT, HUP, QUIT, USR1 or USR2"
+        )
+    return int(number)
+
+
+def render(given: Mapping[int, SignalAction]) -> str:
+    """The map as `parse` reads it."""
+    return ",".join(f"{name_of(number)}={action.value}" for number, action in sorted(given.items()))
+
+
+def name_of(number: int) -> str:
+    """`USR1` for SIGUSR1."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return str(number)

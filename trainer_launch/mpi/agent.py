@@ -1,0 +1,275 @@
+"""What runs mpirun: waits for hosts, starts it, hears how it ends, and starts it again, as `mpi.machine` decides.
+
+One loop with one selector: probes' sockets, a crew of threads for what blocks, signals, and mpirun's own end. PID 1
+knows it as a leader like any other; the cause of death is written as data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from trainer_launch.host import logs
+from trainer_launch.model import exit_codes
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
+from trainer_launch.model.units import counted
+from trainer_launch.mpi import forwarded_variables, host_readiness, state_machine
+from trainer_launch.mpi import state as st
+from trainer_launch.mpi.agent_hosts import Hosts
+from trainer_launch.mpi.host_table import Screen
+from trainer_launch.mpi.mpirun import Mpirun
+from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec, loaded
+
+_SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
+_say = logs.say
+
+
+class Runs(Protocol):
+    """What was started."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    def signal(self, number: int) -> None:
+        """Hand a signal on to it."""
+
+
+class Agent:
+    """The machine, and who carries out what it asks for."""
+
+    def __init__(self, spec: Spec, command: Sequence[str], env: dict[str, str]) -> None:
+        self._spec = spec
+        self._typed = self._parsed(command)
+        self._selector = selectors.DefaultSelector()
+        self._hosts = Hosts(spec, self._typed, env, self._selector)
+        self._screen = Screen(sys.stderr.fileno())
+        self._mpirun: Runs | None = None
+        self._start: st.Start | None = None  # that waits for sweeps to end
+        self._start_by_s = 0.0
+        self._purposes = parse(spec.signals)
+        self._signals = _hear(self._selector, self._on_signal)
+        self._settings = st.Settings(
+            min_hosts=spec.min_hosts,
+            max_hosts=spec.max_hosts,
+            wait_s=spec.wait_s,
+            rejoin_s=spec.rejoin_s,
+            shrink_s=spec.shrink_s,
+            ask_s=self._hosts.ask_s,
+            max_restarts=spec.max_restarts,
+            window_s=spec.window_s,
+            grace_s=spec.grace_s,
+            by_slot=typed_mpirun.fills_slots(self._typed, env) and not self._hosts.has_own,
+            has_list=self._hosts.has_list,
+        )
+
+    def _parsed(self, command: Sequence[str]) -> typed_mpirun.Typed:
+        return typed_mpirun.parse(command)
+
+    def run(self) -> int:
+        """Run the job to its end; its exit code."""
+        self._state, actions = state_machine.begin(self._settings, self._hosts.members, time.monotonic())
+        self._apply(actions)
+        while self._state.phase is not st.Phase.DONE:
+            self._turn()
+        self._screen.clear()
+        end = self._state.end
+        assert end is not None
+        if end.failure is not None:
+            _write(self._spec.failure_file, end.failure)
+        return end.code
+
+    def _turn(self) -> None:
+        """Wait for something, and take it in."""
+        waiting = self._state.phase is st.Phase.WAITING
+        times = [state_machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
+        times.append(self._more_due_s())
+        if self._start is not None:
+            times.append(self._start_by_s)
+        until_s = min((at_s for at_s in times if at_s is not None), default=None)
+        timeout_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        now_s = time.monotonic()
+        self._hosts.tick(now_s)
+        members = self._hosts.take_members()
+        if members is not None:
+            self._take(st.Hosts(members, now_s))
+        if self._hosts.take_changed():
+            seen = self._hosts.sights
+            self._take(st.Ready(host_readiness.ready(seen), host_readiness.stuck(seen), now_s))
+        self._do_more(now_s)
+        due_s = state_machine.due_s(self._state)
+        if due_s is not None and now_s >= due_s:
+            self._take(st.Tick(now_s))
+        if self._start is not None and (not self._hosts.sweeps or now_s >= self._start_by_s):
+            self._begin(self._start)
+        if self._state.phase is st.Phase.WAITING:
+            self._screen.show(self._hosts.sights, now_s)
+
+    def _take(self, event: st.Event) -> None:
+        self._state, actions = state_machine.step(self._state, event)
+        self._apply(actions)
+
+    def _apply(self, actions: tuple[st.Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case st.Say(text):
+                    self._screen.clear()
+                    logs.warn(text)
+                case st.Await(members, afresh, check_keys):
+                    self._hosts.watch(members, afresh, check_keys=check_keys)
+                    if self._state.phase is st.Phase.RUNNING and not self._settings.follows:
+                        self._hosts.rest()
+                case st.Start():
+                    self._screen.clear()
+                    self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
+                case st.Ask(hosts, limit_s):
+                    self._hosts.ask(
+                        hosts, limit_s, lambda missing: self._take(st.Answered(missing, time.monotonic()))
+                    )
+                case st.TellRanks(hosts):
+                    self._tell_ranks(hosts)
+                case st.Sweep(hosts):
+                    self._hosts.sweep(hosts)
+                case st.Signal(number):
+                    if self._mpirun is not None:
+                        self._mpirun.signal(number)
+                    else:
+                        self._call_off()
+
+    def _begin(self, start: st.Start) -> None:
+        """Start mpirun, now."""
+        if self._state.phase is not st.Phase.RUNNING:
+            self._call_off()
+            return
+        self._start = None
+        self._launch(start)
+
+    def _call_off(self) -> None:
+        """End a start that still waits for sweeps: nothing of it has been started yet."""
+        if self._start is not None:
+            self._start = None
+            self._ended(exit_codes.STOPPED, Said(), ())
+
+    def _launch(self, start: st.Start) -> None:
+        self._hosts.rest()
+        command = self._hosts.command(start.members)
+        if start.members:
+            _say(f"start {start.number}: mpirun on {counted(len(start.members), 'host')}")
+            secrets = forwarded_variables.withheld(command.env, (*self._spec.forward, *self._typed.named))
+            if secrets and start.number == 1:
+                names = ", ".join(secrets[:8])
+                _say(f"not forwarded to ranks, because they look like secrets: {names} (--forward-env)")
+        post = self._hosts.crew.post
+        self._mpirun = started = Mpirun(
+            command.argv,
+            command.env,
+            is_hydra=command.is_hydra,
+            lost=lambda host: post(lambda: self._take(st.Lost(host, time.monotonic()))),
+            ended=lambda *how: post(partial(self._ended, *how)),
+        )
+        if command.is_hydra and start.members:
+            hosts = [member.host for member in start.members]
+            started.watch(hosts, lambda gone: post(lambda: self._doubt(gone)))
+
+    def _doubt(self, hosts: Sequence[str]) -> None:
+        """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
+        if self._state.phase is st.Phase.RUNNING:
+            self._hosts.ask(hosts, self._settings.ask_s, self._missed)
+
+    def _missed(self, missing: Mapping[str, str]) -> None:
+        self._hosts.rest()
+        for host in missing:
+            self._take(st.Lost(host, time.monotonic(), said=False))
+
+    def _ended(self, code: int, said: Said, lines: tuple[str, ...]) -> None:
+        self._mpirun = None
+        self._take(st.Exited(code, said, lines, time.monotonic()))
+
+    def _on_signal(self, number: int) -> None:
+        purpose = action_of(number, self._purposes)
+        if purpose is SignalAction.TERMINATE or (self._state.asked and number == signal.SIGTERM):
+            self._take(st.Asked(time.monotonic()))
+            self._call_off()
+        elif purpose is SignalAction.DRAIN:
+            self._drain(number)
+            self._take(st.Drained(time.monotonic()))
+            self._call_off()
+        else:
+            self._relay(number)
+
+    # -- what an agent of something else than mpirun does in its own way ----------------------
+
+    def _relay(self, number: int) -> None:
+        """Let the ranks have a signal; mpirun hands on what it does not take for a request to stop."""
+        if self._mpirun is None:
+            return
+        if number in STOP_SIGNALS:
+            self._hosts.tell_ranks([member.host for member in self._state.running], name_of(number))
+        else:
+            self._mpirun.signal(number)
+
+    def _drain(self, number: int) -> None:
+        self._relay(number)
+
+    def _tell_ranks(self, hosts: Sequence[str]) -> None:
+        self._hosts.tell_ranks(hosts, "TERM")
+
+    def _more_due_s(self) -> float | None:
+        return None
+
+    def _do_more(self, now_s: float) -> None:
+        pass
+
+
+def _hear(selector: selectors.BaseSelector, take: Callable[[int], None]) -> tuple[int, int]:
+    """Have signals as bytes in a pipe."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for number in (STOP_SIGNALS | RELAYED) - {signal.SIGCHLD}:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def arrived() -> None:
+        for number in os.read(read, 256):
+            take(number)
+
+    selector.register(read, selectors.EVENT_READ, arrived)
+    return read, write
+
+
+def _write(path: str | None, failure: object) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(failure, file)
+    except OSError as problem:
+        logs.warn(f"cannot write {path}: {problem}")
+
+
+def run(kind: type[Agent] = Agent) -> None:
+    """The process, to its end."""
+    logs.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
+    spec = loaded(os.environ[VARIABLE])
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    try:
+        code = kind(spec, sys.argv[1:], env).run()
+    except LaunchError as problem:
+        code = problem.exit_code
+        reason = "PeerLost" if code == exit_codes.INFRASTRUCTURE else "Misconfigured"
+        _write(spec.failure_file, {"reason": reason, "message": str(problem), "exit_code": code})
+        logs.warn(str(problem))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that hang in a resolver or in ssh delay nobody

@@ -1,0 +1,288 @@
+"""The job's hosts as the agent deals with them: who they are, whether they are there, and what is run on them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from trainer_launch.host import logs, runtime_directory
+from trainer_launch.model import Job, Member
+from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.mpi import members, mpirun_command, remote_scripts, remote_shell
+from trainer_launch.mpi.background_calls import Crew, Done
+from trainer_launch.mpi.host_probes import Probes
+from trainer_launch.mpi.host_readiness import Sight, Stage
+from trainer_launch.mpi.mpi_version import Dialect, recognised
+from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
+from trainer_launch.planning.typed_mpirun import Typed, is_mpirun
+
+_SSH_PORT = 22
+_THREADS = 16
+_LOOK_S = 2.0  # between two looks at the list of hosts
+_VERSION_S = 20.0
+_LOG_IN_S = 10.0
+_ASK_S = 1.5  # for a host that was well a moment ago to show its banner
+_SWEEP_S = 10.0
+_TELL_S = 8.0
+
+
+class Hosts:
+    """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
+
+    def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
+        """Read the list.
+
+        Raises:
+            LaunchError: it makes no sense, or there is no key, or no ssh.
+        """
+        self._spec, self._typed = spec, typed
+        self._list = members.Watch(_chosen(spec, typed))
+        self.has_list = self._list.has_list
+        self.members = self._list.members
+        self._mark = secrets.token_hex(8)
+        self._env = {**env, mpirun_command.MARK: self._mark}
+        self.crew = Crew(_THREADS)
+        is_mpi = is_mpirun(typed.mpirun)
+        self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
+        self._known: Dialect | None = None
+        self._ssh = self._client() if self.has_list and spec.agent == SSH else None
+        self._own = remote_shell.own_ssh(typed, env) if spec.agent == OWN else None
+        self._probes = Probes(selector, self.crew, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
+        selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
+        self._looking = False
+        self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
+        self._news: tuple[Member, ...] | None = None
+        self._told_trouble = ""
+        self._asking: _Question | None = None
+        self.ask_s = _ASK_S + (_LOG_IN_S if spec.agent == KUBEXEC else 0.0)
+        self.sweeps = 0  # that go on
+
+    def _port(self) -> int | None:
+        """Where sshd of the hosts listens; None: they are reached without one."""
+        if self._ssh is not None:
+            return self._ssh.port
+        if self._own is None:
+            return None
+        host = next((member.host for member in self.members), "trainer-launch.invalid")
+        return self._spec.ssh_port or configured_port(self._own, host) or _SSH_PORT
+
+    def _client(self) -> Client:
+        job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
+        folder = (
+            f"{self._spec.scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
+        )
+        if any(c.isspace() for c in folder):
+            raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
+        return prepared(
+            job,
+            folder,
+            port=self._spec.ssh_port,
+            check_host_keys=self._spec.check_host_keys,
+            path=self._env.get("PATH"),
+        )
+
+    @property
+    def client(self) -> Client | None:
+        """ssh with the job's key, where that is how hosts are reached."""
+        return self._ssh
+
+    @property
+    def has_own(self) -> bool:
+        """Whether ranks run here, too: Open MPI 4 gives those the first numbers, wherever the list has it."""
+        return any(_is_own(member.host, self._spec.hostname) for member in self.members)
+
+    # -- what was seen ------------------------------------------------------------------------
+
+    @property
+    def sights(self) -> dict[str, Sight]:
+        """How far each host is."""
+        return self._probes.sights
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next."""
+        asked_s = self._asking.until_s if self._asking else None
+        times = (self._probes.due_s, None if self._looking else self._look_at_s, asked_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        self._probes.tick(now_s)
+        if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
+            self._looking = True
+            self.crew.submit(self._look)
+        if self._asking is not None:
+            self._answer(self._asking, now_s)
+
+    def take_changed(self) -> bool:
+        """Whether something was seen since the last call."""
+        changed, self._probes.changed = self._probes.changed, False
+        return changed and self._asking is None
+
+    def take_members(self) -> tuple[Member, ...] | None:
+        """The new list of hosts, if there is one."""
+        news, self._news = self._news, None
+        return news
+
+    def _look(self) -> Done:
+        """In a thread."""
+        found = self._list.look()
+        return partial(self._looked, found)
+
+    def _looked(self, found: tuple[Member, ...]) -> None:
+        self._looking, self._look_at_s = False, time.monotonic() + _LOOK_S
+        if self._list.trouble != self._told_trouble:
+            self._told_trouble = self._list.trouble
+            if self._told_trouble:
+                logs.warn(f"{self._told_trouble}; keeping the current list of hosts")
+        if found != self.members:
+            self.members = self._news = self._list.members = found
+
+    # -- what is asked of them ----------------------------------------------------------------
+
+    def watch(self, hosts: Iterable[Member], afresh: Iterable[str], *, check_keys: bool) -> None:
+        """Look whether these hosts are there."""
+        self._probes.watch([m.host for m in hosts], afresh, check_keys=check_keys)
+
+    def ask(self, hosts: Sequence[str], limit_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
+        """Find out who of these is there, now; `answer` gets who is not, and why."""
+        self._probes.watch([m.host for m in self.members] or hosts, hosts)
+        self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
+
+    def _answer(self, question: _Question, now_s: float) -> None:
+        seen = self.sights
+        sights = {host: seen.get(host, Sight()) for host in question.hosts}
+        if now_s < question.until_s and any(sight.stage < Stage.KEY for sight in sights.values()):
+            return
+        self._asking = None
+        question.answer({host: str(sight) for host, sight in sights.items() if self._is_gone(sight.stage)})
+
+    def _is_gone(self, stage: Stage) -> bool:
+        """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
+        return stage is Stage.KEY if self._spec.agent == KUBEXEC else stage < Stage.KEY
+
+    def rest(self) -> None:
+        """The job runs."""
+        self._probes.rest()
+
+    def tell_ranks(self, hosts: Collection[str], name: str) -> None:
+        """Let the ranks on these hosts have a signal; without any hosts they are here."""
+        script = remote_scripts.telling(self._marked(), name)
+        self._everywhere(hosts or (self._spec.hostname,), script, _TELL_S, lambda: None)
+
+    def sweep(self, hosts: Collection[str]) -> None:
+        """Kill what is left on these hosts."""
+        self.sweeps += len(hosts)
+        self._everywhere(hosts, remote_scripts.sweeping(self._marked()), _SWEEP_S, self._swept)
+
+    def _swept(self) -> None:
+        self.sweeps -= 1
+
+    def _marked(self) -> str:
+        return f"{mpirun_command.MARK}={self._mark}"
+
+    def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
+        for host in hosts:
+            self.crew.submit(partial(self._run, host, script, limit_s, done))
+
+    def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
+        """In a thread."""
+        remote_scripts.run(self._argv(host, script), self._env, limit_s)
+        return done
+
+    def _log_in(self, host: str) -> str | None:
+        """In a thread: why a host does not let us in."""
+        return remote_scripts.run(self._argv(host, "true"), self._env, _LOG_IN_S)
+
+    def _argv(self, host: str, script: str) -> tuple[str, ...]:
+        if _is_own(host, self._spec.hostname):
+            return ("/bin/sh", "-c", script)
+        if self._spec.agent == KUBEXEC and self._spec.agent_path:
+            return (self._spec.agent_path, host, remote_scripts.word(script))
+        if self._ssh is None:
+            port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
+            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, remote_scripts.word(script))
+        return self._ssh.argv(host, remote_scripts.word(script))
+
+    # -- mpirun -------------------------------------------------------------------------------
+
+    def command(self, hosts: Sequence[Member]) -> mpirun_command.Command:
+        """The command for these hosts; their list is written.
+
+        Raises:
+            LaunchError: mpirun is of no kind that we know, or nothing may be written.
+        """
+        path = f"{self._spec.scratch}/{runtime_directory.HOSTFILE}"
+        ground = mpirun_command.Ground(
+            hosts=tuple(hosts),
+            everyone=self.members,
+            hostfile=path,
+            ssh_config=self._ssh.config if self._ssh else None,
+            is_root=os.geteuid() == 0,
+        )
+        made = mpirun_command.command(self._spec, self._typed, self._dialect(), self._env, ground)
+        if made.hostfile is not None:
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(made.hostfile)
+            except OSError as problem:
+                raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
+        return made
+
+    def _dialect(self) -> Dialect:
+        if self._known is not None:
+            return self._known
+        if self._version is None:
+            raise UsageError(f"{self._typed.mpirun} is no mpirun")
+        try:
+            said, _ = self._version.communicate(timeout=_VERSION_S)
+        except subprocess.TimeoutExpired:
+            self._version.kill()
+            said = b""
+        found = recognised(said.decode(errors="replace"))
+        if found is None:
+            raise UsageError(
+                f"{self._typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+                f"set --engine plain to run it as it is"
+            )
+        self._known = found
+        return found
+
+
+class _Question:
+    def __init__(self, hosts: tuple[str, ...], until_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
+        self.hosts, self.until_s, self.answer = hosts, until_s, answer
+
+
+def _chosen(spec: Spec, typed: Typed) -> Spec:
+    """What was typed goes before what the platform says, and a typed -H chooses among the list."""
+    if typed.hostfile is not None and typed.hostfile != spec.hostfile:
+        spec = replace(spec, hostfile=typed.hostfile)
+    if typed.hosts is not None:
+        spec = replace(spec, hosts=mpirun_command.filtered(members.listed(spec), typed.hosts), hostfile=None)
+    return spec
+
+
+def _is_own(host: str, hostname: str) -> bool:
+    return host in (hostname, "localhost") or host.partition(".")[0] == hostname or host == socket.gethostname()
+
+
+def _ask_version(mpirun: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            (mpirun, "--version"),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except OSError as problem:
+        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None

@@ -1,0 +1,257 @@
+"""Looks for all hosts at once whether each would take a daemon: its name, its port, its banner, its key.
+
+Sockets belong to the caller's selector; only names are asked for in threads. A host that has shown its banner is
+not asked again: sshd counts those who come and do not log in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from trainer_launch.host import sockets
+from trainer_launch.mpi.background_calls import Crew, Done
+from trainer_launch.mpi.host_readiness import Sight, Stage
+
+_CONNECT_S = 2.0
+_BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
+_RESOLVE_AGAIN_S = 2.0  # a pod that was made again has another address
+_PAUSE_S = 0.1
+_REST_S = 1.0  # likewise, while the job runs without them
+_PER_SECOND = 500  # attempts for all hosts together
+_KEY_PAUSE_S = 2.0
+_SPARE_S = 1.0  # of waiting, after which keys are tried of those that are there already
+_SPARE_AT_ONCE = 2
+_OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
+_BANNER_BYTES = 4096
+
+Address = tuple[int, tuple[object, ...]]  # family, and what connect takes
+LogIn = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
+
+
+class _Target:
+    """One host, and the attempt that is under way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sight = Sight()
+        self.next_s = 0.0
+        self.addresses: tuple[Address, ...] = ()
+        self.resolved_s = 0.0
+        self.tried = 0
+        self.socket: socket.socket | None = None
+        self.until_s = 0.0
+        self.heard = b""
+        self.busy = False  # a thread works for it
+        self.let_in = False
+
+
+class Probes:
+    """The hosts that are looked at, and what was seen; without a port their names are all that can be looked at."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        crew: Crew,
+        port: int | None,
+        log_in: LogIn,
+        *,
+        over_ssh: bool = True,
+        aliases: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:
+        self._selector, self._crew, self._port = selector, crew, port
+        self._log_in, self._over_ssh, self._aliases = log_in, over_ssh, {} if aliases is None else aliases
+        self._targets: dict[str, _Target] = {}
+        self._must_log_in = not over_ssh
+        self._since_s = 0.0
+        self._at_rest = False
+        self.changed = False
+
+    def watch(self, hosts: Iterable[str], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
+        """Look at these hosts from now on; those `afresh` have to pass everything again."""
+        wanted, forgotten = list(hosts), set(afresh)
+        for name in [*self._targets]:
+            if name not in wanted or name in forgotten:
+                self._close(self._targets.pop(name))
+        self._targets = {name: self._targets.get(name) or _Target(name) for name in wanted}
+        self._must_log_in = check_keys or not self._over_ssh
+        self._since_s, self._at_rest = time.monotonic(), False
+        self.changed = True
+
+    def rest(self) -> None:
+        """The job runs: look seldom at those that are not in it, and try no keys."""
+        self._at_rest = True
+
+    @property
+    def sights(self) -> dict[str, Sight]:
+        """What was seen of each host, in the order in which they were named."""
+        return {name: target.sight for name, target in self._targets.items()}
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next; None: nothing is due."""
+        times = [
+            t.until_s if t.socket else t.next_s for t in self._targets.values() if self._is_open(t) and not t.busy
+        ]
+        spare = [self._since_s + _SPARE_S] if self._spare() else []
+        return min((at_s for at_s in (*times, *spare)), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Begin what is due, and give up what takes too long."""
+        for target in self._targets.values():
+            if target.socket is not None and now_s >= target.until_s:
+                stage = target.sight.stage
+                why = "no answer" if stage is Stage.PORT else f"silent for {_BANNER_S:g} s"
+                self._fail(target, Sight(stage, why), now_s)
+            elif self._is_open(target) and not target.busy and not target.socket and now_s >= target.next_s:
+                self._attempt(target, now_s)
+        if now_s >= self._since_s + _SPARE_S:
+            for target in self._spare():
+                self._try_key(target)
+
+    # -- attempts -----------------------------------------------------------------------------
+
+    def _is_open(self, target: _Target) -> bool:
+        return target.sight.stage is not Stage.READY
+
+    def _attempt(self, target: _Target, now_s: float) -> None:
+        if target.sight.stage is Stage.KEY or not self._over_ssh:
+            self._try_key(target)
+        elif not target.addresses or now_s - target.resolved_s > _RESOLVE_AGAIN_S:
+            target.busy = True
+            host, port = self._aliases.get(target.name, (target.name, self._port))
+            self._crew.submit(partial(self._resolve, target, host, port))
+        else:
+            self._connect(target, now_s)
+
+    def _resolve(self, target: _Target, host: str, port: int | None) -> Done:
+        """In a thread."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:
+            return partial(self._resolved, target, (), False, getattr(problem, "strerror", None) or str(problem))
+        addresses = tuple((family, address) for family, _, _, _, address in found)
+        is_here = target.name not in self._aliases and _is_own(addresses, host)
+        return partial(self._resolved, target, addresses, is_here, "")
+
+    def _resolved(self, target: _Target, addresses: tuple[Address, ...], is_here: bool, why: str) -> None:
+        target.busy = False
+        if self._targets.get(target.name) is not target or not self._is_open(target):
+            return
+        now_s = time.monotonic()
+        target.addresses, target.resolved_s = addresses, now_s
+        if not addresses:
+            self._fail(target, Sight(Stage.DNS, why), now_s)
+        elif is_here or self._port is None:  # mpirun starts ranks on its own host itself
+            target.let_in = True
+            self._pass(target, Stage.READY)
+        else:
+            self._connect(target, now_s)
+
+    def _connect(self, target: _Target, now_s: float) -> None:
+        family, address = target.addresses[target.tried % len(target.addresses)]
+        target.tried += 1
+        target.sight = Sight(Stage.PORT, target.sight.why if target.sight.stage >= Stage.PORT else "no answer yet")
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        except OSError as problem:
+            self._fail(target, Sight(Stage.PORT, str(problem.strerror)), now_s)
+            return
+        target.socket, target.until_s, target.heard = made, now_s + _CONNECT_S, b""
+        code = made.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._fail(target, Sight(Stage.PORT, os.strerror(code)), now_s)
+            return
+        self._selector.register(made, selectors.EVENT_WRITE, partial(self._connected, target))
+
+    def _connected(self, target: _Target) -> None:
+        made, now_s = target.socket, time.monotonic()
+        if made is None:
+            return
+        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._fail(target, Sight(Stage.PORT, os.strerror(code)), now_s)
+            return
+        target.sight, target.until_s = Sight(Stage.BANNER, "no banner yet"), now_s + _BANNER_S
+        self._selector.modify(made, selectors.EVENT_READ, partial(self._readable, target))
+
+    def _readable(self, target: _Target) -> None:
+        made, now_s = target.socket, time.monotonic()
+        if made is None:
+            return
+        try:
+            data = made.recv(_BANNER_BYTES)
+        except OSError as problem:
+            self._fail(target, Sight(Stage.BANNER, str(problem.strerror)), now_s)
+            return
+        target.heard += data
+        if b"SSH-" in target.heard and b"\n" in target.heard.partition(b"SSH-")[2]:
+            with contextlib.suppress(OSError):
+                made.send(_OWN_BANNER)
+            self._pass(target, Stage.KEY if self._must_log_in and not target.let_in else Stage.READY)
+        elif not data or len(target.heard) > _BANNER_BYTES:
+            why = "what listens there is no sshd" if target.heard else "it closes connections at once"
+            self._fail(target, Sight(Stage.BANNER, why), now_s)
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def _spare(self) -> list[_Target]:
+        """Whose keys may be tried while others are still missing: that costs the start nothing."""
+        if self._at_rest or not any(map(self._is_open, self._targets.values())):
+            return []
+        there = [t for t in self._targets.values() if not self._is_open(t) and not t.let_in]
+        at_once = _SPARE_AT_ONCE - sum(target.busy for target in there)
+        return [target for target in there if not target.busy and target.addresses][: max(0, at_once)]
+
+    def _try_key(self, target: _Target) -> None:
+        target.busy = True
+
+        def work() -> Done:
+            why = self._log_in(target.name)
+            return partial(self._tried, target, why)
+
+        self._crew.submit(work)
+
+    def _tried(self, target: _Target, why: str | None) -> None:
+        target.busy = False
+        if self._targets.get(target.name) is not target:
+            return
+        target.let_in = why is None
+        if why is None:
+            self._pass(target, Stage.READY)
+        else:
+            self._fail(target, Sight(Stage.KEY, why), time.monotonic(), _KEY_PAUSE_S)
+
+    # -- ends of attempts ---------------------------------------------------------------------
+
+    def _pass(self, target: _Target, stage: Stage) -> None:
+        self._close(target)
+        self.changed |= stage is not target.sight.stage
+        target.sight = Sight(stage, "" if stage is Stage.READY else "logging in")
+        target.next_s = 0.0
+
+    def _fail(self, target: _Target, sight: Sight, now_s: float, pause_s: float = 0.0) -> None:
+        self._close(target)
+        self.changed |= sight != target.sight
+        target.sight = sight
+        usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
+        target.next_s = now_s + max(pause_s, usual_s)
+
+    def _close(self, target: _Target) -> None:
+        if target.socket is not None:
+            if target.socket.fileno() in self._selector.get_map():
+                self._selector.unregister(target.socket)
+            target.socket.close()
+            target.socket = None
+
+
+def _is_own(addresses: tuple[Address, ...], host: str) -> bool:
+    """Whether ranks there are started without ssh; the pods of a rehearsal have loopback addresses of their own."""
+    first = str(addresses[0][1][0]) if addresses else ""
+    return first in ("127.0.0.1", "::1") or (not first.startswith("127.") and sockets.is_here(host))

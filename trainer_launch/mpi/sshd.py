@@ -1,0 +1,230 @@
+"""sshd of a worker, made ready: what OpenSSH asks of the machine is checked, in words, before it is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import trainer_launch
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model.errors import LaunchError, NodeError, UsageError
+from trainer_launch.mpi import ssh_client, ssh_config
+from trainer_launch.planning.ssh_environment import Handed
+
+_CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
+_SYS_ADMIN = 21
+_SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
+_MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
+_UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
+_CLOSED_SHELLS = ("nologin", "false")
+# bash reads ~/.bashrc where it finds that ssh started it and that it is the first shell: ranks would have another
+# PATH than the container, and than those that run on the launcher's own node.
+_NO_RC_FILES = {"SHLVL": "1"}
+_MAX_BYTES = 1_048_576
+# In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
+# parent is put meanwhile.
+_WITH_FOLDER = """set -e
+folder=$1 old=$2 parent=${1%/*}; shift 2
+mkdir -p "$old"; mount --rbind "$parent" "$old"; mount -t tmpfs -o mode=755 tmpfs "$parent"
+for entry in "$old"/* "$old"/.[!.]*; do
+    name=$parent/${entry##*/}
+    if [ -L "$entry" ]; then cp -P "$entry" "$name"
+    elif [ -d "$entry" ]; then mkdir "$name"; mount --rbind "$entry" "$name"
+    elif [ -e "$entry" ]; then : >"$name"; mount --bind "$entry" "$name"; fi
+done
+umount -l "$old"; mkdir -m 755 "$folder"
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """An sshd that can be started."""
+
+    argv: tuple[str, ...]
+    unfit: tuple[str, ...]  # variables that this sshd would have given its sessions otherwise than they are
+
+
+def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[str], log_level: str) -> Ready:
+    """Write what sshd needs into the private folder, and try it out.
+
+    Raises:
+        UsageError: this image, user or securityContext cannot run sshd.
+        NodeError: the port is in use, or nothing can be written.
+    """
+    files = reach.files
+    me = ssh_client.check_user()
+    program = ssh_client.find("sshd", handed.env.get("PATH"))
+    is_root = os.geteuid() == 0
+    _check_account(me.pw_name, me.pw_shell, is_root=is_root)
+    if is_root:
+        check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
+    check_port(reach.port, addresses)
+    ssh_client.write(files.authorized, ssh_config.authorized_keys(reach.public))
+    root = str(Path(trainer_launch.__file__).parents[1])
+    ssh_client.write(files.ender, ssh_config.ender(sys.executable, root, os.getpid()), mode=0o700)
+    path = f"{handed.env.get('PATH') or os.defpath}:{reach.bin}"
+    env = {**handed.env, "PATH": path, **_NO_RC_FILES}
+    settings = ssh_config.Server(
+        files=files,
+        port=reach.port,
+        addresses=addresses,
+        user=me.pw_name,
+        is_root=is_root,
+        env=env,
+        log_level=log_level,
+    )
+    ssh_client.write(files.server, ssh_config.server(settings))
+    argv = (program, "-D", "-e", "-f", files.server)
+    wrapper, told = _tried((program, "-T", "-f", files.server), f"{files.folder}/old")
+    wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
+    if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
+        os.unlink(files.server)
+        kept = {name: value for name, value in env.items() if name not in wrong}
+        ssh_client.write(files.server, ssh_config.server(replace(settings, env=kept)))
+    return Ready(argv=(*wrapper, *argv), unfit=wrong)
+
+
+# -- what OpenSSH asks for --------------------------------------------------------------------
+
+
+def _check_account(name: str, shell: str, *, is_root: bool) -> None:
+    if os.path.basename(shell) in _CLOSED_SHELLS or (shell and not os.access(shell, os.X_OK)):
+        raise UsageError(
+            f"user {name}'s shell in /etc/passwd is {shell}, which starts no command over ssh; "
+            f"give it /bin/sh in the image (usermod -s /bin/sh {name}), or let the pod run as another user"
+        )
+    shadow = LiveFiles(_MAX_BYTES).read("/etc/shadow") if is_root else None  # nobody else can read it, sshd neither
+    if shadow and any(line.startswith(f"{name}:!".encode()) for line in shadow.splitlines()):
+        raise UsageError(
+            f"user {name}'s account is locked in /etc/shadow (its password is !), and sshd refuses it; "
+            f"unlock it in the image without giving it a password: usermod -p '*' {name}"
+        )
+
+
+def check_capabilities(status: bytes) -> None:
+    """Find in the text of /proc/self/status what sshd needs as root.
+
+    Raises:
+        UsageError: a capability is missing.
+    """
+    effective = _effective(status)
+    missing = [] if effective is None else [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        raise UsageError(
+            f"sshd as root needs the capabilities {', '.join(missing)}, which this container has dropped; add "
+            f"them, or let the pod run as an ordinary user, which needs none (runAsUser: 1000)"
+        )
+
+
+def _effective(status: bytes) -> int | None:
+    found = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return int(found[1], 16) if found else None
+
+
+def check_port(port: int, addresses: Sequence[str]) -> None:
+    """Try whether sshd may listen there.
+
+    Raises:
+        UsageError: this user may not.
+        NodeError: something else does already.
+    """
+    for address in addresses or ("0.0.0.0", "::"):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                tried.bind((address, port))
+                tried.listen()
+        except OSError as problem:
+            _say_why(problem, port, address)
+
+
+def _say_why(problem: OSError, port: int, address: str) -> None:
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        raise UsageError(
+            f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to one "
+            f"from 1024 up, the same in all pods: images use 2222"
+        ) from None
+    if problem.errno == errno.EADDRINUSE:
+        raise NodeError(
+            f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set --ssh-port"
+        ) from None
+    if address != "::":  # there may be no IPv6 at all
+        raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
+
+
+# -- a trial ----------------------------------------------------------------------------------
+
+
+def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """What has to stand before sshd's command line, and the lines of the configuration as it understands it."""
+    done = _run(argv)
+    missing = _MISSING.search(done.stderr) or _UNSAFE.search(done.stderr)
+    if done.returncode == 0:
+        return (), frozenset(done.stdout.split("\n"))
+    if missing is None:
+        raise _refusal(argv[0], done.stderr)
+    if _make_folder(missing[1]):
+        return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
+    wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
+    done = _run((*wrapper, *argv)) if _may_mount() else done
+    return (wrapper, frozenset(done.stdout.split("\n"))) if done.returncode == 0 else _give_up(missing[1])
+
+
+def _give_up(folder: str) -> NoReturn:
+    raise UsageError(
+        f"sshd as root needs the empty folder {folder}, which this read-only root filesystem does not have; "
+        f"mount an emptyDir there, make it in the image, or let the pod run as an ordinary user (runAsUser: 1000)"
+    )
+
+
+def _refusal(program: str, said: str) -> LaunchError:
+    lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
+    return UsageError(f"{program} rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
+
+
+def _run(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise NodeError(f"{argv[0]} cannot be tried out: {problem}") from None
+
+
+def _make_folder(folder: str) -> bool:
+    """Make sshd's folder, or take the write bits off the emptyDir that is mounted there."""
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        os.chmod(folder, 0o755)
+    except OSError:
+        return False
+    return True
+
+
+def _is_safe(folder: str) -> bool:
+    found = os.stat(folder)
+    return found.st_uid == 0 and not stat.S_IMODE(found.st_mode) & 0o022
+
+
+def _may_mount() -> bool:
+    effective = _effective(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
+    return effective is not None and bool(effective >> _SYS_ADMIN & 1)

@@ -1,0 +1,190 @@
+r"""What becomes of an MPI job, as a pure state machine: `step(state, event) -> (state, actions)`.
+
+WAITING  for hosts: all of them, or after a patience as many as the minimum says; then mpirun starts -> RUNNING
+RUNNING  mpirun ends with 0 -> DONE; otherwise -> ASKING. A host is lost, or others have come -> ENDING
+ENDING   mpirun was told to end its ranks; too late: it is killed, and its hosts are swept. It ends -> ASKING
+ASKING   who of its hosts is there? Then the cause is known -> WAITING again, or DONE
+LEAVING  we were asked to stop: ranks are told, then mpirun, then nobody is asked any more -> DONE
+DONE     `State.end` says how
+
+Once ranks were told to end by themselves (`Drained`), RUNNING and ENDING lead to DONE, whatever mpirun's end meant.
+
+Only ranks that fail by themselves cost the budget. Lost hosts, hosts that no daemon could be started on, and a
+change of membership cost nothing, but a job that never lasts ends all the same.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from trainer_launch.model import Member, exit_codes
+from trainer_launch.model.units import counted
+from trainer_launch.mpi import failure_causes
+from trainer_launch.mpi.end_verdict import settle
+from trainer_launch.mpi.host_wait import Step, done, give_up, look, patience_s, there, wait, wanted
+from trainer_launch.mpi.state import (
+    Action,
+    Answered,
+    Ask,
+    Asked,
+    Await,
+    Drained,
+    Event,
+    Exited,
+    Hosts,
+    Lost,
+    Phase,
+    Ready,
+    Say,
+    Settings,
+    Signal,
+    State,
+    Sweep,
+    TellRanks,
+    Tick,
+)
+
+ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
+END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
+LEADER_SHARE = 0.7  # of the grace belongs to the ranks alone
+
+
+def begin(settings: Settings, members: tuple[Member, ...], at_s: float) -> Step:
+    """Wait for hosts; a job without any runs here."""
+    state = State(settings=settings, phase=Phase.WAITING, members=members, stuck={}, started_s=at_s)
+    return wait(state, at_s, settings.wait_s)
+
+
+def step(state: State, event: Event) -> Step:
+    """Decide what an event changes and what has to be done."""
+    if state.phase is Phase.DONE:
+        return state, ()
+    match event:
+        case Hosts():
+            return _hosts(state, event)
+        case Ready():
+            return look(replace(state, ready=event.hosts, stuck=event.stuck), event.at_s)
+        case Exited():
+            return _exited(state, event)
+        case Lost():
+            return _lost(state, event)
+        case Answered() if state.phase is Phase.ASKING:
+            return settle(state, dict(event.missing), event.at_s)
+        case Asked():
+            return _asked(state, event)
+        case Drained():
+            is_idle = state.phase in (Phase.WAITING, Phase.ASKING)
+            draining = replace(state, draining=True, admit_at_s=None)
+            return done(state, exit_codes.STOPPED, None) if is_idle else (draining, ())
+        case Tick():
+            return _tick(state, event.at_s)
+    return state, ()
+
+
+def due_s(state: State) -> float | None:
+    """When to tick next."""
+    times = [state.deadline_s, state.admit_at_s if state.phase is Phase.RUNNING else None]
+    if state.phase is Phase.WAITING:
+        times.append(state.wait_until_s)
+        if state.shrink_from_s is not None:
+            times.append(state.shrink_from_s + patience_s(state))
+    return min((at_s for at_s in times if at_s is not None), default=None)
+
+
+# -- hosts and ends ------------------------------------------------------------
+
+
+def _hosts(state: State, event: Hosts) -> Step:
+    """The list of hosts has changed."""
+    if event.members == state.members:
+        return state, ()
+    gone = {m.host for m in state.running} - {m.host for m in event.members}
+    state = replace(state, members=event.members)
+    told = Say(f"the list of hosts has changed: {counted(len(event.members), 'host')} now")
+    if state.phase is Phase.RUNNING and gone and not (state.settings.follows or state.draining):
+        least = state.settings.min_hosts
+        if least is not None and len(state.running) - len(gone) >= least:
+            return _end(state, event.at_s, (told, Say(f"{', '.join(sorted(gone))} left the job")))
+    state, actions = look(state, event.at_s)
+    return state, (told, Await(event.members, (), state.check_keys), *actions)
+
+
+def _exited(state: State, event: Exited) -> Step:
+    if state.phase is Phase.LEAVING or state.draining:
+        return done(state, exit_codes.STOPPED, None)
+    if event.code == 0 and state.phase is Phase.RUNNING:
+        return done(state, 0, None)
+    hosts = tuple(m.host for m in state.running)
+    lost = state.lost or _host_named(state, event.said.lost)
+    ask_s = state.settings.ask_s
+    sweep: tuple[Action, ...] = (Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
+    asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ask_s + ANSWER_S)
+    hosts = tuple(host for host in hosts if host != lost)  # of whom we do not know yet
+    if not hosts:
+        settled, actions = settle(asking, {}, event.at_s)
+        return settled, (*sweep, *actions)
+    return asking, (*sweep, Ask(hosts, ask_s))
+
+
+# -- ending, and being asked to ---------------------------------------------------------------
+
+
+def _end(state: State, at_s: float, told: tuple[Action, ...]) -> Step:
+    """Let mpirun end its ranks, for a reason that is not theirs."""
+    ending = replace(state, phase=Phase.ENDING, ended_by_us=True, deadline_s=at_s + END_S)
+    return ending, (*told, Signal(signal.SIGTERM))
+
+
+def _lost(state: State, event: Lost) -> Step:
+    """mpirun ends its ranks by itself when it says so; it gets as long as if we had asked."""
+    lost = _host_named(state, event.host)
+    if state.phase is not Phase.RUNNING or lost not in [m.host for m in state.running]:
+        return state, ()
+    ending = replace(state, phase=Phase.ENDING, lost=lost, deadline_s=event.at_s + END_S)
+    asks = () if event.said else (Signal(signal.SIGTERM),)
+    return ending, (Say(f"{event.host} is lost; ending the ranks on all hosts"), *asks)
+
+
+def _asked(state: State, event: Asked) -> Step:
+    grace_s = state.settings.grace_s
+    if state.phase in (Phase.WAITING, Phase.ASKING):
+        return done(state, exit_codes.STOPPED, None)
+    if state.phase is Phase.LEAVING:  # again: now everyone
+        return replace(state, deadline_s=event.at_s), ()
+    leaving = replace(state, phase=Phase.LEAVING, asked=True, killed=False)
+    if state.phase is Phase.ENDING:
+        return replace(leaving, deadline_s=event.at_s + min(END_S, grace_s)), ()
+    leaving = replace(leaving, deadline_s=event.at_s + LEADER_SHARE * grace_s)
+    return leaving, (TellRanks(tuple(m.host for m in state.running)),)
+
+
+def _tick(state: State, at_s: float) -> Step:
+    if state.phase is Phase.WAITING:
+        if at_s >= state.wait_until_s:
+            return give_up(state, failure_causes.missing(wanted(state), state.ready, state.stuck, state.lost))
+        return look(state, at_s)
+    if state.phase is Phase.RUNNING and state.admit_at_s is not None and at_s >= state.admit_at_s:
+        known = {m.host for m in state.running}
+        come = ", ".join(m.host for m in there(state) if m.host not in known)
+        return _end(state, at_s, (Say(f"{come} joins; restarting the ranks on all hosts"),))
+    if state.deadline_s is None or at_s < state.deadline_s:
+        return state, ()
+    if state.phase is Phase.ASKING:
+        return settle(state, {}, at_s)
+    if state.phase is Phase.LEAVING and not state.killed:
+        again = replace(state, killed=True, deadline_s=at_s + END_S)
+        return again, (Signal(signal.SIGTERM),)
+    if state.phase in (Phase.ENDING, Phase.LEAVING):
+        killed = replace(state, killed=True, deadline_s=at_s + 1.0)
+        return killed, (Say("mpirun has not ended its ranks; killing it"), Signal(signal.SIGKILL))
+    return state, ()
+
+
+def _host_named(state: State, name: str | None) -> str | None:
+    """The host as the list has it: mpirun may have cut its domain off."""
+    if name is None:
+        return None
+    hosts = [m.host for m in state.running]
+    short = name.partition(".")[0]
+    return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), name)

@@ -1,0 +1,204 @@
+"""`report()`: what a training script says of its progress. Without a launcher it does nothing.
+
+Each process writes one small JSON file into its run's private folder, whole or not at all, at most once a second.
+What is held back is written by a later call or at exit. A call that is held back reads the clock and nothing else.
+Nothing heavy is imported here: this runs in any training script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import numbers
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from trainer_launch.host import runtime_directory
+
+EVERY_S = 1.0
+MAX_METRICS = 256  # this and the next as in Kubeflow's TrainJob status
+MAX_NAME = 64
+MAX_STEP = 10**12
+_PERCENT = 2.0  # whoever counts from 0 to 100 is told at 2; a little over 1 is an estimate that was short
+_LARGEST = 2**63
+# torch elastic, Open MPI, PMIx, MPICH; the first that is a number counts.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def report(
+    *,
+    step: int | None = None,
+    progress: float | None = None,
+    eta_s: float | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> None:
+    """Say how far this process is; call it as often as you like, on any rank, from any thread.
+
+    What is not given stays as it was said before; `metrics` replaces all earlier ones. People and Kubeflow see
+    rank 0's. Nothing that happens to the disk or the launcher ever raises here.
+
+    Args:
+        step: how many steps are done, a whole number from 0; it counts on after a resume.
+        progress: the part that is done, from 0.0 to 1.0 (not percent).
+        eta_s: seconds left, as estimated; below 0 counts as 0.
+        metrics: a mapping of names (1 to 64 characters) to numbers; at most 256 entries.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """
+    if step is not None:
+        step = _whole(step)
+    if progress is not None:
+        progress = _number(progress, "progress")
+        if not 0 <= progress < _PERCENT:
+            raise ValueError(f"progress is {progress}; expected a fraction from 0.0 to 1.0")
+        progress = min(progress, 1.0)
+    if eta_s is not None:
+        eta_s = _number(eta_s, "eta_s")
+        eta_s = max(eta_s, 0.0) if math.isfinite(eta_s) else None
+    _reporter.note(step, progress, eta_s, None if metrics is None else _checked(metrics))
+
+
+def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A copy, so that the caller may change its own."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics is a {type(metrics).__name__}; expected names mapped to numbers, such as {{'loss': 0.5}}"
+        )
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"metrics has {len(metrics)} entries; expected at most {MAX_METRICS}")
+    checked = {}
+    for name, value in metrics.items():
+        if type(name) is not str:
+            raise TypeError(f"a metric's name is {name!r}; expected a string")
+        if not 0 < len(name) <= MAX_NAME:
+            raise ValueError(f"a metric's name is {name[:80]!r}; expected 1 to {MAX_NAME} characters")
+        checked[name] = value if type(value) is float else _number(value, name)
+    return checked
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
+        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{advice}")
+    whole = int(value)
+    if not 0 <= whole < MAX_STEP:
+        text = whole if abs(whole) < _LARGEST else "far too large"
+        raise ValueError(f"step is {text}; expected a whole number from 0 to {MAX_STEP - 1}")
+    return whole
+
+
+def _number(value: object, name: str) -> float:
+    kind = type(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return whole if abs(whole) < _LARGEST else math.inf if whole > 0 else -math.inf
+    if isinstance(value, numbers.Real):  # numpy's
+        return float(value)
+    advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
+    raise TypeError(f"{name} is a {kind.__name__}; expected a number{advice}")
+
+
+class _Reporter:
+    """This process's latest report, and when it may be written next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may report while this thread does
+        self._path: str | None = None
+        self._is_set_up = False
+        self._is_held_back = False
+        self._is_writing = False
+        self._due_s = 0.0
+        self._at_s = 0.0
+        self._step: int | None = None
+        self._progress: float | None = None
+        self._eta_s: float | None = None
+        self._metrics: dict[str, float] = {}
+
+    def note(
+        self, step: int | None, progress: float | None, eta_s: float | None, metrics: dict[str, float] | None
+    ) -> None:
+        """Take in what was said; write it when it is time, and at once when all is done."""
+        with self._lock:
+            if not self._is_set_up:
+                self._set_up()
+            if self._path is None:
+                return
+            self._at_s = time.monotonic()
+            ends = progress == 1.0 and self._progress != 1.0
+            if step is not None:
+                self._step = step
+            if progress is not None:
+                self._progress = progress
+            if eta_s is not None:
+                self._eta_s = eta_s
+            if metrics is not None:
+                self._metrics = metrics
+            self._is_held_back = True
+            if self._at_s >= self._due_s or ends:
+                self._write()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        with self._lock:
+            if self._is_held_back:
+                self._write()
+
+    def _set_up(self) -> None:
+        """Learn once who this process is: after a fork it may be somebody else."""
+        self._is_set_up = True
+        folder = os.environ.get(runtime_directory.VARIABLE)
+        if folder:
+            self._rank, local_rank = _first(_RANKS), _first(_LOCAL_RANKS)
+            self._local_rank = local_rank if local_rank is not None else 0
+            self._path = f"{folder}/{runtime_directory.PROGRESS}{self._local_rank}{runtime_directory.PROGRESS_END}"
+
+    def _write(self) -> None:
+        if self._is_writing or self._path is None:
+            return
+        self._is_writing = True
+        try:
+            runtime_directory.replace(self._path, self._values())
+            self._is_held_back = False
+        except OSError:
+            pass  # the folder is gone or full; training is not concerned
+        finally:
+            self._due_s = self._at_s + EVERY_S
+            self._is_writing = False
+
+    def _values(self) -> dict[str, object]:
+        return {
+            "rank": self._rank,
+            "local_rank": self._local_rank,
+            "pid": os.getpid(),
+            "at_s": self._at_s,
+            "time_s": time.time() - (time.monotonic() - self._at_s),
+            "step": self._step,
+            "progress": self._progress,
+            "eta_s": self._eta_s,
+            "metrics": self._metrics,
+        }
+
+
+def _first(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+    return None
+
+
+def _start_anew() -> None:
+    """A forked process has its own rank and its own lock, and nothing held back."""
+    global _reporter  # noqa: PLW0603
+    _reporter = _Reporter()
+
+
+_reporter = _Reporter()
+atexit.register(lambda: _reporter.flush())
+os.register_at_fork(after_in_child=_start_anew)

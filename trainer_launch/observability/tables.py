@@ -1,0 +1,112 @@
+"""The tables of `status` for people, made of the same values that --json prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer_launch.model.units import counted
+
+_MOST_ROWS = 200
+_METRICS = 8
+_NO_REPORT = "progress  unknown: the script does not call trainer_launch.report(step=...)"
+_NO_TRAINING = ("sshd",)  # engines that train nothing themselves
+
+
+def launchers(known: Sequence[Mapping[str, Any]], now_s: float) -> str:
+    """The launchers of one job."""
+    return "\n".join(_launcher(one, now_s) for one in known)
+
+
+def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None = None) -> str:
+    """The job as its coordinator knows it; named where there are several."""
+    title = "Job" if name is None else f"Job {_printable(name)}"
+    if table is None:
+        return f"\n{title}: {_printable(problem or '')}\n"
+    nodes = _range(table["min_nodes"], table["max_nodes"])
+    line = (
+        f"\n{title}: {table['phase']}, generation {table['generation']}, {nodes}, "
+        f"{table['restarts']} of {counted(table['max_restarts'], 'restart')} used"
+    )
+    if table["progress"] is not None:
+        line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
+    if table["end"]:
+        line += f"\n     ended: {_printable(table['end'])}"
+    rows = [("NODE", "HOST", "STATE")]
+    rows += [(_or_dash(rank), host or "-", _state(word, away_s)) for rank, host, word, away_s in table["nodes"]]
+    left = table["n_nodes"] - min(len(table["nodes"]), _MOST_ROWS)
+    more = f"  and {left} more\n" if left > 0 else ""
+    return f"{line}\n{_columns(rows[: _MOST_ROWS + 1])}{more}"
+
+
+def duration(seconds: float) -> str:
+    """As a person reads it: 7 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    left = int(seconds)
+    for size, word, small, small_word in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= size:
+            rest = left % size // small
+            return f"{left // size} {word}" + (f" {rest} {small_word}" if rest else "")
+    return f"{left} s"
+
+
+def _launcher(one: Mapping[str, Any], now_s: float) -> str:
+    node = "?" if one["node_rank"] is None else one["node_rank"]
+    standing = one["standing"]
+    lines = [f"Node {node} ({one['host']}): {one['phase']} for {duration(max(0.0, now_s - one['since_s']))}"]
+    started = f"started {duration(max(0.0, now_s - one['started_s']))} ago, attempt {one['attempt']}"
+    lines.append(f"launcher  pid {one['pid']}, {one['contract']}, {one['engine']}, {started}")
+    lines += [f"running   {name}, pid {pid}" for name, pid in one["processes"]]
+    lines += [f"exited    {name}, code {code}" for name, code in one["exits"]]
+    if one["asked_to_stop_by"] is not None:
+        lines.append(f"stopping  after signal {one['asked_to_stop_by']}")
+    if standing["generation"] is not None:
+        workers = counted(standing["workers"] or 0, "worker")
+        lines.append(f"member    of generation {standing['generation']}, {workers}")
+    lines += [_report(report) for report in one["reports"]] or [_NO_REPORT] * (one["engine"] not in _NO_TRAINING)
+    return "\n  ".join(lines) + "\n"
+
+
+def _report(report: Mapping[str, Any]) -> str:
+    who = report["local_rank"] if report["rank"] is None else report["rank"]
+    words = [f"rank {who:<4}"]
+    if report["step"] is not None:
+        words.append(f"step {report['step']},")
+    if report["progress"] is not None:
+        words.append(f"{_percent(report['progress'])} done,")
+    if report["eta_s"] is not None:
+        words.append(f"{duration(report['eta_s'])} left,")
+    words.append(f"reported {duration(report['age_s'])} ago")
+    metrics = list(report["metrics"].items())
+    shown = [f"{_printable(name)}={_short(value)}" for name, value in metrics[:_METRICS]]
+    more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
+    return " ".join([*words, *shown, *more])
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "".join(f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}\n" for row in rows)
+
+
+def _state(word: str, away_s: float | None) -> str:
+    return word if away_s is None else f"{word} for {duration(away_s)}"
+
+
+def _range(low: int, high: int) -> str:
+    return counted(low, "node") if low == high else f"{low} to {high} nodes"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _printable(text: str) -> str:
+    """It comes from a training script or another node, and goes to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)

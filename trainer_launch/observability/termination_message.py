@@ -1,0 +1,49 @@
+"""What the commands that run something in a pod share: colors and the termination message."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from trainer_launch.model import Outcome
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.settings import Settings
+from trainer_launch.observability.observer import Observer
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.supervisor import early_signals, outcome
+
+_log = logging.getLogger(__name__)
+
+
+def use_color(settings: Settings) -> bool:
+    """Whether prefixes are colored: as --color says, else on a terminal, unless NO_COLOR says no (no-color.org)."""
+    if settings.color != "auto":
+        return settings.color == "always"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
+    """Report how the run ended to the log, the termination message and the observer."""
+    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    _log.info("%s", outcome.summary(ended))
+    if ended.failure and ended.failure.hint:
+        _log.info("what to do: %s", ended.failure.hint)
+    write_last_words(outcome.last_words(ended), settings.termination_log)
+    early_signals.leave()
+    observer.finished(ended)
+    return ended
+
+
+def refuse(problem: LaunchError, path: str) -> None:
+    """Write the reason why nothing was started to the termination message."""
+    write_last_words(outcome.refusal(str(problem), problem.exit_code, os.uname().nodename), path)
+
+
+def write_last_words(text: str, path: str) -> None:
+    """Write the pod's termination message; the default file exists only in Kubernetes."""
+    default = Settings.model_fields["termination_log"].default
+    if path == default and not Path(path).exists():
+        return  # not in a Kubernetes container
+    outcome.write_last_words(text, path, create=path != default)

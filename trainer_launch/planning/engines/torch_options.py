@@ -1,0 +1,111 @@
+"""What torchrun's options mean for the worker group, and which of them only torchrun itself can carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer_launch.model import signal_policy
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
+from trainer_launch.model.units import counted
+from trainer_launch.planning import torchrun_logs, torchrun_options
+from trainer_launch.planning.engines import meeting
+from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
+# Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
+_AGENTS = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "torchrun serves the timers of torch.distributed.elastic.timer",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "torchrun watches for workers in uninterruptible sleep",
+}
+_NULL = ("", "null")
+
+
+def asked(request: Request) -> dict[str, str]:
+    """torchrun's options by name as the user wrote them: PET_* variables, then what the command says.
+
+    Raises:
+        UsageError: a value is out of its form.
+    """
+    typed = request.command.torchrun.options if request.command.torchrun else {}
+    for name, value in typed.items():
+        option = torchrun_options.OPTIONS[name]
+        torchrun_options.check_value(option, value, option.flag)
+    return {**torchrun_options.from_variables(request.env), **typed}
+
+
+def handed_over(request: Request, options: Mapping[str, str]) -> str | None:
+    """Why the image's own torchrun has to start the workers; None: the worker group can do all that is asked."""
+    if request.replace_launcher:
+        return "with --exec, torchrun replaces the launcher"
+    unknown = request.command.torchrun.unknown if request.command.torchrun else ()
+    if unknown:
+        return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
+    by_option = _by_option(options)
+    if by_option is not None:
+        return by_option
+    for name, why in _AGENTS.items():
+        if request.env.get(name, "0").strip() not in ("", "0"):
+            return f"{name} is set: {why}"
+    if request.topology.local_world_size is None:
+        return f"only torch can count {request.job.nproc_per_node} devices"
+    return _by_meeting(request)
+
+
+def check(request: Request, options: Mapping[str, str]) -> None:
+    """See that the options' values mean something on this node.
+
+    Raises:
+        UsageError: one does not.
+    """
+    torchrun_logs.check(options)
+    _check_devices(request, options)
+    signals_of(options, {})
+
+
+def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) -> dict[int, SignalAction]:
+    """The signals' actions with --signals-to-handle; what the launcher's own --signals says takes precedence.
+
+    torchrun ends the job at each of these signals: workers get the signal itself.
+
+    Raises:
+        UsageError: a name is not a signal's, or nobody can handle that signal.
+    """
+    named = signal_policy.numbers(options.get("signals_to_handle") or DEFAULT_SIGNALS, "--signals-to-handle")
+    extra = {number: SignalAction.DRAIN for number in named if number not in STOP_SIGNALS}
+    return {**extra, **given}
+
+
+def constants(options: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun sets for all workers once, beside OMP_NUM_THREADS."""
+    return {"TORCHELASTIC_SIGNALS_TO_HANDLE": options.get("signals_to_handle") or DEFAULT_SIGNALS}
+
+
+def _by_option(options: Mapping[str, str]) -> str | None:
+    if "logs_specs" in options:
+        return "--logs-specs loads a class into torchrun"
+    if options.get("event_log_handler", "") not in _NULL:
+        return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
+    if "run_path" in options:
+        return "with --run-path torchrun itself runs the script in processes that it forks or spawns"
+    if "numa_binding" in options:
+        return "--numa-binding binds workers to the CPUs of their GPUs, which torchrun does with numactl"
+    return None
+
+
+def _by_meeting(request: Request) -> str | None:
+    if meeting.is_ours(request):
+        return None
+    backend = request.topology.rendezvous.backend if request.topology.rendezvous is not None else None
+    return f"the nodes meet by torch's rendezvous ({backend or 'static'})"
+
+
+def _check_devices(request: Request, options: Mapping[str, str]) -> None:
+    visible, workers = visible_devices(request.env), request.topology.local_world_size
+    if "virtual_local_rank" in options and visible is not None and workers is not None and workers > len(visible):
+        raise UsageError(
+            f"--virtual-local-rank gives each of the {counted(workers, 'worker')} a device of its own, but "
+            f"{DEVICES}={request.env[DEVICES][:60]} names {len(visible)}; "
+            f"set --nproc-per-node to at most {len(visible)}, or unset {DEVICES}"
+        )

@@ -1,0 +1,182 @@
+"""Flags over what the platform said: the explicit word wins, as in torchrun. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous, hostfile, value_parsers
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.units import counted
+
+T = TypeVar("T")
+
+# The options of torchrun that describe the job; all others only concern the agent.
+JOB_OPTIONS = (
+    "nnodes",
+    "nproc_per_node",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "max_restarts",
+    "standalone",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+)
+_C10D_PORT = 29400  # torch's default for an endpoint without a port
+MEET_AT_NODE_0 = (None, "static", "c10d")  # other backends, such as etcd, meet at a server that is no node
+
+
+def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
+    """The job with torchrun's job options laid over it; `options` is by option name, and others are ignored.
+
+    Raises:
+        UsageError: a value is out of its form.
+    """
+    given = {name: options[name] for name in JOB_OPTIONS if name in options}
+    if not given:
+        return job
+    changed = _sizes(job, given)
+    if given.get("standalone", "0") != "0":
+        changed = _standalone(changed)
+    elif any(name.startswith(("rdzv_", "master_")) for name in given):
+        changed = _meeting(changed, given)
+    facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
+    return replace(changed, facts=job.facts + facts)
+
+
+def with_hosts(job: Job, text: str | None) -> Job:
+    """The job with other hosts than the platform's.
+
+    Raises:
+        ContractError: the list makes no sense.
+    """
+    if text is None:
+        return job
+    members = hostfile.parse_horovod(text, "--hosts", job.contract)
+    slots = {member.slots for member in members}
+    fact = Fact(name="--hosts", value=text, origin=Origin.FLAG, field="hosts")
+    return replace(
+        job,
+        members=members,
+        nodes=NodeRange(len(members), len(members)) if members else job.nodes,
+        nproc_per_node=members[0].slots if len(slots) == 1 else None,
+        world_size=None if None in slots else sum(member.slots or 0 for member in members),
+        facts=(*job.facts, fact),
+    )
+
+
+def with_minimum(job: Job, least: int | None) -> Job:
+    """The job with another minimum of nodes.
+
+    Raises:
+        UsageError: it has fewer nodes than that, or nobody says how many.
+    """
+    if least is None:
+        return job
+    if job.nodes is None or least > job.nodes.max:
+        size = None if job.nodes is None else counted(job.nodes.max, "node")
+        has = f"the job has {size}" if size else "the number of nodes is unknown"
+        raise UsageError(f"--min-nodes is {least}, but {has} (contract {job.contract}); see --nodes")
+    fact = Fact(name="--min-nodes", value=str(least), origin=Origin.FLAG, field="min_nodes")
+    changed = replace(job, nodes=NodeRange(least, job.nodes.max), facts=(*job.facts, fact))
+    return replace(changed, world_size=job.world_size if least == job.nodes.max else None)
+
+
+def _sizes(job: Job, given: Mapping[str, str]) -> Job:
+    nodes = _parsed(given, "nnodes", value_parsers.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
+    nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")
+    node_rank = _parsed(given, "node_rank", _index, "a whole number of at least 0")
+    restarts = _parsed(given, "max_restarts", _index, "a whole number of at least 0")
+    changed = replace(
+        job,
+        nodes=nodes or job.nodes,
+        nproc_per_node=job.nproc_per_node if nproc is None else nproc[0],
+        node_rank=job.node_rank if node_rank is None else node_rank,
+        max_restarts=job.max_restarts if restarts is None else restarts,
+    )
+    if node_rank is not None:
+        changed = replace(changed, is_coordinator=node_rank == 0)
+    if nodes or nproc:
+        changed = replace(changed, world_size=_world_size(changed))
+    return changed
+
+
+def _standalone(job: Job) -> Job:
+    """One node that meets nobody."""
+    alone = NodeRange(1, 1)
+    changed = replace(job, nodes=alone, node_rank=0, is_coordinator=True, coordinator=None, rendezvous=None)
+    return replace(changed, members=None, world_size=_world_size(changed))
+
+
+def _meeting(job: Job, given: Mapping[str, str]) -> Job:
+    """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over a told one."""
+    told = job.rendezvous or Rendezvous(kind="static")
+    backend = given.get("rdzv_backend", told.backend)
+    dynamic = backend not in (None, "static")
+    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, given)
+    if "rdzv_endpoint" in given:
+        default_port = _C10D_PORT if dynamic else None
+        expected = "HOST or HOST:PORT" if dynamic else "HOST:PORT"
+        written = given["rdzv_endpoint"]
+        endpoint = _parsed(
+            given, "rdzv_endpoint", lambda v: value_parsers.parse_endpoint(v, default_port), expected
+        )
+        if backend in MEET_AT_NODE_0:
+            coordinator = endpoint
+    elif not dynamic and any(name.startswith("master_") for name in given):
+        written, endpoint = None, coordinator
+    elif not dynamic and coordinator is None:
+        coordinator = endpoint
+    conf = _parsed(given, "rdzv_conf", value_parsers.parse_conf, "k=v pairs separated by commas") or dict(told.conf)
+    rendezvous = Rendezvous(
+        kind="dynamic" if dynamic else "static",
+        backend=backend,
+        endpoint=endpoint,
+        written=written,
+        run_id=given.get("rdzv_id", told.run_id),
+        conf=conf,
+    )
+    return replace(job, coordinator=coordinator, rendezvous=rendezvous)
+
+
+def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
+    host = _parsed(given, "master_addr", value_parsers.parse_host, "a host name or an IP address")
+    port = _parsed(
+        given, "master_port", lambda v: value_parsers.parse_number(v, 1, 65535), "a port from 1 to 65535"
+    )
+    if host is None and port is None:
+        return job.coordinator
+    # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
+    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", 29500)
+    return Endpoint(host or told.host, port or told.port)
+
+
+def _world_size(job: Job) -> int | None:
+    fixed = job.nodes.fixed if job.nodes else None
+    return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
+
+
+def _nproc(value: str) -> tuple[int | str] | None:
+    parsed = value_parsers.parse_nproc(value)
+    return None if parsed is None else (parsed,)
+
+
+def _index(value: str) -> int | None:
+    return value_parsers.parse_number(value, 0, 1_000_000)
+
+
+def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
+    if name not in given:
+        return None
+    parsed = parse(given[name])
+    if parsed is None:
+        raise UsageError(f"{_flag(name)} is {given[name][:60]!r}; expected {expected}")
+    return parsed
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,172 @@
+"""Whether what a command needs is there and may be run, found before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer_launch.model import Plan
+from trainer_launch.model.errors import NotRunnableError
+from trainer_launch.model.suggestions import did_you_mean, nearest
+from trainer_launch.planning.command import Command, Kind, parse_command
+
+_USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
+_SOURCE_BYTES = 1_048_576  # a longer program needs its .py
+_ZIP = b"PK"
+
+
+def recognise(argv: Sequence[str], path: str | None) -> Command:
+    """The command, where what no program is and Python can run counts as a script, as with torchrun and python.
+
+    Raises:
+        UsageError: there is no command, or torchrun's options do not parse.
+    """
+    command = parse_command(argv)
+    if command.kind is Kind.PROGRAM and _is_pythons(command.argv[0], path):
+        return replace(command, kind=Kind.SCRIPT)
+    return command
+
+
+def check(command: Command, path: str | None) -> None:
+    """Find the program as a shell would, `path` being the container's PATH.
+
+    Raises:
+        NotRunnableError: nothing is there (127), or it is a directory or not executable (126).
+    """
+    if command.python:
+        _check_executable(command.python[0], path)
+    torchrun = command.torchrun
+    if torchrun is not None:
+        if "no_python" in torchrun.options:
+            _check_executable(torchrun.program[0], path)
+        elif "module" not in torchrun.options:
+            _check_script(torchrun.program[0])
+    elif command.kind is Kind.SCRIPT:
+        _check_script(command.program[0])
+    elif command.kind is Kind.PROGRAM:
+        _check_executable(command.argv[0], path)
+
+
+def check_torch(engine: str) -> None:
+    """See that torch's engine has its torch, where it is the one that runs the command; nothing is imported.
+
+    Raises:
+        NotRunnableError: this Python has none.
+    """
+    if engine not in ("torch", "torchrun") or importlib.util.find_spec("torch") is not None:
+        return
+    raise NotRunnableError(
+        f"torch is not installed for {sys.executable}, which starts this job's workers; install torch there, "
+        "or install trainer-launch beside the image's torch, or add --engine plain to run the program as it is",
+        found=False,
+    )
+
+
+def check_plug_in(plan: Plan) -> None:
+    """See that torchrun will find our rendezvous, where it is told to use it.
+
+    Raises:
+        NotRunnableError: this package is importable, but not installed.
+    """
+    if plan.engine != "torchrun" or plan.meeting is None:
+        return
+    from importlib import metadata  # not loaded by who does not need it
+
+    if not metadata.entry_points(group="torchrun.handlers", name="trainer-launch"):
+        raise NotRunnableError(
+            f"torchrun cannot load the rendezvous backend trainer-launch: {sys.executable} has no entry point of "
+            f"that name; install trainer-launch there with pip, or add --rendezvous torch",
+            found=False,
+        )
+
+
+def is_our_python(word: str, path: str | None) -> bool:
+    """Whether an interpreter as typed is the very one that runs us, of the same virtual environment."""
+    found = shutil.which(word, path=path)
+    if found is None:
+        return False
+    same_folder = os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    return same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+
+
+def _check_executable(name: str, path: str | None) -> None:
+    if shutil.which(name, path=path) is not None:
+        return
+    if "/" not in name:
+        here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""
+        usual = did_you_mean(name, (one for one in _USUAL if shutil.which(one, path=path)))
+        raise NotRunnableError(
+            f"{name!r} was not found in PATH ({path or 'not set'}); "
+            f"{here or usual or 'install it in the image, or give its full path'}",
+            found=False,
+        )
+    if not os.path.exists(name):
+        raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", found=False)
+    if os.path.isdir(name):
+        raise NotRunnableError(f"{name!r} is a directory without __main__.py; name a program in it", found=True)
+    raise NotRunnableError(f"{name!r} is not executable for this user; run chmod +x on it", found=True)
+
+
+def _check_script(name: str) -> None:
+    if not os.path.exists(name):
+        where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the pod's volume mounts"
+        raise NotRunnableError(f"the script {name!r} does not exist; {_near_script(name) or where}", found=False)
+    if not os.access(name, os.R_OK):
+        raise NotRunnableError(f"the script {name!r} is not readable for this user; run chmod +r on it", found=True)
+
+
+def _near_script(name: str) -> str:
+    """The script in the same directory that was probably meant."""
+    folder, base = os.path.split(name)
+    try:
+        scripts = {entry.removesuffix(".py"): entry for entry in os.listdir(folder or ".") if entry.endswith(".py")}
+    except OSError:
+        return ""
+    near = nearest(base.removesuffix(".py"), scripts)
+    return f"did you mean {os.path.join(folder, scripts[near])}?" if near else ""
+
+
+# -- what only Python can run -----------------------------------------------------------------
+
+
+def _is_pythons(name: str, path: str | None) -> bool:
+    """Whether it is no program, but what `python` can run: a directory, an archive, a file of Python."""
+    if shutil.which(name, path=path) is not None:
+        return False
+    if os.path.isdir(name):
+        return os.path.isfile(os.path.join(name, "__main__.py"))
+    try:
+        with open(name, "rb") as file:
+            start = file.read(_SOURCE_BYTES)
+    except (OSError, ValueError):
+        return False
+    return _has_main(name) if start.startswith(_ZIP) else _is_source(start)
+
+
+def _has_main(archive: str) -> bool:
+    import zipfile  # only who runs an archive pays for it
+
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return "__main__.py" in opened.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _is_source(text: bytes) -> bool:
+    """Whether it is Python, so that a script of another language or a list of users is not taken for it."""
+    first = text.partition(b"\n")[0]
+    if first.startswith(b"#!"):
+        return b"python" in first
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "program", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return bool(text.strip())

@@ -1,0 +1,299 @@
+"""A node's side of the cluster preflight: a daemon thread that finds node 0, stays in touch, and tests pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import Empty, Queue
+from typing import TypeAlias
+
+from trainer_launch.host import sockets
+from trainer_launch.host.name_resolution import Resolving
+from trainer_launch.membership import status_query
+from trainer_launch.membership.protocol import Challenge, prove
+from trainer_launch.membership.server_messages import Lines, LostError
+from trainer_launch.membership.socket_options import tune
+from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.findings import Finding
+from trainer_launch.preflight.cluster import findings_json, node_stages, verdict
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster.pair_test import run
+from trainer_launch.preflight.cluster.state import LEASE_S
+
+_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+_CONNECT_S = 3.0
+_ANSWER_S = 5.0
+_LATE_S = 4.0  # that a verdict may come after the deadline
+_SILENCE_S = 8.0  # of node 0, which says something every two seconds
+_LOOK_S = 3.0
+_COME_BACK_S = 10.0  # for node 0, when it is lost after all were there
+_GRACE_S = 2.0  # after the end that node 0 has named
+_CLOCK_TRIES = 3
+_NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
+_SILENT_KERNEL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end: what was found, the same on every node that node 0 could tell it to."""
+
+    findings: tuple[Finding, ...]
+    is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
+
+
+News: TypeAlias = msg.Complete | msg.Seek | msg.Waiting | Verdict
+
+
+class Caller:
+    """Takes part for one node. `present` says who it is; its port and proof are filled in here."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        home: Endpoint,
+        present: msg.Present,
+        *,
+        deadline_s: float,
+        port: int | None,
+        ports: PortRange | None = None,
+        secret: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+        bench: Callable[[msg.Test, Ear], msg.Result] = run,
+    ) -> None:
+        self._home = home
+        self._resolving = Resolving(home.host, home.port)
+        self._secret = secret
+        self._clock = clock
+        self._bench = bench
+        # The last seconds are for a look at node 0 from outside.
+        self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
+        self._began_s = time.monotonic()
+        self._deadline_at_s = self._began_s + deadline_s
+        self._heard_s = self._began_s
+        self.stage = "it has just started"
+        self.waiting: msg.Waiting | None = None  # node 0's latest word
+        self._host, self._incarnation = present.host, present.incarnation
+        self._ports = ports
+        self._ear = Ear(port, self._here, ports)
+        self._present = present
+        self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
+        self._unsent: deque[msg.FromNode] = deque()
+        self._closing = threading.Event()
+        self._is_over = False
+        # Node 0's clock minus ours, and how much it may be off.
+        self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="cluster preflight client", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where this node listens."""
+        return self._ear.port
+
+    def receive(self, timeout_s: float | None = None) -> News | None:
+        """The next news; a Verdict comes at the latest a few seconds after the deadline, whatever happens."""
+        try:
+            return self._news.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def hurry(self) -> None:
+        """End without the thread where it hangs, in the resolver for example."""
+        now_s = time.monotonic()
+        if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
+            self.end((verdict.cut_off(self._host, self.stage, now_s - self._began_s),))
+
+    def send(self, message: msg.FromNode) -> None:
+        """Send a message; it is lost when node 0 is."""
+        self._unsent.append(message)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(OSError):  # closed: nobody is there
+            self._waker.send(b".")
+
+    def close(self) -> None:
+        """End all, and free the port."""
+        self._closing.set()
+        self._nudge()
+        self._thread.join(timeout=1.0)  # it may hang in the resolver
+        self._ear.close()
+        for sock in (self._wake, self._waker):
+            sock.close()
+
+    def _here(self) -> msg.Here:
+        return msg.Here(self._host, self._incarnation, self.stage)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S
+        while not self._closing.is_set() and not self._is_over:
+            try:
+                self._use_one_connection()
+                pause_s = _PAUSE_S
+            except (LostError, NodeError) as problem:
+                self._lose(str(problem))
+            except OSError as problem:  # no descriptor for it
+                self._lose(f"cannot communicate with node 0: {problem.strerror}")
+            if not self._is_over and time.monotonic() >= self._until_s:
+                self._give_up()
+            if self._is_over:
+                return
+            self._closing.wait(min(pause_s, max(0.0, self._until_s - time.monotonic())))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _lose(self, why: str) -> None:
+        """What node 0 has promised, such as time for records, is over with it."""
+        self.stage, self.waiting = why, None
+        self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
+
+    def _give_up(self) -> None:
+        stuck = node_stages.look_at_all([self._home], _LOOK_S)[0]
+        name = f"node 0 ({self._home.host})"
+        # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
+        self._closing.wait(self._deadline_at_s - time.monotonic())
+        self.end((verdict.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+
+    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+        """This is the verdict, whatever node 0 may say."""
+        self._is_over = True
+        self._news.put(Verdict(findings, is_shared))
+
+    def _use_one_connection(self) -> None:
+        with self._connect() as sock:
+            tune(sock, _SILENT_KERNEL_S)
+            lines = Lines(sock, msg.parse, "node 0")
+            self._greet(sock, lines)
+            with selectors.DefaultSelector() as selector:
+                selector.register(sock, selectors.EVENT_READ)
+                selector.register(self._wake, selectors.EVENT_READ)
+                self._talk(sock, lines, selector)
+
+    def _connect(self) -> socket.socket:
+        """Look the name up each time: a pod that is made again has another address."""
+        left_s = max(0.1, min(_CONNECT_S, self._until_s - time.monotonic()))
+        try:
+            sock = self._resolving.connected(left_s)
+        except TimeoutError:
+            raise LostError(f"no answer from node 0 at {self._home} in time") from None
+        except socket.gaierror as problem:
+            raise LostError(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
+        except OSError as problem:
+            self._make_room()
+            why = problem.strerror or problem
+            raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
+        here, there = sock.getsockname(), sock.getpeername()
+        # With hostNetwork node 0 may be on the same machine, and this may be this node's own listener.
+        if there == here or (here[0] == there[0] and there[1] == self._ear.port):
+            sock.close()
+            self._make_room()
+            raise LostError(f"node 0 is on this machine, but does not listen at {self._home} yet")
+        return sock
+
+    def _make_room(self) -> None:
+        """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
+        if self._ear.port == self._home.port and sockets.is_here(self._home.host):
+            self._ear.close()
+            self._ear = Ear(None, self._here, self._ports)
+
+    def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
+        until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
+        challenge = lines.next(until_s)
+        if not isinstance(challenge, Challenge):
+            raise LostError(f"what listens at {self._home} is not node 0's preflight")
+        proof = None
+        if self._secret is not None and challenge.nonce:
+            proof = prove(self._secret, challenge.nonce, self._present.job, self._incarnation)
+        try:
+            self._learn_time(sock, lines, until_s)
+            self._say(sock, replace(self._present, port=self._ear.port, proof=proof))
+            answer = lines.next(until_s)
+        except LostError:
+            # A coordinator of a job at work speaks as we do up to here, and does not know these words.
+            if self._runs_already():
+                return self.end((verdict.runs_already(None),))
+            raise
+        if isinstance(answer, msg.Refused) and not answer.retry:
+            return self.end((verdict.refused(answer.reason),))
+        if isinstance(answer, msg.Refused):
+            raise LostError(f"node 0 refuses for now: {answer.reason}")
+        self._take(answer)
+        return None
+
+    def _runs_already(self) -> bool:
+        try:
+            status_query.ask(self._home, self._present.job, self._secret)
+        except NodeError:
+            return False
+        return True
+
+    def _talk(self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector) -> None:
+        self._heard_s = alive_s = time.monotonic()
+        while not self._closing.is_set() and not self._is_over:
+            for message in lines.ready():
+                self._take(message)
+            now_s = time.monotonic()
+            if now_s - alive_s >= LEASE_S / 3:
+                alive_s = now_s
+                self._say(sock, msg.Alive())
+            while self._unsent:
+                self._say(sock, self._unsent.popleft())
+            ready = [key.fileobj for key, _ in selector.select(0 if self._is_over else LEASE_S / 6)]
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+            if sock in ready:
+                lines.fill()
+                self._heard_s = time.monotonic()
+            elif time.monotonic() - self._heard_s > _SILENCE_S:
+                raise LostError(f"no message from node 0 for {_SILENCE_S:g} s")
+
+    def _take(self, message: msg.Message) -> None:
+        match message:
+            case msg.Waiting(_, _, _, left_s):
+                self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
+                self.stage, self.waiting = "it takes part in the cluster preflight", message
+                self._news.put(message)
+            case msg.Complete() | msg.Seek():
+                self._news.put(message)
+            case msg.Test():
+                test = threading.Thread(target=lambda: self.send(self._bench(message, self._ear)), daemon=True)
+                test.start()
+            case msg.Decided(findings):
+                try:
+                    self.end(tuple(findings_json.loaded(findings)), is_shared=True)
+                except ValueError as problem:
+                    raise LostError(f"node 0's verdict cannot be read: {problem}") from None
+            case msg.Refused(reason, _):
+                raise LostError(f"node 0 refuses: {reason}")
+
+    def _learn_time(self, sock: socket.socket, lines: Lines[msg.Message], until_s: float) -> None:
+        """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
+        self.offset = (0.0, _NO_CLOCK_S)
+        for _ in range(_CLOCK_TRIES):
+            self._say(sock, msg.Time(self._clock()))
+            told = lines.next(until_s)
+            now = self._clock()
+            if not isinstance(told, msg.TimeIs):
+                raise LostError(f"what listens at {self._home} is not node 0's preflight")
+            round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
+            if round_trip_s / 2 < self.offset[1]:
+                self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
+
+    def _say(self, sock: socket.socket, message: msg.FromNode) -> None:
+        sock.settimeout(_ANSWER_S)
+        try:
+            sock.sendall(msg.render(message))
+        except OSError as problem:
+            raise LostError(f"lost node 0: {problem.strerror or 'it does not read'}") from None

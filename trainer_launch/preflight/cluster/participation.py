@@ -1,0 +1,305 @@
+"""What `preflight` does with the other nodes: take part in the cluster preflight, and on node 0 hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer_launch.host.secret import read_secret
+from trainer_launch.membership.socket_options import NO_ROOM, make_room
+from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import counted
+from trainer_launch.planning.engines.meeting import job_name
+from trainer_launch.planning.gather import ports_of
+from trainer_launch.preflight import gpu_judgement, node_measurements, reference_values, thresholds
+from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.cluster import (
+    comparison,
+    findings_json,
+    full_collective,
+    node_facts,
+    pair_results,
+    shared_storage,
+    transport,
+    verdict,
+)
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster.collective_tests import Collectives
+from trainer_launch.preflight.cluster.heatmap_data import Seen
+from trainer_launch.preflight.cluster.node_names import names_of
+from trainer_launch.preflight.cluster.pair_test import Bench
+from trainer_launch.preflight.cluster.running_job import Lookout, seats
+from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.state import Settings as Calling
+from trainer_launch.preflight.cluster.state import label
+from trainer_launch.preflight.cluster.storage_tokens import Tokens
+from trainer_launch.preflight.container import dns
+from trainer_launch.preflight.gpu import checksums
+from trainer_launch.preflight.measurements import Measure
+
+# Those of all nodes together.
+CHECKS = (
+    *(verdict.NAME, comparison.FACTS, comparison.CLOCK, checksums.NAME, *gpu_judgement.CHECKS),
+    *(shared_storage.NAME, pair_results.NAME, full_collective.NAME),
+)
+FAILING_NODES = "failing_nodes.txt"
+_THOROUGH = ("standard", "deep")  # levels
+_MAX_FOLDERS = 16
+_PORT_S = 3.0  # for the port to become free
+_RECORD_BYTES = 10_000  # of own findings
+_SAY_AGAIN_S = 10.0
+_POLL_S = 2.0
+_LOUD = (Status.FAIL, Status.WARN)
+_HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
+_log = logging.getLogger(__name__)
+
+
+def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skipped: Collection[str]) -> str | None:
+    """Why there is no cluster preflight; None: there is one."""
+    topology = subject.topology
+    if settings.level == "container":
+        return "--level container checks this container only"
+    if verdict.NAME in skipped or (chosen and not set(chosen) & set(CHECKS)):
+        return "deselected with --only or --skip"
+    if topology.nodes is not None and topology.nodes.max == 1:
+        return "the job has one node"
+    if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
+        return "the number of nodes, the node rank or the address of node 0 is unknown"
+    if subject.job.engine not in (None, "torchrun", "plain"):
+        return "the nodes of this job do not connect to node 0"
+    if subject.job.contract in dns.HIDING and "level" not in settings.model_fields_set:
+        return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
+    return None
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """One node's part, while it goes on."""
+
+    caller: Caller
+    own: str  # this node for people
+    home: str  # node 0, likewise
+    read_slowly: Callable[[], Mapping[str, str]]
+    subject: Subject
+    secret: bytes
+    collectives: Collectives | None
+    server: Server | None  # on node 0
+    tokens: Tokens
+    lookout: Lookout
+
+    def decided(self) -> Sequence[Finding]:
+        """On node 0, after `finish`: all of the verdict, of which the nodes are told as much as fits."""
+        return () if self.server is None else self.server.findings()
+
+    def measured(self) -> Sequence[Measure]:
+        """On node 0, after `finish`: what all nodes have measured."""
+        return () if self.server is None else self.server.measured()
+
+    def seen(self) -> Seen:
+        """On node 0, after `finish`: the pair tests."""
+        return Seen() if self.server is None else self.server.seen()
+
+    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
+        """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
+
+        What was found `early` is told at once: all end with one verdict, also when some nodes never come.
+        """
+        self.caller.send(msg.Found(_dumped(early)))
+        said_s = -_SAY_AGAIN_S
+        while True:
+            news = self.caller.receive(_POLL_S)
+            match news:
+                case None:
+                    self.caller.hurry()
+                case Verdict():
+                    return news
+                case msg.Seek(ranks):
+                    self.caller.send(msg.Sought(self.tokens.seek(ranks)))
+                case msg.Complete(salt, _):
+                    self.lookout.stop()
+                    self._tell(salt, check_here())
+                case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
+                    said_s = time.monotonic()
+                    _log.info("cluster preflight: %s", _waiting(news))
+
+    def waiting(self) -> str:
+        """For whom this node waits, in words."""
+        news = self.caller.waiting
+        if news is None:
+            return f"waiting for {self.home}: {self.caller.stage}"
+        if news.present < news.wanted:
+            return f"waiting for nodes: {_waiting(news)}"
+        return f"comparing and testing {counted(news.present, 'node')}"
+
+    def _tell(self, salt: str, found: Sequence[Finding]) -> None:
+        subject, key = self.subject, salt.encode() + self.secret
+        self.tokens.leave(salt)
+        told = node_facts.quick_facts(
+            subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
+        )
+        told |= self.read_slowly()
+        if self.collectives is not None:
+            told[transport.FACT] = self.collectives.ability()
+        offset_s, error_s = self.caller.offset
+        told |= node_measurements.facts(subject.cards) | node_measurements.adapters(subject.adapters)
+        measured = node_measurements.measured(subject.cards)
+        self.caller.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured))
+
+
+def _dumped(found: Sequence[Finding]) -> str:
+    return findings_json.dumped([one for one in found if one.status in _LOUD], _RECORD_BYTES)
+
+
+def _waiting(news: msg.Waiting) -> str:
+    missing = f"; missing: {', '.join(news.missing)}" if news.missing else ""
+    return f"{news.present} of {counted(news.wanted, 'node')} present, {news.left_s:.0f} s left{missing}"
+
+
+@contextlib.contextmanager
+def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) -> Iterator[Gathering | NodeError]:
+    """Take part until the block ends; a NodeError instead where the port for it cannot be opened.
+
+    Raises:
+        UsageError: --secret-file, --threshold or --reference make no sense.
+    """
+    topology, hostname = subject.topology, subject.host.hostname
+    place, nodes, rank = topology.coordinator, topology.nodes, topology.node_rank
+    if place is None or nodes is None or rank is None:
+        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
+    secret = None if settings.secret_file is None else read_secret(settings.secret_file)
+    calling = _calling(subject, settings, skipped, place, nodes)
+    server = None
+    with contextlib.ExitStack() as undo:
+        collectives = _collectives(subject, settings, skipped)
+        if collectives is not None:
+            undo.callback(collectives.close)
+        if topology.is_coordinator:
+            _warn_of_limits(nodes.max)
+            server = Server(calling, Endpoint("", place.port), secret)
+            problem = _started(server)
+            if problem is not None:
+                yield problem
+                return
+            undo.callback(server.stop)
+        caller = Caller(
+            Endpoint("localhost", place.port) if topology.is_coordinator else place,
+            msg.Present(msg.VERSION, calling.job, rank, hostname, secrets.token_hex(8), place.port),
+            deadline_s=settings.deadline,
+            port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
+            ports=ports_of(settings),
+            secret=secret,
+            bench=Bench(collectives),
+        )
+        undo.callback(caller.close)
+        undo.callback((lookout := _lookout(caller, calling, rank, secret)).stop)
+        undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
+        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
+        yield Gathering(
+            caller,
+            label(rank, hostname),
+            label(0, place.host),
+            node_facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {}, read_s),
+            subject,
+            secret or b"",
+            collectives,
+            server,
+            tokens,
+            lookout,
+        )
+
+
+def _lookout(caller: Caller, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
+    places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
+    return Lookout(places, calling.job, secret, lambda host: caller.end((verdict.runs_already(host),)))
+
+
+def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:
+    """The folders to prove shared or not, and whether each has to be."""
+    if settings.level not in _THOROUGH or shared_storage.NAME in skipped:
+        return {}
+    return {folder: folder in subject.shared for folder in subject.storage[:_MAX_FOLDERS]}
+
+
+def _warn_of_limits(nodes: int) -> None:
+    if not make_room(nodes):
+        _log.warning(NO_ROOM, nodes)
+
+
+def _calling(
+    subject: Subject, settings: Settings, skipped: Collection[str], home: Endpoint, nodes: NodeRange
+) -> Calling:
+    of_pairs, shares = thresholds.parse(settings.threshold)
+    return Calling(
+        job=job_name(subject.topology, subject.host.hostname, home),
+        min_nodes=nodes.min,
+        max_nodes=nodes.max,
+        deadline_s=settings.deadline,
+        names=names_of(subject.job, subject.topology, home, subject.host.hostname),
+        salt=secrets.token_hex(8),
+        with_facts=settings.level in _THOROUGH and comparison.FACTS not in skipped,
+        with_pairs=_has_pairs(settings, skipped),
+        is_deep=settings.level == "deep",
+        with_full=full_collective.NAME not in skipped,
+        pair_test=settings.pair_test,
+        storage=_shared(subject, settings, skipped),
+        thresholds=of_pairs,
+        shares=shares,
+        table=reference_values.load(settings.reference),
+        record_s=node_measurements.record_s(subject),
+    )
+
+
+def _has_pairs(settings: Settings, skipped: Collection[str]) -> bool:
+    return settings.level in _THOROUGH and pair_results.NAME not in skipped
+
+
+def _collectives(subject: Subject, settings: Settings, skipped: Collection[str]) -> Collectives | None:
+    """The child that imports torch, where it may be of use."""
+    wanted = settings.pair_test in (transport.GLOO, transport.NCCL) or settings.level == "deep"
+    wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.count > 0)
+    if not wanted or not _has_pairs(settings, skipped):
+        return None
+    command = subject.command
+    python = command.python if command is not None and command.python else (sys.executable,)
+    return Collectives(python[:1], subject.env, ports_of(settings))
+
+
+def _started(server: Server) -> NodeError | None:
+    """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
+    until_s = time.monotonic() + _PORT_S
+    while (problem := _trouble(server)) is not None and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return problem
+
+
+def _trouble(server: Server) -> NodeError | None:
+    try:
+        server.start()
+    except NodeError as problem:
+        return problem
+    return None
+
+
+def failing_nodes(findings: Sequence[Finding]) -> str:
+    """The host names of nodes that are at fault themselves, one on each line."""
+    hosts: dict[str, None] = {}
+    for finding in findings:
+        if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
+            hosts |= dict.fromkeys(_HOST.findall(finding.subject))
+    return "".join(f"{host}\n" for host in hosts)
+
+
+def beside(report: str) -> str:
+    """Where the list of failing nodes belongs."""
+    return os.path.join(os.path.dirname(report), FAILING_NODES)

@@ -1,0 +1,174 @@
+"""Sockets around a Hall: one daemon thread on node 0 that sleeps until a line, a connection or a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from trainer_launch.membership.connection import Connection, hang_up
+from trainer_launch.membership.connections import Switchboard
+from trainer_launch.membership.dropped_connections import Complaints
+from trainer_launch.membership.protocol import Hello, ProtocolError, StatusQuery
+from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.findings import Finding
+from trainer_launch.preflight.cluster import admission
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.heatmap_data import Seen
+from trainer_launch.preflight.cluster.node_stages import Stuck, look_at_all
+from trainer_launch.preflight.cluster.state import (
+    Drop,
+    Event,
+    Gone,
+    Look,
+    Looked,
+    Over,
+    Reply,
+    Said,
+    Send,
+    Settings,
+    Tick,
+)
+from trainer_launch.preflight.cluster.state_machine import Hall
+from trainer_launch.preflight.measurements import Measure
+
+_HANG_UP_S = 2.0  # for the termination message
+_SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
+_log = logging.getLogger(__name__)
+
+LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]]
+
+
+class Server(Switchboard[msg.Message, msg.FromServer]):
+    """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint: Endpoint,
+        secret: bytes | None = None,
+        look: LookAtAll = look_at_all,
+    ) -> None:
+        super().__init__(
+            msg.parse,
+            msg.render,
+            secret=secret,
+            silence_s=_SILENCE_S,
+            grumble=Complaints("cluster preflight", lambda text: _log.info("%s", text)),
+        )
+        self._settings = settings
+        self._endpoint = endpoint
+        self._look = look
+        self._looked: SimpleQueue[Looked] = SimpleQueue()
+        self._is_over = False
+
+    def start(self) -> int:
+        """Listen, or raise NodeError; returns the port."""
+        port = self._open(self._endpoint)
+        self._hall = Hall(self._settings, time.monotonic())
+        self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
+        self._thread.start()
+        return port
+
+    def measured(self) -> list[Measure]:
+        """What the nodes have measured; after the verdict."""
+        return self._hall.measured()
+
+    def findings(self) -> Sequence[Finding]:
+        """The verdict with every node's name; after it."""
+        return self._hall.findings
+
+    def seen(self) -> Seen:
+        """The pair tests and what they come to; after the verdict."""
+        return self._hall.seen
+
+    def stop(self) -> None:
+        """Close the port. What was said last still goes out, but nobody is waited for for long."""
+        self._stopping.set()
+        self._nudge()
+        self._thread.join()
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and not self._is_over:
+                self._turn()
+            self._accept(False)
+            self._listener.close()
+            hang_up(list(self._connections.values()), time.monotonic() + _HANG_UP_S)
+        finally:
+            self._listener.close()
+            self._stopping.wait()  # the waker is used until then
+            self._close()
+
+    def _turn(self) -> None:
+        """What was said is heard before time passes: being late ourselves is nobody's silence."""
+        self._wait(self._hall.due_s())
+        with contextlib.suppress(Empty):
+            while True:
+                self._tell(self._looked.get_nowait())
+        due_s = self._hall.due_s()
+        if due_s is not None and due_s <= time.monotonic():
+            self._tell(Tick())
+        self._drop_silent(time.monotonic())
+        while self._to_flush:
+            self._flush_all()
+
+    def _tell(self, event: Event) -> None:
+        try:
+            replies = self._hall.step(event, time.monotonic())
+        except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
+            _log.exception("cluster preflight: internal error")
+            replies = self._hall.break_off(mistake)
+        for reply in replies:
+            self._do(reply)
+
+    def _do(self, reply: Reply) -> None:
+        match reply:
+            case Send(peer, message):
+                self._send(peer, message)
+            case Drop(peer):
+                self._close_after_flush(peer)
+            case Look(places, limit_s):
+                threading.Thread(target=self._look_at, args=(places, limit_s), daemon=True, name="look").start()
+            case Over():
+                self._is_over = True
+
+    def _look_at(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
+        self._looked.put(Looked(self._look(places, limit_s)))
+        self._nudge()
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _came(self, connection: Connection) -> None:
+        """Who it is, it has to say itself."""
+
+    def _gone(self, connection: Connection, *, ended: bool) -> None:
+        if not self._is_over:
+            self._tell(Gone(connection.peer))
+
+    def _heard(self, connection: Connection, message: msg.Message) -> None:
+        if isinstance(message, msg.Time):
+            now = time.time()
+            self._send(connection.peer, msg.TimeIs(message.sent, now, time.time()))
+        elif isinstance(message, StatusQuery):
+            self._send(connection.peer, admission.NOT_YET)
+            self._close_after_flush(connection.peer)
+        elif connection.is_greeted or self._is_let_in(connection, message):
+            self._tell(Said(connection.peer, connection.address, message))
+
+    def _is_let_in(self, connection: Connection, message: msg.Message) -> bool:
+        """Whether its first words are those of a node of this job."""
+        if not isinstance(message, msg.Present | Hello):
+            raise ProtocolError("did not say first who it is")
+        if not self._is_proven(connection, message.proof, self._settings.job, message.incarnation):
+            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
+            self._close_after_flush(connection.peer)
+            return False
+        self._greeted(connection)
+        return True

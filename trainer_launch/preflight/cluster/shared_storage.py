@@ -1,0 +1,126 @@
+"""Whether the nodes' folders for checkpoints are one: each leaves a token there, others look for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.comparison import listed
+from trainer_launch.preflight.cluster.state import Key, Node, Send, Settings
+
+NAME = "shared-storage"
+SEEK_S = 10.0  # for a node's child to look
+_REPORT_S = 3.0
+_BEFORE = 2  # nodes whose tokens each one looks for, beside node 0's
+_MOUNT = "mount one volume there in all pods (ReadWriteMany: NFS, Lustre, CephFS ...), no emptyDir or hostPath"
+_SEE = "see the mount of that volume on its machine, and its access mode"
+
+
+class Sharing:
+    """What the nodes saw in each other's folders."""
+
+    def __init__(self, settings: Settings, nodes: Sequence[Node]) -> None:
+        self._settings = settings
+        # Who cannot write there at all is told by its own check.
+        self._nodes = [node for node in nodes if not _has_failed(node)] if settings.storage else []
+        self._names = {str(node.key): node.name for node in self._nodes}
+        self._seen: dict[Key, Mapping[str, str]] = {}
+        self.until_s = 0.0
+
+    def begin(self, now_s: float) -> Iterator[Send]:
+        """Let all look; every token has been left by now."""
+        self.until_s = now_s + SEEK_S + _REPORT_S
+        keys = [str(node.key) for node in self._nodes]
+        for number, node in enumerate(self._nodes):
+            before = (keys[(number - back) % len(keys)] for back in range(1, _BEFORE + 1))
+            others = dict.fromkeys((keys[0], *before))
+            others.pop(keys[number], None)
+            if node.peer is not None:
+                yield Send(node.peer, msg.Seek(tuple(others)))
+
+    def take(self, key: Key, sought: msg.Sought) -> None:
+        """What a node has found, by folder."""
+        self._seen.setdefault(key, sought.found)
+
+    def is_due(self, now_s: float, lost: Collection[Key]) -> bool:
+        """Whether all have looked that can."""
+        missing = [node for node in self._nodes if node.key not in self._seen and node.key not in lost]
+        return not missing or now_s >= self.until_s
+
+    def findings(self) -> list[Finding]:
+        """One for each folder."""
+        return [self._judged(folder, must) for folder, must in self._settings.storage.items()] if self._seen else []
+
+    def _judged(self, folder: str, must: bool) -> Finding:
+        groups = self._groups(folder)
+        count = sum(map(len, groups))
+        if count < 2:
+            return Finding(
+                check=NAME, status=Status.UNKNOWN, scope=Scope.JOB, text=f"no two nodes have looked into {folder}"
+            )
+        most = groups[0]
+        if len(most) == count:
+            text = f"{folder} is one shared directory on all {count} nodes"
+            return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=True)
+        if len(most) == 1:
+            return _own(folder, count, must)
+        return self._divided(folder, groups, count, must)
+
+    def _divided(self, folder: str, groups: Sequence[Sequence[str]], count: int, must: bool) -> Finding:
+        has_majority = 2 * len(groups[0]) > count
+        odd = [self._names[key] for group in groups[1:] for key in group] if has_majority else []
+        if has_majority:
+            text = f"{folder} is one folder for {len(groups[0])} of {count} nodes, and another one on {listed(odd)}"
+        else:
+            told = "; ".join(listed([self._names[key] for key in group]) for group in groups[:4])
+            text = f"{folder} is one folder for some nodes each, and not for all: {told}"
+        return Finding(
+            check=NAME,
+            status=Status.FAIL if must else Status.WARN,
+            fault=(Fault.NODE if has_majority else Fault.JOB) if must else None,
+            scope=Scope.NODE if has_majority else Scope.JOB,
+            subject=", ".join(odd),
+            text=text,
+            measured=len(groups[0]),
+            expected=count,
+            unit="nodes",
+            basis=Basis.PEER,
+            action=_SEE if has_majority else _MOUNT,
+        )
+
+    def _groups(self, folder: str) -> list[list[str]]:
+        """The nodes that see each other there, directly or by others; the largest group first."""
+        looked = [str(node.key) for node in self._nodes if folder in self._seen.get(node.key, {})]
+        leader = {key: key for key in looked}
+
+        def led_by(key: str) -> str:
+            while leader[key] != key:
+                leader[key] = key = leader[leader[key]]
+            return key
+
+        for node in self._nodes:
+            for other in self._seen.get(node.key, {}).get(folder, "").split(","):
+                if other in leader:
+                    leader[led_by(str(node.key))] = led_by(other)
+        groups: dict[str, list[str]] = {}
+        for key in looked:
+            groups.setdefault(led_by(key), []).append(key)
+        return sorted(groups.values(), key=lambda group: -len(group))
+
+
+def _own(folder: str, count: int, must: bool) -> Finding:
+    return Finding(
+        check=NAME,
+        status=Status.FAIL if must else Status.PASS,
+        fault=Fault.JOB if must else None,
+        scope=Scope.JOB,
+        text=f"{folder} is not shared: each of the {count} nodes has its own directory there",
+        measured=False,
+        expected=True if must else None,
+        action=_MOUNT if must else "",
+    )
+
+
+def _has_failed(node: Node) -> bool:
+    return any(one.check == "storage" and one.status is Status.FAIL for one in node.findings)

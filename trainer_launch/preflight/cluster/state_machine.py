@@ -1,0 +1,300 @@
+"""Node 0's part in the cluster preflight: who is present or missing, what they say, who is tested with whom. Pure.
+
+Its only input are events, its only output replies, and time arrives with the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from trainer_launch.membership.protocol import Hello
+from trainer_launch.model.findings import Finding
+from trainer_launch.preflight.cluster import admission, findings_json, verdict
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.heatmap_data import Seen
+from trainer_launch.preflight.cluster.node_stages import Stuck
+from trainer_launch.preflight.cluster.rounds import Bouts
+from trainer_launch.preflight.cluster.shared_storage import Sharing
+from trainer_launch.preflight.cluster.state import (
+    LEASE_S,
+    Drop,
+    Event,
+    Gone,
+    Key,
+    Look,
+    Looked,
+    Node,
+    Over,
+    Reply,
+    Said,
+    Send,
+    Settings,
+    Tick,
+)
+from trainer_launch.preflight.measurements import Measure
+
+NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
+_SHOWN = 8
+_COME_BACK_S = 4.0  # for who was lost after all were there
+
+
+class Phase(Enum):
+    """How far the cluster preflight is."""
+
+    CALLING = "calling"
+    RECORDING = "recording"
+    SEEKING = "seeking"
+    TESTING = "testing"
+    OVER = "over"
+
+
+class Hall:
+    """The cluster preflight of one job."""
+
+    def __init__(self, settings: Settings, now_s: float) -> None:
+        self._settings = settings
+        self._until_s = now_s + settings.deadline_s
+        self._look_at_s = self._until_s - min(settings.look_s, settings.deadline_s / 3)
+        self._news_at_s = now_s + NEWS_S
+        self._last_came_s = now_s
+        self._nodes: dict[Key, Node] = {}
+        self._peers: dict[int, Node] = {}
+        self._lost: set[Key] = set()  # that were here
+        self._n_recorded = 0
+        self._at_work = ""  # a host whose job runs already
+        self._collisions: dict[Key, set[str]] = {}
+        self._looked: dict[Key, Stuck] = {}
+        self._looking: tuple[Key, ...] | None = None
+        self._record_until_s = 0.0
+        self._sharing = Sharing(settings, ())
+        self._bouts: Bouts | None = None
+        self.seen = Seen()  # the pair tests, when it is over
+        self._steps = dict(zip(Phase, (self._call, self._record, self._seek, self._test), strict=False))
+        self.phase = Phase.CALLING
+        self.findings: tuple[Finding, ...] = ()  # when it is over
+
+    def step(self, event: Event, now_s: float) -> list[Reply]:
+        """What an event leads to."""
+        if self.phase is Phase.OVER:
+            return [Drop(event.peer)] if isinstance(event, Said) else []
+        return list(self._step(event, now_s))
+
+    def break_off(self, mistake: Exception) -> list[Reply]:
+        """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
+        own = verdict.grouped({node.name: node.findings for node in self._present()})
+        return list(self._decide([verdict.broken(mistake)], own))
+
+    def due_s(self) -> float | None:
+        """When to come again with a Tick."""
+        if self.phase is Phase.OVER:
+            return None
+        times = [self._news_at_s]
+        if self.phase is Phase.CALLING:
+            times.append(self._until_s if self._looking is not None else self._look_at_s)
+            if len(self._peers) >= self._settings.min_nodes:
+                times.append(self._last_came_s + self._settings.gather_s)
+        elif self.phase is Phase.RECORDING:
+            times.append(self._record_until_s)
+        elif self.phase is Phase.SEEKING:
+            times.append(self._sharing.until_s)
+        elif self._bouts is not None:
+            times.append(self._bouts.until_s)
+        return min(times)
+
+    def _step(self, event: Event, now_s: float) -> Iterator[Reply]:
+        match event:
+            case Said(peer, address, message):
+                if peer in self._peers:
+                    self._peers[peer].heard_s = now_s
+                yield from self._hear(peer, address, message, now_s)
+            case Gone(peer):
+                self._lose(peer, "it closed the connection", now_s)
+            case Looked(found):
+                self._looked = dict(zip(self._looking or (), found, strict=False))
+            case Tick():
+                yield from self._tell_news(now_s)
+        if self.phase is not Phase.OVER:
+            yield from self._go_on(now_s)
+
+    # -- who is there -------------------------------------------------------------------------
+
+    def _hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> Iterator[Reply]:
+        node = self._peers.get(peer)
+        match message:
+            case Hello():
+                yield Send(peer, admission.not_now(message, self._settings))
+                yield Drop(peer)
+                self._at_work = message.host if message.job == self._settings.job else self._at_work
+            case msg.Present():
+                yield from self._greet(peer, address, message, now_s)
+            case msg.Record() if node is not None:
+                node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
+                node.findings = verdict.told(message.findings)
+                node.measures, node.checksums = message.measures, message.checksums
+                self._n_recorded += not node.has_record
+                node.has_record = True
+            case msg.Found() if node is not None and not node.has_record:
+                node.findings = verdict.told(message.findings)
+            case msg.Sought() if node is not None:
+                self._sharing.take(node.key, message)
+            case msg.Result() if node is not None and self._bouts is not None:
+                self._bouts.take(node.key, message)
+
+    def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[Reply]:
+        key: Key = said.host if said.node_rank is None else said.node_rank
+        old = self._nodes.get(key)
+        if (refusal := self._refusal(said, key, old)) is not None:
+            yield Send(peer, refusal)
+            yield Drop(peer)
+            return
+        if old is not None and old.peer is not None:
+            self._peers.pop(old.peer, None)
+            yield Drop(old.peer)
+        self._n_recorded -= old is not None and old.has_record
+        self._lost.discard(key)
+        self._nodes[key] = node = Node(key, said.host, said.incarnation, address, said.port, peer, now_s)
+        self._peers[peer] = node
+        self._last_came_s = now_s
+        if self.phase is Phase.CALLING:
+            yield Send(peer, self._news(now_s, ()))
+        else:
+            yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
+
+    def _refusal(self, said: msg.Present, key: Key, old: Node | None) -> msg.Refused | None:
+        if (for_good := admission.refusal(said, key, self._settings)) is not None:
+            return for_good
+        if old is not None and old.peer is not None and old.host != said.host:
+            self._collisions.setdefault(key, {old.host}).add(said.host)
+            return msg.Refused(f"{old.name} is there already, so {said.host} cannot be node {key} as well", True)
+        is_back = old is not None and old.incarnation == said.incarnation
+        if self.phase is not Phase.CALLING and not (is_back and self.phase is Phase.RECORDING):
+            return msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
+        return None
+
+    def _lose(self, peer: int, how: str, now_s: float) -> None:
+        node = self._peers.pop(peer, None)
+        if node is not None and node.peer == peer:
+            node.peer, node.lost, node.lost_s = None, how, now_s
+            self._lost.add(node.key)
+
+    def _present(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.peer is not None]
+
+    def _tell_news(self, now_s: float) -> Iterator[Reply]:
+        """From time to time: who waits learns that we live, who is silent for too long is lost."""
+        if now_s < self._news_at_s:
+            return
+        was_away = now_s > self._news_at_s + LEASE_S / 2  # this process was stopped: their lines may wait unread
+        self._news_at_s = now_s + NEWS_S
+        missing = self._missing() if self.phase is Phase.CALLING else []
+        news = self._news(now_s, tuple(self._name(key) for key in missing[:_SHOWN]))
+        for node in self._present():
+            if was_away:
+                node.heard_s = now_s
+            if node.peer is not None and now_s - node.heard_s > LEASE_S:
+                yield Drop(node.peer)
+                self._lose(node.peer, f"it has said nothing for {LEASE_S:g} s", now_s)
+            elif node.peer is not None:
+                yield Send(node.peer, news)
+
+    def _news(self, now_s: float, missing: tuple[str, ...]) -> msg.Waiting:
+        is_calling = self.phase is Phase.CALLING
+        left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.record_s
+        present = len(self._peers)
+        return msg.Waiting(present, max(present, self._settings.min_nodes), missing, left_s)
+
+    # -- how it goes on -----------------------------------------------------------------------
+
+    def _go_on(self, now_s: float) -> Iterator[Reply]:
+        yield from self._steps[self.phase](now_s)
+
+    def _call(self, now_s: float) -> Iterator[Reply]:
+        settings, n_present = self._settings, len(self._peers)
+        gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
+        if self._at_work and n_present:  # this node itself, at least
+            yield from self._decide([verdict.runs_already(self._at_work)])
+        elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
+            self.phase = Phase.RECORDING
+            self._record_until_s = now_s + settings.record_s
+            self._nodes = {node.key: node for node in sorted(self._present(), key=admission.order)}
+            self._lost.clear()
+            for node in self._present():
+                yield Send(node.peer or 0, msg.Complete(settings.salt, n_present))
+        elif now_s >= self._until_s:
+            missing = self._missing()
+            yield from self._decide(
+                verdict.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
+                self._collided(),
+                verdict.grouped({node.name: node.findings for node in self._present()}),
+            )
+        elif now_s >= self._look_at_s and self._looking is None:
+            self._looking = tuple(self._missing()[: verdict.MAX_LOOKED])
+            limit_s = max(0.2, self._until_s - now_s - 0.4)
+            yield Look(tuple(admission.place(key, self._nodes, settings.names) for key in self._looking), limit_s)
+
+    def _missing(self) -> list[Key]:
+        return admission.missing(self._nodes, self._settings.min_nodes)
+
+    def _name(self, key: Key) -> str:
+        return verdict.named(key, self._nodes.get(key), self._settings.names)
+
+    def _record(self, now_s: float) -> Iterator[Reply]:
+        if self._n_recorded < len(self._nodes) and not self._lost and now_s < self._record_until_s:
+            return
+        nodes = list(self._nodes.values())
+        waited = [node for node in nodes if not node.has_record or node.peer is None]
+        patient_s = [self._record_until_s if node.peer else node.lost_s + _COME_BACK_S for node in waited]
+        if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
+            return
+        if waited or len(nodes) < 2:
+            yield from self._decide(self._compared(), [verdict.midway(node) for node in waited])
+            return
+        self.phase = Phase.SEEKING
+        self._sharing = Sharing(self._settings, nodes)
+        yield from self._sharing.begin(now_s)
+        yield from self._seek(now_s)
+
+    def _seek(self, now_s: float) -> Iterator[Reply]:
+        if not self._sharing.is_due(now_s, self._lost):
+            return
+        if not self._settings.with_pairs:
+            yield from self._decide(self._compared(), self._midway())
+            return
+        self.phase = Phase.TESTING
+        self._bouts = Bouts(self._settings, list(self._nodes.values()))
+        yield from self._bouts.begin(now_s)
+
+    def _test(self, now_s: float) -> Iterator[Reply]:
+        bouts = self._bouts
+        if bouts is None or not bouts.is_due(now_s, self._lost):
+            return
+        yield from bouts.next(now_s)
+        if bouts.is_over:
+            self.seen = bouts.seen()
+            yield from self._decide(self._compared(), bouts.findings(), self._midway())
+
+    def _midway(self) -> list[Finding]:
+        return [verdict.midway(node) for node in self._nodes.values() if node.peer is None]
+
+    def _compared(self) -> list[Finding]:
+        nodes = [node for node in self._nodes.values() if node.has_record]
+        compared = verdict.compared(nodes, self._settings) if nodes else []
+        return [verdict.all_here(len(self._nodes)), *self._collided(), *compared, *self._sharing.findings()]
+
+    def measured(self) -> list[Measure]:
+        """What all nodes have measured."""
+        of_pairs = [] if self._bouts is None else self._bouts.measured()
+        return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
+
+    def _collided(self) -> list[Finding]:
+        return [verdict.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
+
+    def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
+        self.phase = Phase.OVER
+        whole = [finding for part in found for finding in part]
+        self.findings = tuple(findings_json.worst_first(whole))
+        decided = msg.Decided(findings_json.dumped(self.findings))
+        for node in self._present():
+            yield Send(node.peer or 0, decided)
+        yield Over()

@@ -1,0 +1,1 @@
+"""Checks of this container: limits, names, ports, memory, storage."""

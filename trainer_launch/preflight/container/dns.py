@@ -1,0 +1,241 @@
+"""All nodes' names resolve, and to the same addresses each time; where not, what DNS says about them.
+
+In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
+Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from trainer_launch.host import name_resolution
+from trainer_launch.host.dns import Answer
+from trainer_launch.model import value_parsers
+from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.preflight.check_context import Subject
+
+NAME = "dns"
+ALIKE = 3  # equal answers in a row, before a name counts as stable
+SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
+_LAST_LOOK_S, _DIAGNOSE_S = 1.5, 2.0  # after the deadline, at most
+_SHOWN = 5
+# In a larger job each node looks up only some of the names, and the others the rest: thousands of pods that each
+# ask for thousands of names at once would be the end of the cluster's DNS.
+ALL_UP_TO, SOME = 64, 16
+
+# Whose Services name only pods that are ready; their main containers have names some seconds after they start.
+HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
+HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
+HIDDEN_S = 10.0  # how long to hope there
+
+Waiting = dict[str, list[name_resolution.Addresses]]
+
+
+def limit_s(subject: Subject) -> float:
+    """How long it may take."""
+    return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + _DIAGNOSE_S + 1.0
+
+
+def check(subject: Subject) -> Iterable[Finding]:
+    """Wait for the names until the deadline, then ask DNS about those that did not come."""
+    peers = _peers(subject)
+    if not peers:
+        return [Finding(check=NAME, status=Status.SKIPPED, text="there are no names of other nodes to look up")]
+    began_s = time.monotonic()
+    seen = _wait(subject, peers)
+    absent = [name for name in peers if not seen[name]]
+    if absent and not _is_enough(subject, peers, seen):
+        return [_absent(subject, peers, absent, time.monotonic() - began_s)]
+    restless = [name for name in peers if seen[name] and not _is_stable(seen[name])]
+    return [_restless(restless, seen)] if restless else [_found(subject, peers, seen)]
+
+
+def _peers(subject: Subject) -> list[str]:
+    """Names of all nodes, this one's too; addresses need no DNS."""
+    job, coordinator = subject.job, subject.topology.coordinator
+    told = [member.host for member in job.members or ()]
+    told += [coordinator.host] if coordinator is not None and not told else []
+    if len(told) > ALL_UP_TO:
+        rank = subject.topology.node_rank or 0
+        told = [told[0], *(told[(rank + ahead) % len(told)] for ahead in range(SOME - 1))]
+    return list(dict.fromkeys(name for name in told if not _is_address(name))) if subject.has_peers else []
+
+
+def _is_address(name: str) -> bool:
+    return name == "localhost" or value_parsers.is_address(name)
+
+
+def _is_stable(answers: Sequence[name_resolution.Addresses]) -> bool:
+    return len(answers) >= ALIKE and len(set(answers[-ALIKE:])) == 1
+
+
+def _is_enough(subject: Subject, peers: Sequence[str], seen: Waiting) -> bool:
+    """Whether the job may start with the names that there are: an elastic one may, if node 0 is among them."""
+    nodes, coordinator = subject.topology.nodes, subject.topology.coordinator
+    lead = coordinator.host if coordinator is not None and coordinator.host in peers else peers[0]
+    if nodes is None or nodes.fixed is not None:
+        return all(_is_stable(seen[name]) for name in peers)
+    least = nodes.min if len(peers) == nodes.max else 1  # of some of the names, nobody can say how many
+    return _is_stable(seen[lead]) and sum(_is_stable(seen[name]) for name in peers) >= least
+
+
+def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
+    """The answers for each name, in order, until all are stable or the time is up."""
+    seen: Waiting = {name: [] for name in peers}
+    hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
+    began_s = time.monotonic()
+    until_s = began_s + min(hope_s, subject.deadline_s)
+    end_s = max(until_s, began_s + subject.left_s(_LAST_LOOK_S, _POLL_S))
+    pause_s = _FIRST_PAUSE_S
+    for looks in range(1, 1_000_000):
+        pending = [name for name in peers if not _is_stable(seen[name])]
+        patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
+        answers = name_resolution.lookup_all(pending, patience_s, subject.lookup)
+        for name in pending:
+            addresses = answers.get(name)
+            seen[name] = [*seen[name], addresses] if addresses else []
+        if _is_enough(subject, peers, seen) or time.monotonic() >= (until_s if looks >= ALIKE else end_s):
+            break
+        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        pause_s *= 1 if all(answers.values()) else 2
+    return seen
+
+
+# -- what is said -----------------------------------------------------------------------------
+
+
+def _leads_on(address: str) -> bool:
+    """Every interface has a link-local address of IPv6, and nobody in the cluster is reached by it."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
+
+
+def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
+    there = [name for name in peers if seen[name]]
+    kinds = {name: {":" in address for address in seen[name][-1]} for name in there}
+    here = {
+        ":" in address
+        for one in subject.interfaces
+        for address in one.addresses
+        if one.is_up and _leads_on(address)
+    }
+    apart = [name for name in there if here and not kinds[name] & here]
+    if apart:
+        theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
+        return Finding(
+            check=NAME,
+            status=Status.FAIL,
+            fault=Fault.NODE,
+            text=f"{_shown(apart)}: only {theirs} addresses, and this node has only {ours}",
+            evidence=tuple(_addresses(name, seen) for name in apart[:_SHOWN]),
+            action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
+        )
+    families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in there)
+    count = str(len(there)) if len(there) == len(peers) else f"{len(there)} of {len(peers)}, enough to start,"
+    told = ", ".join(f"{number} with {kind}" for kind, number in families.items())
+    return Finding(
+        check=NAME,
+        status=Status.PASS,
+        text=f"names that resolve: {count}: {told}",
+        measured=len(there),
+        expected=len(peers),
+        unit="names",
+        evidence=tuple(_addresses(name, seen) for name in there[:_SHOWN]),
+    )
+
+
+def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
+    return Finding(
+        check=NAME,
+        status=Status.WARN,
+        text=f"{_shown(restless)}: the addresses differ between lookups",
+        evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
+        action="see whether two pods of this name exist, or an old record stays in a DNS cache",
+    )
+
+
+def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waited_s: float) -> Finding:
+    told = _telling(subject, absent)
+    with ThreadPoolExecutor(_SHOWN) as pool:
+        answers = dict(zip(told, pool.map(lambda name: subject.ask(name, _DIAGNOSE_S), told), strict=True))
+    by_answer: defaultdict[Answer, list[str]] = defaultdict(list)
+    for name, answer in answers.items():
+        by_answer[answer].append(name)
+    worst = min(by_answer, key=list(Answer).index)
+    denied = set(answers.values()) <= {Answer.NXDOMAIN, Answer.NO_DATA}
+    if denied and subject.job.contract in HIDING:
+        return _hidden(subject, absent)
+    is_all = len(absent) == len(peers) and denied
+    fault = Fault.JOB if is_all and waited_s >= SETTLED_S and _own(subject) in absent else Fault.NODE
+    more = f" and {len(absent) - len(answers)} more" if len(absent) > len(answers) else ""
+    said = "; ".join(f"{', '.join(found)}: {_worded(answer)}" for answer, found in by_answer.items())
+    return Finding(
+        check=NAME,
+        status=Status.FAIL,
+        fault=fault,
+        text=f"{len(absent)} of {len(peers)} names do not resolve after {waited_s:.0f} s: {said}{more}",
+        measured=len(peers) - len(absent),
+        expected=len(peers),
+        unit="names",
+        action=_advice(worst, is_all=is_all),
+    )
+
+
+def _hidden(subject: Subject, absent: Sequence[str]) -> Finding:
+    return Finding(
+        check=NAME,
+        status=Status.UNKNOWN,
+        text=f"{_shown(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
+        f"which pods in init containers are not",
+        action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
+    )
+
+
+def _telling(subject: Subject, absent: Sequence[str]) -> list[str]:
+    """The names to ask DNS about: this node's own says most, the first few stand for the others."""
+    own = [name for name in absent if name == _own(subject)]
+    return list(dict.fromkeys([*own, *absent[:_SHOWN]]))[:_SHOWN]
+
+
+def _own(subject: Subject) -> str | None:
+    """This node's own name among the job's."""
+    rank, members = subject.topology.node_rank, subject.job.members or ()
+    return members[rank].host if rank is not None and rank < len(members) else None
+
+
+def _worded(answer: Answer) -> str:
+    words: Mapping[Answer, str] = {
+        Answer.FOUND: "in DNS, but this container's resolver does not find it",
+        Answer.TIMEOUT: "the DNS server does not answer",
+        Answer.NO_SERVER: "/etc/resolv.conf names no DNS server",
+    }
+    return words.get(answer, answer.value)
+
+
+def _advice(worst: Answer, *, is_all: bool) -> str:
+    if is_all:
+        return (
+            "none of the job's names is known: does its headless Service exist, with the pods' subdomain and with "
+            "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
+        )
+    if worst in (Answer.NXDOMAIN, Answer.NO_DATA):
+        return "their pods are not there yet: see whether they are scheduled and have started"
+    if worst is Answer.FOUND:
+        return "see /etc/nsswitch.conf and /etc/resolv.conf (search, ndots) of this image"
+    return "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
+
+
+def _addresses(name: str, seen: Waiting) -> str:
+    answers = list(dict.fromkeys(", ".join(sorted(found)) for found in seen[name]))
+    return f"{name}: {' / '.join(answers)}"
+
+
+def _shown(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more

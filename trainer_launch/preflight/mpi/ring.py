@@ -1,0 +1,193 @@
+"""A hello and a ring over MPI itself, and who is at fault where it fails: first one mpirun for all, then pairs.
+
+A pair that cannot talk may end or hang all of MPI, so pairs are tested by an mpirun each, as `localise` asks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer_launch.host import deadline_subprocess
+from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.findings import Finding, Scope, Status
+from trainer_launch.preflight import fault_isolation
+from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.preflight.cluster.pair_results import Tested, Thresholds
+from trainer_launch.preflight.fault_isolation import Pair, Trial
+from trainer_launch.preflight.mpi import host_queries, verdicts
+
+_PROGRAM = Path(__file__).parents[1] / "children" / "mpi_ring.py"
+_ALL_S, _PER_HOST_S = 30.0, 0.2  # for the first mpirun
+_PAIR_S = 20.0
+_PAIRS_AT_ONCE = 8
+_LOOK_S = 20.0  # for the question whether mpi4py is there
+_SHOWN = 300
+_LOAD = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+_MICRO = 1e6
+Way = Callable[[Sequence[str], Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]  # hosts, program: mpirun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a ring said."""
+
+    hello: tuple[str, ...] = ()
+    pairs: tuple[tuple[int, int, float, float], ...] = ()  # ranks, seconds, bytes per second
+    why: str = ""  # not whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end."""
+        return not self.why
+
+
+def findings(
+    hosts: Sequence[str],
+    python: str,
+    mpirun: Way,
+    has: Callable[[str, str], deadline_subprocess.Told],
+    thresholds: Thresholds,
+) -> Iterator[Finding]:
+    """Test the hosts; `has` runs a shell's command on a host, by ssh."""
+    if len(hosts) < 2:
+        yield _skipped("there are fewer than two hosts to test")
+        return
+    lacking = _lacking(hosts, python, has)
+    if lacking:
+        why = lacking[next(iter(lacking))]
+        yield _skipped(f"{python} has no mpi4py that works on {verdicts.listed(list(lacking))}: {why}")
+        return
+    program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
+    first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
+    if first.is_whole and len(first.hello) < len(hosts):
+        yield _stranger(python)
+        return
+    tests = [Tested(fault_isolation.pair(one, other), ("", ""), int(rate)) for one, other, _, rate in first.pairs]
+    rounds: list[list[Tested]] = []
+    if first.is_whole:
+        rounds += [[test for test in tests if test.ends in chosen] for chosen in _rounds(len(hosts))]
+    trial = _judged(len(hosts), rounds, thresholds)
+    while chosen := fault_isolation.next_round(trial):
+        rounds.append(_round(chosen, hosts, program, mpirun))
+        trial = _judged(len(hosts), rounds, thresholds)
+    tests = _flat(rounds)
+    guilty = fault_isolation.verdict(trial)
+    for finding in pair_results.findings(hosts, guilty, tests, thresholds):
+        yield _renamed(finding, first)
+    if not first.is_whole and not (guilty.nodes or guilty.links or guilty.unresolved):
+        yield Finding(
+            check=verdicts.RING,
+            status=Status.WARN,
+            scope=Scope.JOB,
+            text=f"a hello over all hosts failed, while each pair passes: {first.why}",
+            action="run it again; if it fails again, see mpirun's output",
+        )
+
+
+def _rounds(n_hosts: int) -> Iterator[tuple[Pair, ...]]:
+    """The rounds that are of use where nothing has failed."""
+    trial = Trial(n_nodes=n_hosts)
+    while chosen := fault_isolation.next_round(trial):
+        yield chosen
+        trial = fault_isolation.record(trial, dict.fromkeys(chosen, True))
+
+
+def _judged(n_hosts: int, rounds: Sequence[Sequence[Tested]], thresholds: Thresholds) -> Trial:
+    return pair_results.judged(Trial(n_nodes=n_hosts), rounds, pair_results.Standard(thresholds, _flat(rounds)))
+
+
+def _flat(rounds: Sequence[Sequence[Tested]]) -> list[Tested]:
+    return [test for tests in rounds for test in tests]
+
+
+def _round(chosen: Sequence[Pair], hosts: Sequence[str], program: Sequence[str], mpirun: Way) -> list[Tested]:
+    def one(ends: Pair) -> Tested:
+        heard = _run([hosts[end] for end in ends], program, mpirun, _PAIR_S)
+        rate = int(heard.pairs[0][3]) if heard.pairs else 0
+        return Tested(ends, (heard.why, heard.why), rate)
+
+    with ThreadPoolExecutor(max_workers=min(_PAIRS_AT_ONCE, len(chosen))) as pool:
+        return list(pool.map(one, chosen))
+
+
+def _run(hosts: Sequence[str], program: Sequence[str], mpirun: Way, limit_s: float) -> Heard:
+    token = os.urandom(12).hex()
+    argv, env = mpirun(hosts, (*program, token))
+    began_s = time.monotonic()
+    told = deadline_subprocess.run(argv, env, limit_s)
+    heard = read(token, told.out)
+    if heard.is_whole and told.code == 0:
+        return heard
+    lines = [line.strip() for line in told.err.splitlines() if line.strip(" -=\t")]
+    how = f"no end within {time.monotonic() - began_s:.0f} s" if told.code is None else f"exit code {told.code}"
+    return replace(heard, why=f"{how}: {lines[0][:_SHOWN]}" if lines else how)
+
+
+def read(token: str, text: str) -> Heard:
+    """What a ring has printed; it is not whole without its last line."""
+    said: dict[str, Any] = {}
+    for line in text.splitlines():
+        first, _, rest = line.partition(" ")
+        if first == token:
+            with contextlib.suppress(*MALFORMED):
+                said |= json.loads(rest)
+    hello: tuple[str, ...] = ()
+    found: tuple[tuple[int, int, float, float], ...] = ()
+    try:
+        read = ((int(a), int(b), float(s), float(r)) for a, b, s, r in said.get("pairs") or ())
+        found = tuple(pair for pair in read if all(map(math.isfinite, pair)))
+        hello = tuple(str(name) for name in said.get("hello") or ())
+    except MALFORMED:
+        said.pop("pairs", None)
+    return Heard(hello=hello, pairs=found, why="" if "pairs" in said else "it did not come to its end")
+
+
+def _lacking(
+    hosts: Sequence[str], python: str, has: Callable[[str, str], deadline_subprocess.Told]
+) -> dict[str, str]:
+    """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
+    question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
+    with ThreadPoolExecutor(max_workers=min(host_queries.AT_ONCE, len(hosts))) as pool:
+        told = pool.map(lambda host: has(host, question), hosts)
+        return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
+
+
+def _last(told: deadline_subprocess.Told) -> str:
+    lines = [line.strip() for line in told.err.splitlines() if line.strip()]
+    return lines[-1][:_SHOWN] if lines else "no answer in time" if told.code is None else f"exit code {told.code}"
+
+
+def _renamed(finding: Finding, first: Heard) -> Finding:
+    """Under our name; with the latency, which other tests do not have."""
+    told = (first.why,) if first.why else ()
+    finding = replace(finding, check=verdicts.RING, evidence=(*finding.evidence, *told))
+    if finding.status is Status.PASS and first.pairs:
+        times = [seconds * _MICRO for _, _, seconds, _ in first.pairs]
+        words = f"; latency {statistics.median(times):.0f} µs in the middle, {max(times):.0f} µs at most"
+        return replace(finding, text=f"over MPI, {finding.text}{words}")
+    return replace(finding, text=f"over MPI, {finding.text}")
+
+
+def _stranger(python: str) -> Finding:
+    return Finding(
+        check=verdicts.RING,
+        status=Status.UNKNOWN,
+        scope=Scope.JOB,
+        text=f"each rank sees a world of one: the mpi4py of {python} belongs to another MPI than mpirun",
+        action="build mpi4py with mpirun's MPI, or point MPI4PY_MPIABI and LD_LIBRARY_PATH to it",
+    )
+
+
+def _skipped(why: str) -> Finding:
+    return Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)

@@ -1,0 +1,135 @@
+"""What healthy hardware delivers: a table with the source of each number, read from a file and written as one.
+
+The package has one such file; a site may have its own, written from what its own job measured.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from trainer_launch.model.errors import UsageError
+from trainer_launch.preflight.measurements import Measure
+
+FORMAT = "trainer-launch-references"
+VERSION = 1
+BUILT_IN = Path(__file__).parent / "references.json"
+MAX_BYTES = 1 << 20
+_FIELDS = ("model", "measure", "value", "unit", "source")
+_MAX_TEXT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one measure should come to on one model of GPU, and who says so."""
+
+    model: str
+    measure: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All references of a file."""
+
+    rows: Mapping[tuple[str, str], Reference] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, measure: Measure) -> Reference | None:
+        """What this measure should come to; None where nobody has said it, or in another unit."""
+        row = self.rows.get((measure.model.lower(), measure.name))
+        return row if row is not None and row.unit == measure.unit else None
+
+    def knows(self, model: str) -> bool:
+        """Whether anything is said of a model."""
+        return any(known == model.lower() for known, _ in self.rows)
+
+
+def table(rows: Iterable[Reference]) -> Table:
+    """Rows as a table; the last of those that speak of the same counts."""
+    return Table(MappingProxyType({(row.model.lower(), row.measure): row for row in rows}))
+
+
+def load(path: str | None) -> Table:
+    """The table in a file; without one, the package's own.
+
+    Raises:
+        UsageError: it cannot be read, or is no such table.
+    """
+    if path is None:
+        return parse(BUILT_IN.read_bytes(), str(BUILT_IN))
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise UsageError(f"--reference {path} cannot be read: {problem.strerror}") from None
+    return parse(data, f"--reference {path}")
+
+
+def parse(data: bytes, name: str) -> Table:
+    """A table from JSON; `name` says where it comes from.
+
+    Raises:
+        UsageError: it is none; the sentence says where.
+    """
+    advice = "write one with --write-reference"
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no table of references is; {advice}")
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError) as problem:
+        why = problem.msg if isinstance(problem, json.JSONDecodeError) else "not readable"
+        raise UsageError(f"{name} is no JSON ({why}); {advice}") from None
+    if not isinstance(told, dict) or told.get("format") != FORMAT or told.get("version") != VERSION:
+        raise UsageError(f'{name} has no "format": "{FORMAT}" and "version": {VERSION}; {advice}')
+    rows = told.get("references")
+    unknown = sorted(set(told) - {"format", "version", "references"})
+    if unknown or not isinstance(rows, list):
+        found = f"the key {unknown[0][:40]!r}" if unknown else "no list"
+        raise UsageError(f'{name} has {found}; expected format, version and a list "references"; {advice}')
+    return table(_row(row, f"{name}, reference {number}") for number, row in enumerate(rows, 1))
+
+
+def _row(row: Any, where: str) -> Reference:
+    if not isinstance(row, dict) or set(row) != set(_FIELDS):
+        raise UsageError(f"{where} has other fields than {', '.join(_FIELDS)}")
+    value = row["value"]
+    for name in _FIELDS:
+        if name != "value" and not (isinstance(row[name], str) and 0 < len(row[name]) <= _MAX_TEXT):
+            raise UsageError(f"{where} has a {name} that is no text of 1 to {_MAX_TEXT} characters")
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise UsageError(f"{where} has the value {json.dumps(value)[:40]}; expected a number above 0")
+    return Reference(**{**row, "value": float(value)})
+
+
+def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
+    """What a job has measured as references: medians by model and measure. `day` is when."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for one in measures:
+        if one.model and one.value > 0:
+            groups.setdefault((one.model, one.name, one.unit), []).append(one.value)
+    return tuple(
+        Reference(
+            model=model,
+            measure=name,
+            value=float(f"{statistics.median(values):.5g}"),
+            unit=unit,
+            source=f"median of {len(values)} by trainer-launch preflight, {day}",
+        )
+        for (model, name, unit), values in sorted(groups.items())
+    )
+
+
+def render(rows: Iterable[Reference]) -> str:
+    """References as a file, one on each line."""
+    lines = (json.dumps({name: getattr(row, name) for name in _FIELDS}) for row in rows)
+    listed = ",\n    ".join(lines)
+    head = f'  "format": "{FORMAT}",\n  "version": {VERSION},\n  "references": ['
+    return "{\n" + head + (f"\n    {listed}\n  " if listed else "") + "]\n}\n"

@@ -1,0 +1,213 @@
+"""A report for people, for Prometheus and for the pod's status: text made of a report. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.preflight.report_json import Place
+
+_WIDTH = 80
+_WORDS = {
+    Verdict.PASS: "PASSED",
+    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
+    Verdict.WARN: "PASSED with warnings",
+    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
+    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
+}
+_MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
+_QUIET = (Status.PASS, Status.SKIPPED)
+_REASONS = {
+    Verdict.PASS: "PreflightPassed",
+    Verdict.UNKNOWN: "PreflightIncomplete",
+    Verdict.WARN: "PreflightWarned",
+    Verdict.RETRYABLE: "PreflightRetryable",
+    Verdict.FATAL: "PreflightFatal",
+}
+_SHOWN_ALIKE = 3
+_MANY_ALIKE = 20
+_BLAMED = 6
+_FIRST_LINE = 900  # what stays readable where only the beginning is shown
+
+
+def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
+    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line.
+
+    `elsewhere` is where the report of all nodes can be read, if not here.
+    """
+    lines = [f"Preflight {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
+    blamed = at_fault(report)
+    if blamed:
+        lines += _wrapped(f"faulty: {blamed}", "  ", "    ")
+    for alike in _alike(
+        sorted(loud(report.findings), key=lambda one: (_weight(one), not _names_in(one, place.name)))
+    ):
+        for finding in alike[:_SHOWN_ALIKE]:
+            lines += ["", *_paragraph(finding, place)]
+        likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
+        lines += _wrapped(f"likewise: {_few(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
+    quiet = [("passed", _names(report, Status.PASS)), ("skipped", _names(report, Status.SKIPPED))]
+    quiet.append(("silenced", report.silenced))
+    lines += [""]
+    for word, names in quiet:
+        lines += _wrapped(f"{word}: {', '.join(names)}", "", "  ") if names else []
+    lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
+    return "\n".join(lines) + "\n"
+
+
+def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
+    """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
+    blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
+    here = "no check failed on this node"
+    if own:
+        here += f" ({_few(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
+    parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
+    parts += [f"faulty: {blamed}"] if blamed else []
+    return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
+
+
+def again(report: Report, place: Place, code: int) -> str:
+    """The report in one line, where the same one was printed before."""
+    first = loud(report.findings)[0]
+    verdict = f"Preflight {_WORDS[report.verdict]} (exit code {code})"
+    return f"{verdict}; {place}: the same findings as before, {first.check}: {first.text}\n"
+
+
+def is_involved(report: Report, place: Place) -> bool:
+    """Whether this node is named as faulty, or as one that differs from the others."""
+    return any(
+        _names_in(finding, place.name) and (finding.status is Status.FAIL or finding.basis is not None)
+        for finding in loud(report.findings)
+    )
+
+
+def at_fault(report: Report) -> str:
+    """The nodes, links and folders that failures name, the worst first, each with its checks."""
+    failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL]
+    named = [(finding.subject, finding) for finding in failed if finding.subject]
+    blamed: dict[str, dict[str, None]] = {}
+    for subject, finding in named or [("the job", one) for one in failed if one.scope is Scope.JOB]:
+        blamed.setdefault(subject, {})[finding.check] = None
+    return _few([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
+
+
+def tally(report: Report) -> str:
+    """How many of each, in words."""
+    counts = report.counts
+    words = {Status.FAIL: "failed", Status.WARN: "warned", Status.UNKNOWN: "unknown", Status.PASS: "passed"}
+    told = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
+    return f"{', '.join(told) or 'nothing was checked'} in {report.took_s:.2f} s"
+
+
+def loud(findings: Iterable[Finding]) -> list[Finding]:
+    """What a person has to read, the worst first."""
+    return sorted((finding for finding in findings if finding.status not in _QUIET), key=_weight)
+
+
+def _weight(finding: Finding) -> int:
+    return list(Severity).index(finding.severity)
+
+
+def _names_in(finding: Finding, name: str) -> bool:
+    """Whether it is about this node: its subject names it, alone, among others, as an end of a link."""
+    return name in finding.subject
+
+
+def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
+    """Those together that say the same of different nodes, such as ten that are missing at one stage."""
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(findings):
+        is_single = not finding.subject or finding.scope is not Scope.NODE
+        key = number if is_single else (finding.check, finding.status, finding.action)
+        groups.setdefault(key, []).append(finding)
+    return groups.values()
+
+
+def _few(words: Sequence[str], count: int, between: str = ", ") -> str:
+    more = f"{between}and {len(words) - count} more" if len(words) > count else ""
+    return between.join(words[:count]) + more
+
+
+def last_words(report: Report, place: Place, code: int) -> str:
+    """The pod's termination message, before it is cut: the first line can be read alone."""
+    found = loud(report.findings)
+    first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}{_whose(place)}"
+    first += f" | {tally(report)}"
+    if found:
+        first += f": {found[0].check}: {found[0].text}"
+    lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
+    for finding in found:
+        lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
+        lines += [f"  What to do: {finding.action}"] if finding.action else []
+    return "\n".join(lines) + "\n"
+
+
+def stopped(place: Place, code: int, text: str) -> str:
+    """The termination message of a preflight that was asked to stop."""
+    return f"reason=PreflightStopped exit={code} retryable=true {_whose(place)} | {text}\n"
+
+
+def _whose(place: Place) -> str:
+    return f"node={'?' if place.node_rank is None else place.node_rank} host={place.host}"
+
+
+def prometheus(report: Report, code: int, at_s: float) -> str:
+    """For the textfile collector: one series for each check and status that occurred."""
+    lines = [
+        "# HELP trainer_launch_preflight_exit_code What the preflight ended with.",
+        "# TYPE trainer_launch_preflight_exit_code gauge",
+        f"trainer_launch_preflight_exit_code {code}",
+        "# HELP trainer_launch_preflight_time_seconds When it ended, in seconds since 1970.",
+        "# TYPE trainer_launch_preflight_time_seconds gauge",
+        f"trainer_launch_preflight_time_seconds {at_s:.3f}",
+        "# HELP trainer_launch_preflight_duration_seconds How long all of it took.",
+        "# TYPE trainer_launch_preflight_duration_seconds gauge",
+        f"trainer_launch_preflight_duration_seconds {report.took_s:.4f}",
+        "# HELP trainer_launch_preflight_findings Findings of a check, by status and severity.",
+        "# TYPE trainer_launch_preflight_findings gauge",
+        *_series(report.findings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _series(findings: Iterable[Finding]) -> Iterator[str]:
+    counts: dict[tuple[str, str, str], int] = {}
+    for finding in findings:
+        key = (finding.check, finding.status.value, finding.severity.value)
+        counts[key] = counts.get(key, 0) + 1
+    for (check, status, severity), count in counts.items():
+        labels = f'check="{check}",status="{status}",severity="{severity}"'
+        yield f"trainer_launch_preflight_findings{{{labels}}} {count}"
+
+
+def _paragraph(finding: Finding, place: Place) -> list[str]:
+    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else _MARKS[finding.severity]
+    subject = "this node" if finding.subject == place.name else finding.subject
+    about = f" ({subject})" if subject and finding.subject not in finding.text else ""
+    lines = _wrapped(f"{mark} {finding.check}{about}: {finding.text}", "", "    ")
+    for line in finding.evidence:
+        lines += _wrapped(f"- {line}", "    ", "      ")
+    return lines + (_wrapped(f"-> {finding.action}", "    ", "       ") if finding.action else [])
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    # Names and values are to be copied: they are not broken.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _names(report: Report, status: Status) -> tuple[str, ...]:
+    names = dict.fromkeys(finding.check for finding in report.findings if finding.status is status)
+    return tuple(names)
+
+
+def _again(verdict: Verdict) -> str:
+    words = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
+    return words.get(verdict, "")

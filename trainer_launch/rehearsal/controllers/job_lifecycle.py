@@ -1,0 +1,292 @@
+"""A whole job's life: pods and controller together, event by event. Pure; `commands/rehearse` does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from trainer_launch.rehearsal.controllers import decisions, pod_lifecycle, restart_decisions, start_order
+from trainer_launch.rehearsal.controllers.decisions import Again, AllAgain, Condition, Decision
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
+from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
+
+CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame, at most
+LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How the job stands."""
+
+    kind: str
+    pods: Mapping[str, Pod]
+    rules: Rules
+    states: Mapping[str, PodState]
+    began_s: float
+    failed: Mapping[str, int] = field(default_factory=dict)
+    attempt: int = 0
+    counted: int = 0  # of these, those that the limit is for
+    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
+    condition: Condition | None = None
+    held_until_s: float | None = None  # when a failure that may not be the first is taken for it
+    stop_at_s: float | None = None  # when pods that linger after the end are stopped
+    asked: int = 0  # how often we were asked to stop
+    grace_s: float | None = None  # shorter than the pods' own, when asked
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended, and nothing of it runs."""
+        over = self.condition is not None or self.asked > 0
+        return over and not any(state.running for state in self.states.values())
+
+    @property
+    def running(self) -> frozenset[str]:
+        """The pods that their controller sees as Running."""
+        return frozenset(name for name, one in self.states.items() if one.phase is Phase.RUNNING and one.running)
+
+    def due_s(self) -> float | None:
+        """When something is to happen without an event."""
+        times = [at_s for state in self.states.values() if (at_s := pod_lifecycle.next_due_s(state)) is not None]
+        if self.condition is None and not self.asked:
+            times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
+            times += [self.held_until_s] if self.held_until_s is not None else []
+            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
+            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
+            times += [
+                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
+            ]
+        if self.stop_at_s is not None:
+            times.append(self.stop_at_s)
+        return min(times, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A container has ended; 128 + n when a signal ended it."""
+
+    at_s: float
+    pod: str
+    container: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Time has passed."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the rehearsal to end."""
+
+    at_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodDeleted:
+    """Somebody deletes a pod, or its node goes: its containers are asked to end, with 0 s of grace killed at once.
+
+    `back_s` after it is gone its controller has made it anew; with None nobody does. It counts as no failure.
+    """
+
+    at_s: float
+    pod: str
+    grace_s: float
+    back_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodAdded:
+    """Somebody scales the job up by one pod, by which its rules change as well."""
+
+    at_s: float
+    pod: Pod
+    rules: Rules
+
+
+Event = Exited | Due | StopAsked | PodDeleted | PodAdded
+Step = tuple[State, list[Action], list[str]]  # and what to tell
+
+
+def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
+    """All pods that wait for nobody start."""
+    state = State(
+        kind=workload.kind,
+        pods={pod.name: pod for pod in pods},
+        rules=workload.rules,
+        states={pod.name: PodState() for pod in pods},
+        began_s=now_s,
+    )
+    return _settle(state, now_s)
+
+
+def step(state: State, event: Event) -> Step:
+    """What an event makes of the job, and what is to be done."""
+    actions: list[Action] = []
+    if isinstance(event, Exited):
+        pod = state.pods[event.pod]
+        changed, actions = pod_lifecycle.exited(
+            pod, state.states[event.pod], event.container, event.code, event.at_s
+        )
+        state = _with(state, event.pod, changed)
+    elif isinstance(event, StopAsked):
+        state = replace(state, asked=state.asked + 1, grace_s=event.grace_s)
+        state, actions = _stop_all(state, event.at_s, kill=state.asked > 1)
+        return state, actions, []
+    elif isinstance(event, PodDeleted):
+        pod = state.pods[event.pod]
+        changed, actions = pod_lifecycle.deleted(
+            pod, state.states[pod.name], event.at_s, event.grace_s, event.back_s
+        )
+        state = _with(state, pod.name, changed)
+    elif isinstance(event, PodAdded) and event.pod.name not in state.pods:
+        pods = {**state.pods, event.pod.name: event.pod}
+        state = _with(replace(state, pods=pods, rules=event.rules), event.pod.name, PodState())
+    for name in state.pods:
+        changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
+        state, actions = _with(state, name, changed), actions + more
+    state, more, said = _settle(state, event.at_s)
+    return state, actions + more, said
+
+
+def _settle(state: State, now_s: float) -> Step:
+    """Let the controller decide until it has nothing more to decide."""
+    actions: list[Action] = []
+    said: list[str] = []
+    if state.asked:
+        return state, actions, said
+    if state.condition is None:
+        state, decisions = _held(state, restart_decisions.decide(_view(state, now_s)), now_s)
+        for decision in decisions:
+            state, more, text = _apply(state, decision, now_s)
+            actions, said = actions + more, said + text
+    if state.condition is None:
+        state, more = _start_ready(state, now_s)
+        actions += more
+        if start_order.is_stuck(state.states, now_s):
+            state = replace(state, condition=start_order.without_the_lost(state.states))
+    elif state.stop_at_s is not None and now_s >= state.stop_at_s:
+        state, more = _stop_all(replace(state, stop_at_s=None), now_s)
+        actions += more
+        left = sorted({action.pod for action in more})
+        said += [f"stopped after the end of the job: {', '.join(left)}"] if left else []
+    return state, actions, said
+
+
+def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State, list[Decision]]:
+    """Who lost its peer may end a moment before that peer, which is the cause: it gets time to end."""
+    end = decisions[0] if decisions else None
+    if (
+        not isinstance(end, Condition)
+        or not end.is_victims
+        or not any(one.is_active for one in state.states.values())
+    ):
+        return state, decisions
+    until_s = now_s + CAUSE_S if state.held_until_s is None else state.held_until_s
+    return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
+
+
+def _view(state: State, now_s: float) -> decisions.View:
+    return decisions.View(
+        kind=state.kind,
+        pods=state.pods,
+        rules=state.rules,
+        states=state.states,
+        failed=state.failed,
+        counted=state.counted,
+        ages_s={child: now_s - at_s for child, at_s in state.begun.items()},
+        age_s=now_s - state.began_s,
+    )
+
+
+def _apply(state: State, decision: Decision, now_s: float) -> Step:
+    if isinstance(decision, Condition):
+        state = replace(state, condition=decision)
+        if state.rules.clean == "None" and not decision.is_given_up:
+            return replace(state, stop_at_s=now_s + LINGER_S), [], []
+        return (*_stop_all(state, now_s), [])
+    if isinstance(decision, AllAgain):
+        return _again(state, decision, now_s)
+    assert isinstance(decision, Again)
+    before = state.states[decision.pod]
+    code = decisions.code_of(state.pods[decision.pod], before)
+    anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
+    state = _with(state, decision.pod, anew)
+    counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}
+    state = replace(state, failed={**state.failed, **counts})
+    return state, [], [f"{decision.pod} failed (exit code {code}): the controller recreates it"]
+
+
+def _again(state: State, decision: AllAgain, now_s: float) -> Step:
+    """All pods of the JobSet, or of one Job of it, end and have another life."""
+    child = decision.child
+    chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
+    state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
+    fresh = {name: _pending(state.states[name], now_s) for name in chosen}
+    counted = state.counted + decision.counts
+    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
+    state = replace(
+        state,
+        attempt=state.attempt + 1,
+        counted=counted,
+        states={**state.states, **fresh},
+        failed={name: n for name, n in state.failed.items() if child and name.partition("[")[0] != child},
+        begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
+    )
+    who = "all pods" if child is None else f"all pods of Job {child}"
+    return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
+
+
+def _pending(state: PodState, now_s: float) -> PodState:
+    """What has stopped waits for its next life; what still runs becomes that when it has ended."""
+    return (
+        state
+        if state.running or state.phase is Phase.GONE
+        else replace(state, phase=Phase.PENDING, not_before_s=now_s)
+    )
+
+
+def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
+    """Start the pods that are due and whose predecessors are ready, or complete."""
+    actions: list[Action] = []
+    for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
+        one = state.states[name]
+        if (
+            one.phase is Phase.PENDING
+            and not one.running
+            and now_s >= one.not_before_s
+            and start_order.may_start(pod, state.pods, state.states, state.rules)
+        ):
+            born, more = pod_lifecycle.born(pod, one)
+            begun = {pod.draft.child: now_s, **state.begun}
+            state, actions = replace(_with(state, name, born), begun=begun), actions + more
+    return state, actions
+
+
+def _stop_all(
+    state: State,
+    now_s: float,
+    *,
+    kill: bool = False,
+    stop_as: Phase = Phase.GONE,
+    among: Collection[str] | None = None,
+) -> tuple[State, list[Action]]:
+    actions: list[Action] = []
+    for name, pod in state.pods.items():
+        if among is not None and name not in among:
+            continue
+        grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
+        one = state.states[name]
+        if kill:
+            actions += [pod_lifecycle.Stop(name, container, kill=True) for container in sorted(one.running)]
+            continue
+        changed, more = pod_lifecycle.stopped(pod, one, now_s, grace_s, stop_as)
+        state, actions = _with(state, name, changed), actions + more
+    return state, actions
+
+
+def _with(state: State, name: str, pod: PodState) -> State:
+    return replace(state, states={**state.states, name: pod})

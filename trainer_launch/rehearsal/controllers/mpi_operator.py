@@ -1,0 +1,205 @@
+"""MPIJob v2beta1 of mpi-operator: Open MPI, Intel MPI and MPICH.
+
+kubeflow/mpi-operator pkg/controller/mpi_job_controller.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainer_launch.rehearsal.controllers import v1
+from trainer_launch.rehearsal.controllers.fields import Field
+from trainer_launch.rehearsal.controllers.pod_values import (
+    ChildRules,
+    Draft,
+    File,
+    Rules,
+    Success,
+    Template,
+    Workload,
+)
+from trainer_launch.rehearsal.controllers.pods import env_items
+from trainer_launch.rehearsal.controllers.podspec import RESTARTS, read_template
+from trainer_launch.rehearsal.controllers.request import Request
+
+_SPEC = (
+    "slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath",
+    "launcherCreationPolicy", "mpiImplementation",
+)  # fmt: skip
+_ROLES = ("Launcher", "Worker")
+_HOSTFILE = "/etc/mpi/hostfile"
+_DISCOVERY = "/etc/mpi/discover_hosts.sh"
+_PATIENCE = "-o ConnectionAttempts=10"
+_NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+_BACKOFF = 6  # a Job's own default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    name: str
+    space: str
+    slots: int
+    workers: int
+    implementation: str
+    launcher_works: bool
+    ssh: str
+    domain: str
+
+    def host(self, pod: str) -> str:
+        return f"{pod}.{self.name}.{self.space}.svc{self.domain}"
+
+    @property
+    def hosts(self) -> list[str]:
+        """Those that mpirun may use, in the order of the hostfile."""
+        workers = [self.host(f"{self.name}-worker-{index}") for index in range(self.workers)]
+        return [self.host(f"{self.name}-launcher"), *workers] if self.launcher_works else workers
+
+
+def read(request: Request) -> Workload:
+    """The pods of an MPIJob v2beta1."""
+    found = request.job
+    spec = found.get("spec")
+    spec.only(_SPEC)
+    specs = spec.get("mpiReplicaSpecs")
+    specs.only(_ROLES)
+    launcher, worker = specs.get("Launcher"), specs.get("Worker")
+    if not launcher.given or launcher.get("replicas").number(1) != 1:
+        raise launcher.bad("one Launcher")
+    job = _Job(
+        name=v1.job_name(found),
+        space=v1.namespace(found),
+        slots=spec.get("slotsPerWorker").number(1),
+        workers=worker.get("replicas").number(1, most=v1.MAX_REPLICAS) if worker.given else 0,
+        implementation=spec.get("mpiImplementation").choice(("OpenMPI", "Intel", "MPICH"), "OpenMPI"),
+        launcher_works=spec.get("runLauncherAsWorker").flag(),
+        ssh=spec.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"),
+        domain=request.dotted_domain,
+    )
+    waits = spec.get("launcherCreationPolicy").choice(("AtStartup", "WaitForWorkersReady"), "AtStartup")
+    templates = {"launcher": _read(launcher), **({"worker": _read(worker)} if worker.given else {})}
+    drafts = [
+        _draft(job, "worker", index, _worker(job, templates["worker"]), worker) for index in range(job.workers)
+    ]
+    front = _draft(job, "launcher", 0, _launcher(job, templates["launcher"]), launcher)
+    if waits == "WaitForWorkersReady":
+        front = replace(front, after=(f"{job.name}-worker=Ready",))
+    return Workload(
+        kind="MPIJob v2beta1",
+        name=job.name,
+        namespace=job.space,
+        drafts=(front, *drafts),
+        rules=_rules(found, job),
+        ignored=tuple(
+            dict.fromkeys(
+                (*v1.of_run_policy(found), *(phrase for one in templates.values() for phrase in one.ignored))
+            )
+        ),
+    )
+
+
+def _read(spec: Field) -> Template:
+    spec.only(("replicas", "template", "restartPolicy"))
+    return read_template(spec.get("template"))
+
+
+def _rules(found: Field, job: _Job) -> Rules:
+    rules = v1.rules(found, Success(groups=((f"{job.name}-launcher",),)))
+    limit = _BACKOFF if rules.backoff_limit is None else rules.backoff_limit
+    child = {f"{job.name}-launcher": ChildRules(backoff_limit=limit)}
+    workers = tuple(f"{job.name}-worker-{index}" for index in range(job.workers))
+    return replace(rules, family="mpi", backoff_limit=None, children=child, may_fail=workers)
+
+
+def _draft(job: _Job, role: str, index: int, template: Template, spec: Field) -> Draft:
+    name = f"{job.name}-launcher" if role == "launcher" else f"{job.name}-worker-{index}"
+    default = "OnFailure" if role == "launcher" else "Never"
+    return Draft(
+        template=template,
+        hostname=name,
+        role=role,
+        index=index,
+        main=template.containers[0].name,
+        restart=spec.get("restartPolicy").choice(RESTARTS[1:], default) or default,
+        names=(name, f"{name}.{job.name}", f"{name}.{job.name}.{job.space}", job.host(name)),
+        labels=_labels(job, role, index),
+        child=f"{job.name}-{role}",
+    )
+
+
+def _labels(job: _Job, role: str, index: int) -> Mapping[str, str]:
+    start = "training.kubeflow.org"
+    shifted = index + 1 if role == "worker" and job.launcher_works else index
+    return {
+        f"{start}/operator-name": "mpi-operator",
+        f"{start}/job-name": job.name,
+        f"{start}/job-role": role,
+        f"{start}/replica-index": str(shifted),
+    }
+
+
+def _launcher(job: _Job, template: Template) -> Template:
+    env = {"K_MPI_JOB_ROLE": "launcher", **_dialect(job), **({} if job.launcher_works else _NO_GPUS)}
+    colon = "" if job.implementation == "OpenMPI" else ":"
+    slots = f"{colon or ' slots='}{job.slots}"
+    files = {
+        **_keys(job),
+        _HOSTFILE: File("".join(f"{host}{slots}\n" for host in job.hosts), 0o444),
+        _DISCOVERY: _discovery(job),
+    }
+    return _first(template, env, files)
+
+
+def _worker(job: _Job, template: Template) -> Template:
+    made = _first(template, {"K_MPI_JOB_ROLE": "worker"}, _keys(job))
+    first, *others = made.containers
+    if not first.command and not first.args:
+        first = replace(first, command=("/usr/sbin/sshd", "-De"))
+    return replace(made, containers=(first, *others))
+
+
+def _dialect(job: _Job) -> Mapping[str, str]:
+    if job.implementation == "OpenMPI":
+        return {
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
+            "OMPI_MCA_plm_rsh_args": _PATIENCE,
+            "OMPI_MCA_orte_set_default_slots": str(job.slots),
+        }
+    if job.implementation == "Intel":
+        return {
+            "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
+            "I_MPI_PERHOST": str(job.slots),
+        }
+    return {"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE}
+
+
+def _keys(job: _Job) -> Mapping[str, File]:
+    mode = 0o600 if job.ssh == "/root/.ssh" else 0o644
+    return {
+        f"{job.ssh}/id_rsa": File(mode=mode, key="private"),
+        f"{job.ssh}/id_rsa.pub": File(mode=mode, key="public"),
+        f"{job.ssh}/authorized_keys": File(mode=mode, key="public"),
+    }
+
+
+def _first(template: Template, env: Mapping[str, str], files: Mapping[str, File]) -> Template:
+    """Only the first container of a pod gets variables and files."""
+    first, *others = template.containers
+    first = replace(first, items=(*first.items, *env_items(env)), files={**first.files, **files})
+    return replace(template, containers=(first, *others))
+
+
+def _discovery(job: _Job) -> File:
+    """Rewritten by the operator whenever a worker comes or goes."""
+    pods = sorted(f"{job.name}-worker-{index}" for index in range(job.workers))
+    first = [("", f"echo {job.host(f'{job.name}-launcher')}\n")] if job.launcher_works else []
+    parts = (("", "#!/bin/sh\n"), *first, *((pod, f"echo {job.host(pod)}\n") for pod in pods))
+    return File(discovery(job.hosts, job.host(f"{job.name}-launcher")), 0o555, parts=parts)
+
+
+def discovery(running: Sequence[str], launcher: str) -> str:
+    """discover_hosts.sh for the hosts that run: the launcher first, the others sorted as text."""
+    hosts = [host for host in running if host == launcher] + sorted(host for host in running if host != launcher)
+    return "".join(["#!/bin/sh\n", *(f"echo {host}\n" for host in hosts)])

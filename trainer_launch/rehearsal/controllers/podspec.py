@@ -1,0 +1,251 @@
+"""A pod template as Kubernetes has it, read strictly; what this machine cannot do is kept as a list of phrases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers import config_references
+from trainer_launch.rehearsal.controllers.fields import Field
+from trainer_launch.rehearsal.controllers.pod_values import Container, EnvItem, Mount, Template
+from trainer_launch.rehearsal.controllers.quantity import whole
+
+RESTARTS = ("Always", "OnFailure", "Never")
+# What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
+_POD_SILENT = (
+    "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
+    "subdomain", "setHostnameAsFQDN", "readinessGates", "os", "shareProcessNamespace",
+)  # fmt: skip
+_POD_IGNORED = (
+    "nodeSelector", "nodeName", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName",
+    "schedulingGates", "priorityClassName", "priority", "preemptionPolicy", "runtimeClassName", "overhead",
+    "resourceClaims", "resources", "serviceAccountName", "serviceAccount", "securityContext", "hostNetwork",
+    "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers", "hostAliases",
+)  # fmt: skip
+_POD_READ = (
+    "containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "volumes", "hostname",
+)  # fmt: skip
+_CONTAINER_SILENT = (
+    "image", "imagePullPolicy", "stdin", "stdinOnce", "tty", "terminationMessagePath",
+    "terminationMessagePolicy", "resizePolicy",
+)  # fmt: skip
+_CONTAINER_IGNORED = (
+    "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext", "volumeDevices",
+    "restartPolicyRules",
+)  # fmt: skip
+_CONTAINER_READ = (
+    "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
+    "envFrom",
+)  # fmt: skip
+_OWN_VOLUMES = (
+    "emptyDir",
+    "ephemeral",
+    "downwardAPI",
+    "projected",
+    "configMap",
+    "secret",
+    "hostPath",
+    "image",
+    "csi",
+)
+_ELSEWHERE = (
+    "persistentVolumeClaim", "nfs", "cephfs", "glusterfs", "iscsi", "fc", "rbd", "flexVolume", "azureFile",
+    "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "cinder", "portworxVolume", "scaleIO", "storageos",
+    "vsphereVolume", "photonPersistentDisk", "quobyte", "flocker", "gitRepo",
+)  # fmt: skip
+_MOUNT = ("name", "mountPath", "subPath", "subPathExpr", "readOnly", "recursiveReadOnly", "mountPropagation")
+_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
+
+
+def read_template(template: Field) -> Template:
+    """A PodTemplateSpec."""
+    template.only(("metadata", "spec"))
+    spec = template.get("spec")
+    spec.only((*_POD_READ, *_POD_SILENT, *_POD_IGNORED))
+    containers = tuple(map(read_container, spec.get("containers").items()))
+    if not containers:
+        raise spec.get("containers").bad("at least one container")
+    init = tuple(map(read_container, spec.get("initContainers").items()))
+    _unique(spec, containers, init)
+    volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
+    _mounted(spec, (*containers, *init), volumes)
+    restart = spec.get("restartPolicy")
+    return Template(
+        containers=containers,
+        init=init,
+        restart=restart.choice(RESTARTS, "") or None,
+        grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
+        volumes=MappingProxyType(volumes),
+        memory=dict(_in_memory(spec.get("volumes"))),
+        fillings={
+            name.get("name").text(): config_references.of_volume(name) for name in spec.get("volumes").items()
+        },
+        labels=_labels(template.get("metadata", "labels")),
+        annotations=_labels(template.get("metadata", "annotations")),
+        ignored=tuple(dict.fromkeys(_ignored(spec))),
+    )
+
+
+def read_container(found: Field) -> Container:
+    """One container, main or init."""
+    found.only((*_CONTAINER_READ, *_CONTAINER_SILENT, *_CONTAINER_IGNORED))
+    resources = found.get("resources")
+    resources.only(("limits", "requests", "claims"))
+    return Container(
+        name=found.get("name").name(),
+        command=found.get("command").texts(),
+        args=found.get("args").texts(),
+        items=read_env(found.get("env")),
+        sources=tuple(config_references.of_env_from(found.get("envFrom"))),
+        mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
+        workdir=found.get("workingDir").text("") or None,
+        ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
+        limits=quantities(resources.get("limits")),
+        requests=quantities(resources.get("requests")),
+        sidecar=found.get("restartPolicy").choice(RESTARTS, "") == "Always",
+    )
+
+
+def read_env(found: Field) -> tuple[EnvItem, ...]:
+    """A list of variables; those that only a cluster can give are left out."""
+    return tuple(item for one in found.items() if (item := _env_item(one)) is not None)
+
+
+def _env_item(found: Field) -> EnvItem | None:
+    found.only(("name", "value", "valueFrom"))
+    name = found.get("name").text()
+    if not name or "=" in name:
+        raise found.get("name").bad("the name of a variable")
+    source = found.get("valueFrom")
+    if not source.given:
+        return EnvItem(name=name, value=found.get("value").text(""))
+    source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
+    ref = config_references.of_env(source)
+    if ref is not None:
+        return EnvItem(name=name, ref=ref)
+    resource = source.get("resourceFieldRef")
+    if resource.given:
+        return _resource_item(name, resource)
+    path = source.get("fieldRef", "fieldPath").text("")
+    known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
+    return EnvItem(name=name, field=path) if known else None
+
+
+def _resource_item(name: str, found: Field) -> EnvItem | None:
+    """A variable from the resources of its own container; those of another one are not looked up."""
+    found.only(("containerName", "resource", "divisor"))
+    divisor = found.get("divisor")
+    unit = _quantity(divisor) if divisor.given else "1"
+    wanted = found.get("resource").text()
+    return None if found.get("containerName").given else EnvItem(name=name, resource=wanted, divisor=unit)
+
+
+def _port(found: Field) -> tuple[str, int]:
+    return found.get("name").text(""), found.get("containerPort").number(least=1, most=65535)
+
+
+def quantities(found: Field) -> Mapping[str, str]:
+    """Resources and how much of each, as written."""
+    return MappingProxyType({name: _quantity(one) for name, one in found.fields()})
+
+
+def _quantity(found: Field) -> str:
+    if isinstance(found.value, int | float) and not isinstance(found.value, bool):
+        return str(found.value)
+    return found.text()
+
+
+def _mount(found: Field) -> Mount:
+    found.only(_MOUNT)
+    path = found.get("mountPath").text()
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise found.get("mountPath").bad("an absolute path without ..")
+    part, expression = found.get("subPath"), found.get("subPathExpr")
+    if part.given and expression.given:
+        raise expression.bad("subPath or subPathExpr, not both")
+    text = (expression if expression.given else part).text("").strip("/")
+    if ".." in text.split("/"):
+        raise part.bad("a path inside the volume", found=text)
+    return Mount(path.rstrip("/") or "/", found.get("name").text(), text, expands=expression.given)
+
+
+def _volume(found: Field) -> str:
+    """Whose a volume is: one pod's, or all pods' of the job."""
+    kinds = [key for key in found.mapping() if key != "name"]
+    known = [key for key in kinds if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
+    if kinds and known != kinds:
+        raise found.bad(f"a kind of volume, such as {', '.join(_OWN_VOLUMES[:1] + _ELSEWHERE[:1])}")
+    if known and known[0] in _ELSEWHERE:
+        claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
+        return f"claim:{claim or found.get('name').text()}"
+    return f"claim:{found.get('name').text()}" if known and known[0] == "hostPath" else "pod"
+
+
+def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
+    for volume in volumes.items():
+        folder = volume.get("emptyDir")
+        if folder.get("medium").text("") == "Memory":
+            yield volume.get("name").text(), _size(folder.get("sizeLimit"))
+
+
+def _size(found: Field) -> int:
+    """In bytes; 0 when there is no limit."""
+    try:
+        size = whole(_quantity(found)) if found.given else 0
+    except UsageError:
+        size = -1
+    if size < 0:
+        raise found.bad("a size such as 512Mi or 8Gi")
+    return size
+
+
+def _labels(found: Field) -> Mapping[str, str]:
+    return MappingProxyType({name: one.text("") for name, one in found.fields()})
+
+
+def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:
+    names = [one.name for one in (*init, *containers)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise spec.get("containers").bad("unique container names", found=twice)
+
+
+def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:
+    for container in containers:
+        for mount in container.mounts:
+            if mount.volume not in volumes:
+                raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
+
+
+def _ignored(spec: Field) -> Iterator[str]:
+    """What of this pod means something to a cluster and nothing here, in the order of the file."""
+    for key in spec.mapping():
+        if key in _POD_IGNORED:
+            yield key
+    for volume in spec.get("volumes").items():
+        kind = next((key for key in volume.mapping() if key != "name"), "")
+        left = ", ".join(dict.fromkeys(config_references.left_empty(volume)))
+        if kind == "projected" and left:
+            yield f"volume {volume.get('name').text()} (projected): without {left}"
+        elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
+            yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
+    for container in (*spec.get("initContainers").items(), *spec.get("containers").items()):
+        yield from _ignored_of_container(container)
+
+
+def _ignored_of_container(container: Field) -> Iterator[str]:
+    for key in container.mapping():
+        if key == "lifecycle":
+            yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())
+        elif key in _CONTAINER_IGNORED:
+            yield key
+    resources = container.get("resources")
+    named = dict.fromkeys((*resources.get("requests").mapping(), *resources.get("limits").mapping()))
+    if named:
+        yield f"resources ({', '.join(named)})"
+    for item in container.get("env").items():
+        wanted = item.get("valueFrom", "resourceFieldRef", "resource").text("").rpartition(".")[2]
+        if item.get("valueFrom").given and (_env_item(item) is None or (wanted and wanted not in named)):
+            source = next(iter(item.get("valueFrom").mapping()), "nothing")
+            yield f"variable {item.get('name').text()} (from {source})"

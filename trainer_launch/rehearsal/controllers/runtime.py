@@ -1,0 +1,273 @@
+"""A TrainJob over its runtime: which replicatedJobs there are, with how many pods, from which templates. Pure.
+
+kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/plugins/jobset/builder.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from trainer_launch.rehearsal.controllers.fields import Field
+from trainer_launch.rehearsal.controllers.pod_values import Container, EnvItem, Template
+from trainer_launch.rehearsal.controllers.pods import env_items, upserted
+from trainer_launch.rehearsal.controllers.podspec import quantities, read_env, read_template
+from trainer_launch.rehearsal.controllers.request import Request
+from trainer_launch.rehearsal.controllers.strategic_merge import merged
+from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
+
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+NODE = "node"
+LAUNCHER = "launcher"
+TRAINER = "trainer"
+POLICIES = ("torch", "mpi", "jax", "xgboost", "flux")
+_TRAINJOB = (
+    "runtimeRef", "initializer", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
+    "runtimePatches", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished",
+)  # fmt: skip
+_TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
+_RUNTIME = ("mlPolicy", "podGroupPolicy", "template")
+_JOBSET = (
+    "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator",
+    "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies",
+)  # fmt: skip
+# The runtimes that Kubeflow ships and that are no more than a policy and a container.
+_SHIPPED = {"torch-distributed": "torch", "jax-distributed": "jax", "xgboost-distributed": "xgboost"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedJob:
+    """One replicatedJob: its template with the TrainJob's own wishes in it, and its number of pods."""
+
+    name: str
+    ancestor: str | None
+    count: int  # pods of each of its Jobs
+    replicas: int  # Jobs
+    template: Template
+    field: Field
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether its pods are the TrainJob's nodes."""
+        return self.ancestor == TRAINER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """A TrainJob and its runtime, read."""
+
+    name: str
+    space: str
+    subdomain: str
+    policy: str  # torch, mpi, jax, xgboost, flux, or "" for PlainML
+    policy_field: Field
+    trainer: Field  # spec.trainer
+    jobset: Field
+    jobs: tuple[ReplicatedJob, ...]
+    domain: str
+    runtime: str  # the runtime's name
+    has_pod_group: bool = False  # gang scheduling is asked for
+    job: Field
+
+    @property
+    def main(self) -> ReplicatedJob | None:
+        """The replicatedJob that is the trainer."""
+        return next((job for job in self.jobs if job.is_trainer), None)
+
+    @property
+    def node_0(self) -> str:
+        """The address that controllers write for the first node, whatever the subdomain is."""
+        return f"{self.name}-{NODE}-0-0.{self.name}"
+
+
+def read_trainjob(request: Request) -> TrainJob:
+    """The TrainJob, merged with its runtime."""
+    found = request.job
+    spec = found.get("spec")
+    spec.only(_TRAINJOB)
+    spec.get("trainer").only(_TRAINER)
+    runtime = _runtime(found, request)
+    runtime.get("spec").only(_RUNTIME)
+    policies = runtime.get("spec", "mlPolicy")
+    policies.only(("numNodes", *POLICIES))
+    policy = next((name for name in POLICIES if policies.get(name).given), "")
+    jobset = runtime.get("spec", "template", "spec")
+    jobset.only(_JOBSET)
+    default = policies.get("numNodes").number(1, least=1, most=MAX_REPLICAS)
+    # The MPI plugin gives the TrainJob's own number to the replicatedJob called node, and to no other.
+    nodes = default if policy == "mpi" else _nodes(spec.get("trainer"), default)
+    claims = _claims(jobset, job_name(found))
+    jobs = tuple(
+        _replicated(_claiming(_patched(job, spec), claims), nodes) for job in jobset.get("replicatedJobs").items()
+    )
+    if not jobs:
+        raise jobset.get("replicatedJobs").bad("at least one replicatedJob")
+    made = TrainJob(
+        name=job_name(found),
+        space=namespace(found),
+        subdomain=jobset.get("network", "subdomain").name("") or job_name(found),
+        policy=policy,
+        policy_field=policies.get(policy) if policy else Field(None, policies.path, policies.where),
+        trainer=spec.get("trainer"),
+        jobset=jobset,
+        jobs=jobs,
+        domain=request.dotted_domain,
+        runtime=spec.get("runtimeRef", "name").text(),
+        has_pod_group=runtime.get("spec", "podGroupPolicy").given,
+        job=found,
+    )
+    return replace(made, jobs=tuple(_wished(job, made) for job in jobs))
+
+
+def _runtime(found: Field, request: Request) -> Field:
+    reference = found.get("spec", "runtimeRef", "name")
+    name = reference.text()
+    if name in request.runtimes:
+        return request.runtimes[name]
+    if name in _SHIPPED:
+        return Field(_shipped(_SHIPPED[name]), "", f"the runtime {name} as Kubeflow ships it")
+    has = ", ".join(request.runtimes) or "none"
+    raise reference.bad(f"a runtime from one of the files (found: {has}); add its file with another -f")
+
+
+def _shipped(policy: str) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": NODE, "image": "as-shipped"}]}}
+    job = {"name": NODE, "template": {"metadata": {"labels": {ANCESTOR: TRAINER}}, "spec": {"template": template}}}
+    return {"spec": {"mlPolicy": {"numNodes": 1, policy: {}}, "template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _nodes(trainer: Field, default: int) -> int:
+    return trainer.get("numNodes").number(default, least=1, most=MAX_REPLICAS)
+
+
+# -- what overrides a template ----------------------------------------------------------------
+
+
+def _patched(job: Field, spec: Field) -> Field:
+    """A replicatedJob with the TrainJob's patches, of all versions, over its template."""
+    name, value = job.get("name").text(), job.value
+    for patch in spec.get("runtimePatches").items():
+        for over in patch.get("trainingRuntimeSpec", "template", "spec", "replicatedJobs").items():
+            if over.get("name").text() == name and over.get("template").given:
+                value = {**value, "template": merged(value.get("template"), over.get("template").value)}
+    for key in ("podTemplateOverrides", "podSpecOverrides"):
+        for over in spec.get(key).items():
+            if name in [target.get("name").text() for target in over.get("targetJobs").items()]:
+                value = _override(value, over)
+    return Field(value, job.path, job.where)
+
+
+def _claims(jobset: Field, job: str) -> dict[str, str]:
+    """The claims that JobSet makes for all pods of this job: name of the volume -> name of the claim."""
+    templates = (
+        one for policy in jobset.get("volumeClaimPolicies").items() for one in policy.get("templates").items()
+    )
+    names = (one.get("metadata", "name").text() for one in templates)
+    return {name: f"{name}-{job}" for name in names}
+
+
+def _claiming(job: Field, claims: Mapping[str, str]) -> Field:
+    """A replicatedJob with a volume for each of these claims that one of its containers mounts."""
+    spec = job.get("template", "spec", "template", "spec")
+    containers = (*spec.get("initContainers").items(), *spec.get("containers").items())
+    mounts = (mount for container in containers for mount in container.get("volumeMounts").items())
+    names = dict.fromkeys(name for mount in mounts if (name := mount.get("name").text()) in claims)
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claims[name]}} for name in names]
+    if not volumes:
+        return job
+    patch = {"template": {"spec": {"template": {"spec": {"volumes": volumes}}}}}
+    return Field(merged(job.value, patch), job.path, job.where)
+
+
+def _override(job: dict[str, Any], over: Field) -> dict[str, Any]:
+    """v2.0 has the fields of the pod beside targetJobs, v2.1 below spec."""
+    patch = {key: value for key, value in over.mapping().items() if key != "targetJobs"}
+    if "spec" not in patch:
+        patch = {"spec": patch}
+    made: dict[str, Any] = merged(job, {"template": {"spec": {"template": patch}}})
+    return made
+
+
+def _replicated(job: Field, nodes: int) -> ReplicatedJob:
+    job.only(("name", "replicas", "template", "dependsOn", "groupName"))
+    labels = job.get("template", "metadata", "labels")
+    ancestor = labels.get(ANCESTOR).text("") or None
+    batch = job.get("template", "spec")
+    count = batch.get("parallelism").number(1, least=1, most=MAX_REPLICAS)
+    is_trainer = ancestor == TRAINER
+    if is_trainer:
+        count = nodes
+    return ReplicatedJob(
+        name=job.get("name").name(),
+        ancestor=ancestor,
+        count=count,
+        replicas=1 if is_trainer else job.get("replicas").number(1, least=1, most=MAX_REPLICAS),
+        template=read_template(batch.get("template")),
+        field=job,
+    )
+
+
+# -- what the TrainJob wishes -----------------------------------------------------------------
+
+
+def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
+    """The trainer's container gets the TrainJob's command, arguments, resources and variables."""
+    if job.ancestor in ("dataset-initializer", "model-initializer"):
+        return _initializer(job, made.job.get("spec", "initializer", job.ancestor.partition("-")[0]))
+    works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
+    if not made.trainer.given or not (job.is_trainer or works):
+        return job
+
+    def given(container: Container) -> Container:
+        if container.name != NODE:
+            return container
+        changed = upserted(container, read_env(made.trainer.get("env")))
+        if job.is_trainer and made.trainer.get("command").given:
+            changed = replace(changed, command=made.trainer.get("command").texts())
+        if job.is_trainer and made.trainer.get("args").given:
+            changed = replace(changed, args=made.trainer.get("args").texts())
+        return _with_resources(changed, made.trainer.get("resourcesPerNode"))
+
+    return on_containers(job, given)
+
+
+def _with_resources(container: Container, resources: Field) -> Container:
+    """Since v2.3 resourcesPerNode is merged with the runtime's resources by name; earlier versions replace them."""
+    limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
+    return replace(
+        container,
+        limits=MappingProxyType({**container.limits, **limits}),
+        requests=MappingProxyType({**container.requests, **requests}),
+    )
+
+
+def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
+    uri = wish.get("storageUri").text("")
+    items: tuple[EnvItem, ...] = (*(env_items({"STORAGE_URI": uri}) if uri else ()), *read_env(wish.get("env")))
+    return on_containers(job, lambda one: upserted(one, items) if one.name == job.ancestor else one)
+
+
+def on_containers(
+    job: ReplicatedJob, change: Callable[[Container], Container], *, init: bool = False
+) -> ReplicatedJob:
+    """The job with each main container, or also each init container, changed."""
+    template = replace(job.template, containers=tuple(map(change, job.template.containers)))
+    if init:
+        template = replace(template, init=tuple(map(change, template.init)))
+    return replace(job, template=template)
+
+
+def resources_of(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Limits and requests by which the controller counts processes.
+
+    These are the TrainJob's own resourcesPerNode, not merged with the runtime's; without them, those of the first
+    replicatedJob that is called node or is the trainer.
+    """
+    wish = job.trainer.get("resourcesPerNode")
+    if wish.given:
+        return quantities(wish.get("limits")), quantities(wish.get("requests"))
+    nodes = (one.template.container(NODE) for one in job.jobs if one.name == NODE or one.is_trainer)
+    first = next((container for container in nodes if container is not None), None)
+    return (first.limits, first.requests) if first else ({}, {})

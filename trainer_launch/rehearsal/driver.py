@@ -1,0 +1,299 @@
+"""A job on this machine, from its first pod to its condition, whether flags or a manifest describe it.
+
+What happens is decided in `manifest.machine`; here it is done: processes, signals, folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from trainer_launch.host import logs
+from trainer_launch.model import Exit, exit_codes
+from trainer_launch.model.errors import NodeError, NotRunnableError
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.observability.termination_message import use_color
+from trainer_launch.rehearsal.controllers import job_lifecycle
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
+from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
+from trainer_launch.rehearsal.driver_inputs import Senses
+from trainer_launch.rehearsal.faults.injection import Faults
+from trainer_launch.rehearsal.faults.validation import NOTHING, Asked
+from trainer_launch.rehearsal.kubelet import watchdog
+from trainer_launch.rehearsal.kubelet.pod_processes import Inside
+from trainer_launch.rehearsal.kubelet.pods import Setting, Stage
+from trainer_launch.rehearsal.report import end_table, history_entries, restarts
+from trainer_launch.rehearsal.report.audience import NOBODY, Audience
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
+from trainer_launch.rehearsal.report.recorder import Recorder
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.system import System
+
+DRAIN_S = 1.0
+_SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is rehearsed, and how it grows: the same job with that many more nodes, where it can."""
+
+    workload: Workload
+    grown: Callable[[int], Workload] | None = None
+    asked: Asked = NOTHING  # what is to go wrong
+    audience: Audience = NOBODY  # who follows it
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody asks for steps and generations."""
+        return self.asked.anything or self.audience.wants_to_know
+
+
+def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
+    """Run the job to its end; return the exit code.
+
+    Raises:
+        LaunchError: it cannot be run here.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
+    try:
+        stage = Stage(job.workload, scratch, setting)
+        with contextlib.closing(stage), watchdog.held(scratch):
+            stage.check()
+            senses = Senses() if job.is_watched else None
+            system = System(color=use_color(settings), listener=senses.hear if senses else None)
+            logs.send_through(system.say)
+            with contextlib.closing(system), contextlib.closing(job.audience):
+                rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
+                rehearsal.to_the_end()
+        sys.stdout.flush()
+        sys.stderr.write(rehearsal.report())
+        return job.audience.conclude(rehearsal.chronicle(), rehearsal.exit_code())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class Rehearsal:
+    """The state of the job, and who carries out what it asks for."""
+
+    def __init__(self, job: Job, stage: Stage, system: System, senses: Senses | None, grace_s: float) -> None:
+        self._job, self.stage, self._system, self._senses, self._grace_s = job, stage, system, senses, grace_s
+        self._failed: list[job_lifecycle.Exited] = []  # what could not be started
+        self._stop_signal: int | None = None
+        self._grown = 0
+        self.inside = Inside(stage)
+        self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
+        self._recorder.observers.append(job.audience.observe)
+        job.audience.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
+        self._began_s = system.now()
+        self.state, actions, said = job_lifecycle.begin(job.workload, stage.pods, self._began_s)
+        self._tell_all(history_entries.happened(None, self.state, None, actions))
+        self._faults = Faults(job.asked, self)
+        if senses is not None:  # a pod's first line may be the one
+            senses.wake, senses.patterns = system.poke, self._faults.patterns
+        self._faults.precede()
+        self._do(actions, said)
+
+    def to_the_end(self) -> None:
+        """Wait, step, apply, until nothing of the job runs."""
+        while not self.state.is_done:
+            for event in self._events():
+                self.take(event)
+            self._sense()
+            if self.state.condition is None and not self.state.asked:
+                self._faults.pass_time()
+        self._system.signal_all(signal.SIGKILL, again=True)  # what left its container's session
+        self._system.drain(DRAIN_S)
+        self._faults.finish()
+        self._seconds = self._system.now() - self._began_s
+        condition = self.state.condition
+        self._recorder.finish(self._seconds, succeeded=None if condition is None else condition.succeeded)
+
+    def exit_code(self) -> int:
+        """0 for success, else the code of the pod that failed, or of the signal that asked to stop."""
+        condition = self.state.condition
+        if condition is None:
+            return exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
+        if not condition.succeeded:
+            return condition.exit_code or exit_codes.FAILED
+        return exit_codes.FAILED if self._faults.missed else exit_codes.SUCCEEDED
+
+    def chronicle(self) -> Chronicle:
+        """All that has happened so far."""
+        lines = {pod.name: self._last_line(pod) for pod in self.stage.pods}
+        return self._recorder.chronicle({name: line for name, line in lines.items() if line}, self._words())
+
+    def report(self) -> str:
+        """A row for each pod, and the job's condition."""
+        shown = end_table.table(self.state, self._words()) + end_table.condition(
+            self._title, self.state, self._seconds
+        )
+        shown += end_table.cause(self.state, self._words()) + end_table.advice(self.state, self._last_words())
+        return shown + end_table.missed(self._faults.missed)
+
+    @property
+    def _title(self) -> str:
+        return f"{self._job.workload.kind} {self._job.workload.name}"
+
+    def _last_line(self, pod: Pod) -> str:
+        """What the container that counts wrote last; from any thread."""
+        return self._system.last_line(f"{pod.name}/{pod.draft.main}")
+
+    def _last_words(self) -> dict[str, str]:
+        pods, states = self.state.pods.values(), self.state.states
+        tellers = {pod.name: end_table.teller(pod, states[pod.name]) for pod in pods}
+        return {pod.name: _text_of(self.stage.last_words(pod, tellers[pod.name])) for pod in pods}
+
+    def _words(self) -> dict[str, str]:
+        return {name: text.partition("\n")[0] for name, text in self._last_words().items()}
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Seconds since the rehearsal began."""
+        return self._system.now() - self._began_s
+
+    def tell(self, happening: Happening) -> None:
+        """Take it into the chronicle."""
+        self._recorder.add(happening)
+
+    def leader(self, pod: str) -> int | None:
+        """The first process of the container that counts, while it runs."""
+        return self._system.pids().get(f"{pod}/{self.state.pods[pod].draft.main}")
+
+    def grow(self) -> None:
+        """One more pod, as the controller makes it."""
+        assert self._job.grown is not None, "asked for before anything was started"
+        workload = self._job.grown(self._grown + 1)
+        self._grown += 1
+        for pod in self.stage.grow(workload):
+            self.take(job_lifecycle.PodAdded(self._system.now(), pod, workload.rules))
+
+    def _sense(self) -> None:
+        if self._senses is None:
+            return
+        for one in self._senses.news(self.inside, self.stage, self.state.pods):
+            at_s, pod, container = max(0.0, one.at_s - self._began_s), one.pod, one.container
+            if one.generation is not None:
+                attempt, what = one.generation, What.GENERATION
+                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
+            elif one.step is not None:
+                step, what = one.step, What.STEP
+                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, step=step, text=one.line))
+                self._faults.reached(one.step)
+            else:
+                self._faults.said(one.line)
+        self._senses.patterns = self._faults.patterns
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _events(self) -> list[job_lifecycle.Event]:
+        failed, self._failed = self._failed, []
+        if failed:
+            return list(failed)
+        due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
+        made: list[job_lifecycle.Event] = [one for event in self._system.wait(due_s) if (one := self._event(event))]
+        if due_s is not None and self._system.now() >= due_s:
+            made.append(job_lifecycle.Due(self._system.now()))
+        return made
+
+    def _times(self) -> Iterator[float | None]:
+        yield self.state.due_s()
+        yield self._senses.due_s if self._senses is not None else None
+        if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
+            yield self._began_s + due_s
+
+    def _event(self, event: ev.Event) -> job_lifecycle.Event | None:
+        if isinstance(event, ev.Exited):
+            made = _exited(event.at_s, event.exit)
+            self._clear(made.pod, made.container)
+            return made
+        if isinstance(event, ev.Signalled):
+            if event.number in STOP_SIGNALS:
+                self._stop_signal = self._stop_signal or event.number
+                return job_lifecycle.StopAsked(event.at_s, self._grace_s)
+            for name in self._system.pids():  # such as USR1: what it is for, each pod's launcher knows
+                self._system.signal_leader(name, event.number)
+        return None
+
+    def _clear(self, pod: str, container: str) -> None:
+        """A container ends with its first process: whatever that left behind is killed."""
+        self.stage.ended(self.state.pods[pod], container)
+        self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
+        for _ in range(_SWEEPS):
+            left = self.stage.processes_of(self.state.pods[pod], container)
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if not left:
+                return
+            psutil.wait_procs(left, timeout=_SWEEP_S)
+
+    def take(self, event: job_lifecycle.Event) -> None:
+        """Let the machine decide what comes of it, and do that."""
+        before = self.state
+        self.state, actions, said = job_lifecycle.step(before, event)
+        if isinstance(event, job_lifecycle.Exited):
+            path = self.stage.last_words(self.state.pods[event.pod], event.container)
+            said = [
+                *filter(None, [restarts.told(before, self.state, event, _text_of(path).partition("\n")[0])]),
+                *said,
+            ]
+        self._tell_all(history_entries.happened(before, self.state, event, actions))
+        self._do(actions, said)
+
+    def _tell_all(self, happenings: Iterable[Happening]) -> None:
+        for happening in happenings:
+            self.tell(happening)
+
+    # -- actions ------------------------------------------------------------------------------
+
+    def _do(self, actions: list[Action], said: list[str]) -> None:
+        self.stage.follow(self.state.running)
+        for sentence in said:
+            _log.warning("%s", sentence)
+        for action in actions:
+            if isinstance(action, Stop):
+                self._stop(action)
+            else:
+                self._start(action)
+
+    def _stop(self, action: Stop) -> None:
+        name = f"{action.pod}/{action.container}"
+        if action.kill:
+            self._system.signal_group(name, signal.SIGKILL)
+        else:
+            self._system.signal_leader(name, signal.SIGTERM)  # the kubelet asks a container's first process only
+
+    def _start(self, action: Start) -> None:
+        pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
+        try:
+            self.stage.prepare(pod, action.container, life)
+            self._system.spawn(self.stage.placed(pod, self.stage.process(pod, action.container, life)))
+        except (NotRunnableError, NodeError, OSError) as problem:
+            _log.error("%s", problem)
+            code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND
+            self._failed.append(job_lifecycle.Exited(time.monotonic(), action.pod, action.container, code))
+
+
+def _exited(at_s: float, end: Exit) -> job_lifecycle.Exited:
+    pod, _, container = end.process.partition("/")
+    return job_lifecycle.Exited(at_s, pod, container, end.exit_code)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,240 @@
+"""`--fault` in words: text to a `Fault`, and back to its one canonical text. Pure.
+
+kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns 20s
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.model.user_patterns import compiled
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number, shown
+from trainer_launch.rehearsal.faults import tokens
+from trainer_launch.rehearsal.faults.fault import Fault, When
+
+MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
+MAX_PATTERN = 200  # of a regular expression
+MAX_STEP = 10**12 - 1
+MAX_GRACE_S = 3_600.0
+_POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
+_AT = (
+    "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks, "
+    "without nested repeats such as (a+)+"
+)
+
+_AT_STEP_1 = When(step=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one kind of fault is written."""
+
+    keys: tuple[str, ...]  # besides at=
+    needs: tuple[str, ...] = ()
+    first: When = _AT_STEP_1  # when it comes, if nothing is said
+    bare: str = ""  # the key whose value may stand alone
+
+
+_WHOM = ("node", "pod")
+KINDS = {
+    "kill worker": Form((*_WHOM, "worker")),
+    "stop worker": Form((*_WHOM, "worker", "for"), bare="for"),
+    "kill pod": Form((*_WHOM, "back")),
+    "term pod": Form((*_WHOM, "grace", "back")),
+    "add node": Form(()),
+    "partition": Form((*_WHOM, "for"), bare="for"),
+    "slow link": Form((*_WHOM, "rate", "for"), needs=("rate",)),
+    "delay dns": Form(("for",), needs=("for",), first=When(at_s=0.0), bare="for"),
+    "fill shm": Form((*_WHOM, "for"), bare="for"),
+    "oom": Form(_WHOM),
+}
+_KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "rate")
+
+
+def parse(text: str, where: str = "--fault") -> Fault:
+    """One fault from its text; `where` is what messages call it.
+
+    Raises:
+        UsageError: it is none, in one sentence that says what is wrong and what fits.
+    """
+    if len(text) > MAX_TEXT:
+        raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
+    said = f"{where} {shown(text)}"
+    kind, rest = _kind(tokens.split(text, where), said)
+    return build(kind, [_pair(word, kind, said) for word in rest], said)
+
+
+def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
+    """One fault from its kind and its keys with their values; `said` begins each message.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    form = _form(kind, said)
+    given: dict[str, str] = {}
+    for key, value in pairs:
+        _check_key(key, kind, said)
+        if key in given:
+            raise UsageError(f"{said}: {key} is given twice")
+        given[key] = value
+    missing = [key for key in form.needs if key not in given]
+    if missing:
+        raise UsageError(f"{said}: {kind} needs {missing[0]}={_VALUES[missing[0]].example}")
+    if "node" in given and "pod" in given:
+        raise UsageError(f"{said}: node and pod exclude each other; give one of them")
+    fields: dict[str, Any] = {"when": form.first}
+    for key, value in given.items():
+        fields |= _value(key, value, said)
+    fault = Fault(kind=kind, **fields)
+    return replace(fault, text=render(fault))
+
+
+def render(fault: Fault) -> str:
+    """The one canonical text: what is as it would be anyhow is left out; `parse` makes the same fault of it."""
+    form, parts = KINDS[fault.kind], [fault.kind]
+
+    def add(key: str, value: str) -> None:
+        parts.append(value if key == form.bare and key in form.needs else f"{key}={tokens.quoted(value)}")
+
+    if fault.node is not None:
+        add("node", str(fault.node))
+    if fault.pod is not None:
+        add("pod", fault.pod)
+    if fault.local_rank:
+        add("worker", str(fault.local_rank))
+    if fault.bytes_per_s is not None:
+        add("rate", tokens.render_rate(fault.bytes_per_s))
+    if fault.for_s is not None:
+        add("for", tokens.render_duration(fault.for_s))
+    if fault.grace_s is not None:
+        add("grace", tokens.render_duration(fault.grace_s))
+    if fault.back_s != 1.0:
+        add("back", "never" if fault.back_s is None else tokens.render_duration(fault.back_s))
+    if fault.when != form.first:
+        add("at", _at(fault.when))
+    return " ".join(parts)
+
+
+# -- kinds and keys ---------------------------------------------------------------------------
+
+
+def _kind(found: list[str], said: str) -> tuple[str, list[str]]:
+    """The longest run of words without = is the kind, but for one bare value behind it."""
+    count = next((number for number, word in enumerate(found) if "=" in word), len(found))
+    for length in (2, 1):
+        kind = " ".join(found[:length])
+        if kind in KINDS and length <= count:
+            return kind, found[length:]
+    _form(" ".join(found[: min(count, 2)]), said)
+    raise AssertionError("a form was found for no kind")
+
+
+def _form(kind: str, said: str) -> Form:
+    if kind in KINDS:
+        return KINDS[kind]
+    hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
+    raise UsageError(f"{said}: unknown fault; {hint}" if kind else f"{said}: missing fault; {hint}")
+
+
+def _pair(word: str, kind: str, said: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if equals:
+        return key, value
+    bare = KINDS[kind].bare
+    if not bare or _VALUES[bare].parse(word) is None:
+        raise UsageError(f"{said}: {shown(word)} is not KEY=VALUE; {_takes(kind)}")
+    return bare, word
+
+
+def _check_key(key: str, kind: str, said: str) -> None:
+    fitting = (*KINDS[kind].keys, "at")
+    if key in fitting:
+        return
+    if key in _KEYS:
+        raise UsageError(f"{said}: {kind} has no {key}; {_takes(kind)}")
+    hint = f"{did_you_mean(key, fitting)} {_takes(kind)}".strip()
+    raise UsageError(f"{said}: there is no {shown(key)}; {hint}")
+
+
+def _takes(kind: str) -> str:
+    return f"{kind} takes {', '.join((*KINDS[kind].keys, 'at'))}"
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """How the value of a key is read; `parse` gives None for one that does not fit."""
+
+    field: str
+    parse: Callable[[str], Any]
+    expected: str
+    example: str
+
+
+def _number(text: str) -> int | None:
+    return parse_number(text, 0, MAX_COUNT)
+
+
+def _grace(text: str) -> float | None:
+    seconds = tokens.parse_duration(text)
+    return seconds if seconds is not None and seconds <= MAX_GRACE_S else None
+
+
+def _lasting(text: str) -> float | None:
+    return tokens.parse_duration(text, least_s=0.001)
+
+
+def _pod(text: str) -> str | None:
+    return text if _POD.fullmatch(text) else None
+
+
+def _when(text: str) -> When | None:
+    word, colon, rest = text.partition(":")
+    if not colon:
+        seconds = None if text[-1:].isdecimal() else tokens.parse_duration(text)  # 40 could be a step, too
+        return None if seconds is None else When(at_s=seconds)
+    if word == "step":
+        number = parse_number(rest, 0, MAX_STEP)
+        return None if number is None else When(step=number)
+    if word == "line" and 0 < len(rest) <= MAX_PATTERN and "\n" not in rest and compiled(rest):
+        return When(line=rest)
+    return None
+
+
+_VALUES = {
+    "node": _Value("node", _number, "the index of a pod, such as 1", "1"),
+    "pod": _Value("pod", _pod, "the name of a pod", "NAME"),
+    "worker": _Value("local_rank", _number, "a worker's local rank, such as 0", "0"),
+    "for": _Value("for_s", _lasting, tokens.DURATION, "10s"),
+    "grace": _Value("grace_s", _grace, f"{tokens.DURATION}, one hour at most", "10s"),
+    "back": _Value("back_s", tokens.parse_duration, f"{tokens.DURATION}, or never", "3s"),
+    "rate": _Value("bytes_per_s", tokens.parse_rate, tokens.RATE, "1MB/s"),
+    "at": _Value("when", _when, _AT, "10s"),
+}
+
+
+def _value(key: str, text: str, said: str) -> dict[str, Any]:
+    how = _VALUES[key]
+    if key == "back" and text == "never":
+        return {how.field: None}
+    value = how.parse(text)
+    if value is None and key == "at" and text.isdecimal():
+        raise UsageError(
+            f"{said}: invalid value {shown(text)} for at=: no unit; write at={text}s or at=step:{text}"
+        )
+    if value is None:
+        raise UsageError(f"{said}: invalid value {shown(text)} for {key}=: expected {how.expected}")
+    return {how.field: value}
+
+
+def _at(when: When) -> str:
+    if when.at_s is not None:
+        return tokens.render_duration(when.at_s)
+    return f"step:{when.step}" if when.step is not None else f"line:{when.line}"

@@ -1,0 +1,287 @@
+"""A job's stage on this machine: scratch folders, free ports, files, and each container as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from trainer_launch.host import atomic_file, process_tree, runtime_directory, sockets
+from trainer_launch.model import Process
+from trainer_launch.model.errors import UsageError
+from trainer_launch.mpi import ssh_client, ssh_keys
+from trainer_launch.rehearsal.controllers import local_mpi, local_network, local_pytorch
+from trainer_launch.rehearsal.controllers.flags import own_environment
+from trainer_launch.rehearsal.controllers.local_network import FILES, Ground
+from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
+from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
+from trainer_launch.rehearsal.controllers.pods import pods as pods_of
+from trainer_launch.rehearsal.faults import network_commands
+from trainer_launch.rehearsal.kubelet import containers
+from trainer_launch.rehearsal.kubelet.exec_access import Doors
+from trainer_launch.rehearsal.kubelet.memory_cgroups import MemoryGroups
+from trainer_launch.rehearsal.kubelet.pod_network import OwnNetwork
+
+_FLUX = "/etc/flux-config/entrypoint.sh"
+_KEYS = "keys"  # folder of the job's own pair of keys
+_DOORS = "doors"  # folder of the ways into its pods
+MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the pods have from outside their job."""
+
+    launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
+    path: str  # where programs are looked for that a container does not say itself
+    command: str | None = None  # run in place of what the containers that count would
+    folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
+    labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
+    own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
+    own_memory: bool = False  # and whether each has a memory cgroup of its own
+
+
+class Stage:
+    """Where the pods of one rehearsal live."""
+
+    def __init__(self, workload: Workload, scratch: Path, setting: Setting) -> None:
+        self._scratch = scratch
+        self._setting = setting
+        self.network = OwnNetwork(scratch) if setting.own_network else None
+        self.memory = MemoryGroups() if setting.own_memory else None
+        self._ssh_port: int | None = None
+        self._doors: Doors | None = None
+        self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
+        self._lives: dict[str, int] = {}  # by pod with a place of its own
+        self._ground = Ground(pods={}, addresses={})  # with networks of their own, names and ports are the job's
+        self.pods: tuple[Pod, ...] = ()
+        self._take_in(workload)
+        device = "lo" if self.network is None else network_commands.DEVICE
+        machine = {"OMP_NUM_THREADS": str(containers.threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
+        self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
+        # Paddle's launcher asks for the address of this machine's name, unless it is told.
+        self._tells_address = workload.kind == "PaddleJob"
+
+    def grow(self, workload: Workload) -> tuple[Pod, ...]:
+        """Take in the same job with more pods; those that are new."""
+        known = {pod.name for pod in self.pods}
+        self._take_in(workload)
+        return tuple(pod for pod in self.pods if pod.name not in known)
+
+    def _take_in(self, workload: Workload) -> None:
+        """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
+        if len(workload.drafts) > local_network.MAX_PODS:
+            raise UsageError(
+                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_network.MAX_PODS}"
+            )
+        address_of = local_network.address_of if self.network is None else network_commands.address_of
+        numbers = {pod.name: number for number, pod in enumerate(self.pods)}
+        for draft in workload.drafts:
+            numbers.setdefault(draft.hostname, len(numbers))
+        addresses = [address_of(numbers[draft.hostname]) for draft in workload.drafts]
+        made = self._equipped(pods_of(workload, addresses.__getitem__))
+        fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
+        self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
+        if self.network is None:
+            if local_pytorch.PORT in workload.ports:
+                first = workload.ports[local_pytorch.PORT]
+                self.pods = tuple(local_pytorch.on_loopback(pod, first) for pod in self.pods)
+            ground = replace(local_network.ground_of(workload, self.pods), ports=self._ground.ports)
+            self._ground = _with_ports(ground, self.pods)
+        else:
+            for pod in fresh:
+                self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
+
+    def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
+        if self._setting.command is None:
+            _refuse_what_cannot_run(made)
+        else:
+            words = containers.words_of(self._setting.command)
+            made = tuple(pod if local_mpi.is_worker(pod) else containers.with_command(pod, words) for pod in made)
+        if any(map(local_mpi.uses_ssh, made)):
+            if self._ssh_port is None:
+                ssh_keys.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
+                self._ssh_port = sockets.free_port()
+            port = self._ssh_port
+            made = tuple(local_mpi.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
+        if any(map(local_mpi.reached_by_kubectl, made)):
+            self._doors = self._doors or Doors(self._scratch / _DOORS)
+            kubectl = self._doors.kubectl()
+            made = tuple(local_mpi.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
+        return made
+
+    def check(self) -> None:
+        """Find every program before anything starts.
+
+        Raises:
+            UsageError: one is not there.
+        """
+        seen: set[tuple[str, ...]] = set()
+        for pod in self.pods:
+            for container in (*own_init(pod), *pod.containers):
+                process = self.process(pod, container.name, 1)
+                if process.argv not in seen:
+                    seen.add(process.argv)
+                    here = self._localised(pod, container, 1)
+                    containers.check(pod, here, process, str(self._scratch), self._setting.folders)
+
+    def process(self, pod: Pod, name: str, life: int) -> Process:
+        """A container of a pod in one of its lives, as a process of this machine."""
+        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        here = self._localised(pod, container, life)
+        env = {
+            **self._base,
+            **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
+            "HOSTNAME": pod.name,
+            **({"POD_IP": pod.address} if self._tells_address else {}),
+            **(here.env if self.network is None else network_commands.off_loopback(here.env)),
+            MARK: str(self.last_words(pod, name)),
+            runtime_directory.VARIABLE: self.run_folder(pod),
+        }
+        kubectl = next((path for path in here.files if path.endswith(local_mpi.KUBECTL)), None)
+        if kubectl is not None:
+            env["PATH"] = os.pathsep.join([os.path.dirname(kubectl), env["PATH"]])
+        label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
+        if not self._setting.labels:
+            label = ""  # whole lines of one container at a time
+        return Process(
+            name=f"{pod.name}/{name}",
+            argv=containers.argv_of(here),
+            env=env,
+            cwd=containers.home_of(here, self._setting.folders),
+            label=label,
+        )
+
+    def placed(self, pod: Pod, process: Process) -> Process:
+        """The process in the pod's own place, when it has one."""
+        if self.network is not None:
+            process = self.network.wrap(pod.name, process)
+        return process if self.memory is None else self.memory.wrap(pod.name, process)
+
+    def close(self) -> None:
+        """Leave this machine as it was."""
+        if self.memory is not None:
+            self.memory.close()
+
+    def prepare(self, pod: Pod, name: str, life: int) -> None:
+        """Make the folders of a container, and write its files."""
+        if self.network is not None and self._lives.setdefault(pod.name, life) != life:
+            self._lives[pod.name] = life
+            self.network.renew(pod.name)
+        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        for mount in container.mounts:
+            folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)
+            is_file = mount.path in container.files  # one key of a ConfigMap or Secret
+            (folder.parent if is_file else folder).mkdir(parents=True, exist_ok=True)
+        here = self._localised(pod, container, life)
+        for path, file in here.files.items():
+            place = Path(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.exists():
+                text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
+                _write(place, file if text is None else replace(file, text=text), self._running)
+        if self._doors is not None:
+            process = self.process(pod, name, life)
+            enter = self.placed(pod, process).argv[: -len(process.argv)]
+            self._doors.open(pod, name, process, enter)
+        (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
+        Path(self.run_folder(pod)).mkdir(exist_ok=True)
+        self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
+
+    def ended(self, pod: Pod, name: str) -> None:
+        """A container has ended: nobody comes into it any more."""
+        if self._doors is not None:
+            self._doors.close(pod, name)
+
+    def follow(self, running: frozenset[str]) -> None:
+        """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
+        if running == self._running:
+            return
+        self._running = running
+        for pod in self.pods:
+            for container in pod.containers:
+                files = self._localised(pod, container, 1).files if _changes(container) else {}
+                for path, file in files.items():
+                    if file.parts and Path(path).exists():
+                        _write(Path(path), file, running)
+
+    def last_words(self, pod: Pod, name: str) -> Path:
+        """Where a launcher in this container leaves its termination message."""
+        return self._scratch / pod.name / f"{name}.termination-log"
+
+    def run_folder(self, pod: Pod) -> str:
+        """Where `report()` leaves what a program without a launcher says; a launcher has a folder of its own."""
+        return str(self._scratch / pod.name / "run")
+
+    def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
+        """What still runs of a container whose first process has ended, other sessions and orphans too.
+
+        On a cluster nothing would; here its environment tells whose it is. What came in by ssh has no more than the
+        pod's name, and sshd itself writes its title over its environment.
+        """
+        mark, folder = str(self.last_words(pod, name)), f"{self._scratch / pod.name}/"
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                env = process_tree.environment(process.pid)
+                if env is None:
+                    continue
+                known = env.get(MARK) or env.get("HOSTNAME")
+                if known in (mark, pod.name) or (known is None and folder in " ".join(process.cmdline())):
+                    below = process.children(recursive=True) if known is None else []
+                    found |= {each.pid: each for each in (process, *below)}
+        return list(found.values())
+
+    def temporary_folders(self) -> tuple[str, ...]:
+        """Where pods put what is temporary, if not where we do."""
+        own = (pod.main.env.get("TMPDIR") for pod in self.pods)
+        return (*(str(self._scratch / pod.name / "tmp") for pod in self.pods), *dict.fromkeys(filter(None, own)))
+
+    def _localised(self, pod: Pod, container: Container, life: int) -> Container:
+        return local_network.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+
+    def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
+        if volume == FILES:
+            return str(self._scratch / pod.name / "files")
+        kind = pod.draft.template.volumes.get(volume)
+        if kind is None:
+            return None
+        if kind.startswith("claim:"):
+            return str(self._scratch / "claims" / kind.removeprefix("claim:").replace("/", "_"))
+        return str(self._scratch / pod.name / f"life-{life}" / volume)
+
+
+def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
+    if any(_FLUX in container.files for pod in pods for container in pod.containers):
+        raise UsageError(
+            "a Flux job cannot be rehearsed: `flux run` and its controller's scripts are not on this machine; "
+            "use --render DIR to write its pods, or --command 'PROGRAM ARG' to run another program in each node"
+        )
+
+
+def _changes(container: Container) -> bool:
+    return any(file.parts for file in container.files.values())
+
+
+def _write(place: Path, file: File, running: frozenset[str]) -> None:
+    """Whole or not at all, as a reader may come at any time."""
+    data = file.while_running(running).encode(errors="surrogateescape")
+    atomic_file.replace(str(place), data, 0o600 if file.key == "private" else file.mode)
+
+
+def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
+    """A free port for each that the job names, and that has none yet."""
+    ports = dict(ground.ports)
+    taken = set(ports.values())
+    for endpoint in sorted(local_network.endpoints(ground, pods) - ports.keys()):
+        port = sockets.free_port()
+        while port in taken:
+            port = sockets.free_port()
+        taken.add(port)
+        ports[endpoint] = port
+    return replace(ground, ports=ports)

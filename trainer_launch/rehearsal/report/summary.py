@@ -1,0 +1,175 @@
+"""A rehearsal in words that fit a page: its headline, its sums, a row for each fault and each pod. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.rehearsal.report.fault_costs import Cost
+from trainer_launch.rehearsal.report.history import What
+from trainer_launch.rehearsal.report.lanes import Lane
+from trainer_launch.rehearsal.report.overview import Story
+from trainer_launch.rehearsal.verdict import Verdict
+
+UNKNOWN = "-"
+MOST_ROWS = 200  # of faults
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_TEXT_CHARS = 200
+_TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
+_NAME_CHARS = 63  # of a pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The verdict first, and what it is about."""
+
+    tone: str  # "good", "bad" or "plain"
+    text: str
+    about: str  # the job, and how it ended
+    sums: tuple[tuple[str, str], ...]  # figure and what it counts
+
+
+def headline(story: Story, verdict: Verdict) -> Headline:
+    """The whole rehearsal in one line, one sentence and five figures."""
+    chronicle, totals = story.chronicle, story.totals
+    ends = [one for one in chronicle.happenings if one.what is What.CONDITION]
+    state = "runs since" if chronicle.ended_s is None else "stopped after"
+    state = (
+        {True: "succeeded after", False: "failed after"}.get(bool(chronicle.succeeded), state) if ends else state
+    )
+    about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.took_s)}"
+    if ends and (why := clean(ends[-1].text).removeprefix("Succeeded").removeprefix("Failed").strip(" :")):
+        about += f" {why}" if why.startswith("(") else f": {why}"
+    tone, text = _verdict(story, verdict, has_ended=bool(ends))
+    return Headline(tone=tone, text=text, about=about, sums=_sums(story))
+
+
+def _verdict(story: Story, verdict: Verdict, *, has_ended: bool) -> tuple[str, str]:
+    totals = story.totals
+    if verdict.broken:
+        kinds = list(dict.fromkeys(one.promise.value for one in verdict.broken))
+        return "bad", f"FAILED: {', '.join(kinds)}"
+    if not has_ended:
+        return "plain", "Still running" if story.chronicle.ended_s is None else "Stopped before the job ended"
+    if not story.chronicle.succeeded:
+        return "bad", "The job failed"
+    if totals.missed:
+        return "bad", f"{counted(totals.missed, 'fault')} never happened"
+    if not totals.faults:
+        return "good", "The job succeeded"
+    return "good", f"Survived {counted(totals.faults, 'fault')}"
+
+
+def _sums(story: Story) -> tuple[tuple[str, str], ...]:
+    totals = story.totals
+    return (
+        (str(len(story.lanes)), "pod" if len(story.lanes) == 1 else "pods"),
+        (str(totals.faults), "fault" if totals.faults == 1 else "faults"),
+        (str(totals.attempts), "attempt" if totals.attempts == 1 else "attempts"),
+        (UNKNOWN if totals.downtime_s is None else seconds(totals.downtime_s), "without a new step"),
+        (UNKNOWN if totals.lost is None else f"{totals.lost:,}", "repeated steps"),
+        (UNKNOWN if totals.top is None else f"{totals.top:,}", "highest step"),
+    )
+
+
+FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
+
+
+def fault_rows(story: Story) -> list[tuple[str, ...]]:
+    """One row of FAULT_COLUMNS for each fault."""
+    return [_fault_row(story, one) for one in story.costs[:MOST_ROWS]]
+
+
+def _fault_row(story: Story, cost: Cost) -> tuple[str, ...]:
+    name = "all" if cost.fault.pod is None else short_name(story, cost.fault.pod)
+    head = (str(cost.number or UNKNOWN), seconds(cost.fault.at_s), clean(cost.fault.text), name)
+    if cost.is_missed:
+        return (*head, UNKNOWN, UNKNOWN, "it never happened")
+    downtime = UNKNOWN if cost.downtime_s is None else f"{'over ' * cost.is_open}{seconds(cost.downtime_s)}"
+    return (*head, downtime, UNKNOWN if cost.lost is None else f"{cost.lost:,}", _followed(cost))
+
+
+def _followed(cost: Cost) -> str:
+    away = f"pod away for {seconds(cost.away_s)}" if cost.away_s else ""
+    if cost.downtime_s is None:
+        return f"steps unknown; {away}" if away else "steps unknown"
+    if cost.is_open:
+        told = "no step at all" if cost.reached is None else f"no step after step {cost.reached:,}"
+    elif cost.resumed is not None and cost.reached is not None:
+        told = f"reached step {cost.reached:,}, resumed from step {max(0, cost.resumed):,}"
+    else:
+        told = "continued" if cost.reached is not None else "no step yet"
+    return "; ".join(filter(None, (told, away)))
+
+
+def cost_lines(story: Story) -> str:
+    """What each fault that came has cost, one line each."""
+    came = [one for one in story.costs[:MOST_ROWS] if not one.is_missed]
+    return "".join(f"Fault {one.number} ({_about(story, one)}) cost {_price(one)}\n" for one in came)
+
+
+def _about(story: Story, cost: Cost) -> str:
+    where = "" if cost.fault.pod is None else f", {short_name(story, cost.fault.pod)}"
+    return f"{clean(cost.fault.text)}{where}, at {seconds(cost.fault.at_s)}"
+
+
+def _price(cost: Cost) -> str:
+    if cost.downtime_s is None:
+        return f"an unknown time: {_followed(cost)}"
+    told = f"{'over ' * cost.is_open}{seconds(cost.downtime_s)} without a new step"
+    return f"{told}, {counted(cost.lost or 0, 'repeated step')}; {_followed(cost)}"
+
+
+POD_COLUMNS = ("pod", "created", "attempts", "exit", "message")
+
+
+def pod_rows(story: Story) -> list[tuple[str, ...]]:
+    """One row of POD_COLUMNS for each pod: its termination message, else the last line that it said."""
+    return [_pod_row(story, lane) for lane in story.lanes]
+
+
+def _pod_row(story: Story, lane: Lane) -> tuple[str, ...]:
+    words, seen = story.chronicle.words or {}, story.chronicle.seen or {}
+    code = UNKNOWN if lane.code is None else str(lane.code)
+    last = clean(words.get(lane.pod) or seen.get(lane.pod) or "")
+    return clean(lane.pod)[:_NAME_CHARS], str(lane.lives), str(lane.attempts), code, last or UNKNOWN
+
+
+def short_name(story: Story, pod: str) -> str:
+    """A pod's name without the job's, which all have."""
+    head = f"{story.chronicle.name}-"
+    is_shared = all(lane.pod.startswith(head) and lane.pod != head for lane in story.lanes)
+    return clean(pod.removeprefix(head) if is_shared else pod)[:_NAME_CHARS]
+
+
+def clean(text: str) -> str:
+    """What others wrote, fit to be shown: no secrets by their looks, no control characters, one short line."""
+    plain = redact_text(_ANSI.sub("", text[: 20 * _TEXT_CHARS]))
+    plain = "".join(c if c.isprintable() else " " for c in plain).strip()
+    return plain if len(plain) <= _TEXT_CHARS else f"{plain[: _TEXT_CHARS - 1]}…"
+
+
+def seconds(value: float) -> str:
+    """A time for people: 0.42 s, 63.2 s, 12 min 5 s."""
+    if value >= 600:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{value:.2f} s" if 0 < value < 1 else f"{value:.1f} s"
+
+
+def counted(number: int, noun: str, one: str = "1 ") -> str:
+    """`3 faults`; of one, `one` and the noun."""
+    text = f"{one}{noun}" if number == 1 else f"{number} {noun}s"
+    return text[0].upper() + text[1:] if not one else text
+
+
+def ticks(end_s: float, most: int = 6) -> Sequence[float]:
+    """Round times for an axis, from 0."""
+    step = next((one for one in _TICKS_S if end_s / one <= most), end_s / most)
+    return [number * step for number in range(int(end_s / step + 1e-9) + 1)]
+
+
+def tick_text(at_s: float, step_s: float) -> str:
+    """Such as `0.5 s`, `20 s`, `4 min`."""
+    return f"{at_s / 60:g} min" if step_s >= 60 and at_s else f"{at_s:.3g} s"

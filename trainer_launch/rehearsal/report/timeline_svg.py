@@ -1,0 +1,238 @@
+"""The timeline of a page: a lane for each pod, the faults above, the steps below, on one axis of time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import pairwise
+
+from trainer_launch.rehearsal.report.css import ATTEMPTS
+from trainer_launch.rehearsal.report.fault_costs import Cost, Stretch
+from trainer_launch.rehearsal.report.lanes import Doing, Lane, Segment
+from trainer_launch.rehearsal.report.overview import Story
+from trainer_launch.rehearsal.report.summary import clean, seconds, short_name, tick_text, ticks
+
+_MANY_PODS = 16  # beyond, lanes are thinner
+_SPOKEN = 6  # faults: up to here each is written out on a line of its own
+_MARK = 8.5  # percent of a narrow page that one mark takes
+_MARK_ROWS = 6
+_ROW_PX = 24
+_NUMBERED = 4.5  # percent: shorter segments have no number
+_MOST_SEGMENTS = 300  # of a lane
+_MOST_POINTS = 1200  # of the curve
+_NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call trainer_launch.report(step=40)."
+
+
+def legend(story: Story) -> str:
+    """What colours and marks mean."""
+    attempts = max((lane.attempts for lane in story.lanes), default=0)
+    shown = [
+        (f"running a{_colour(number)}", f"attempt {number}")
+        for number in range(1, min(attempts, len(ATTEMPTS)) + 1)
+    ]
+    if attempts > len(ATTEMPTS):
+        shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
+    seen = {one.doing for lane in story.lanes for one in lane.segments}
+    for doing, text in (
+        (Doing.WAITING, "pending"),
+        (Doing.INIT, "init containers"),
+        (Doing.STOPPING, "terminating"),
+        (Doing.DOWN, "restarting"),
+    ):
+        if doing in seen:
+            shown.append((f"{doing.value} a0", text))
+    items = [f'<li><i class="{kind}"></i>{text}</li>' for kind, text in shown]
+    if story.costs:
+        items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
+    if story.curve and story.costs:
+        items.append('<li><i class="band"></i>no new step</li>')
+    if len(story.curve) > 1:
+        items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def chart(story: Story) -> str:
+    """All of it; positions are percentages of the time that the rehearsal took."""
+    scale = _Scale(max(story.totals.took_s, 0.001))
+    labels = [short_name(story, lane.pod) for lane in story.lanes]
+    chars = max([5, *map(len, labels)])
+    many = " many" if len(story.lanes) > _MANY_PODS else ""
+    hits = [one for one in story.costs if not one.is_missed]
+    lanes = "".join(
+        _lane(lane, label, scale, [one for one in hits if one.fault.pod in (None, lane.pod)])
+        for lane, label in zip(story.lanes, labels, strict=True)
+    )
+    lines = "".join(f'<span style="left:{scale.at(one.fault.at_s)}"></span>' for one in hits)
+    return (
+        f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
+        f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
+        f"{lanes}{_steps(story, scale)}</div>{_axis(scale)}</div>"
+    )
+
+
+class _Scale:
+    """From seconds to percentages."""
+
+    def __init__(self, end_s: float) -> None:
+        self.end_s = end_s
+
+    def percent(self, at_s: float) -> float:
+        return 100.0 * min(max(at_s, 0.0), self.end_s) / self.end_s
+
+    def at(self, at_s: float) -> str:
+        return f"{self.percent(at_s):.3f}%"
+
+    def span(self, begin_s: float, end_s: float) -> str:
+        return f"left:{self.at(begin_s)};width:{max(0.0, self.percent(end_s) - self.percent(begin_s)):.3f}%"
+
+
+def _colour(attempt: int) -> int:
+    return (max(1, attempt) - 1) % len(ATTEMPTS)
+
+
+# -- faults and lanes -----------------------------------------------------------------------------
+
+
+def _marks(hits: Sequence[Cost], scale: _Scale) -> str:
+    if not hits:
+        return ""
+    if len(hits) <= _SPOKEN:
+        rows = list(range(len(hits)))
+        made = "".join(_spoken(one, row, scale) for one, row in zip(hits, rows, strict=True))
+    else:
+        rows = _packed([scale.percent(one.fault.at_s) for one in hits])
+        made = "".join(_mark(one, row, scale) for one, row in zip(hits, rows, strict=True))
+    height = (max(rows) + 1) * _ROW_PX
+    return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{made}</div></div>'
+
+
+def _mark(cost: Cost, row: int, scale: _Scale) -> str:
+    wide = " wide" if cost.number > 99 else ""
+    place = f"left:{scale.at(cost.fault.at_s)};top:{row * _ROW_PX}px"
+    return f'<b class="fault{wide}" style="{place}" title="{_told(cost)}">{cost.number}</b>'
+
+
+def _spoken(cost: Cost, row: int, scale: _Scale) -> str:
+    """A mark with its words beside it, on the side where there is room."""
+    at, text = scale.percent(cost.fault.at_s), escape(clean(cost.fault.text))
+    top = row * _ROW_PX
+    side = (
+        f"left:calc({at:.3f}% + 14px);max-width:calc({100 - at:.3f}% - 14px)"
+        if at < 55
+        else f"right:calc({100 - at:.3f}% + 14px);max-width:calc({at:.3f}% - 14px)"
+    )
+    return f'{_mark(cost, row, scale)}<span class="said" style="{side};top:{top}px">{text}</span>'
+
+
+def _packed(places: Sequence[float]) -> list[int]:
+    """A row for each mark, so that those of a row do not touch even on a narrow page; crowds share the last."""
+    ends = [-_MARK] * _MARK_ROWS
+    rows = []
+    for place in places:
+        row = next((row for row, end in enumerate(ends) if place >= end + _MARK), None)
+        if row is None:
+            row = min(range(_MARK_ROWS), key=ends.__getitem__)
+        ends[row] = place
+        rows.append(row)
+    return rows
+
+
+def _told(cost: Cost) -> str:
+    return escape(f"{cost.number}: {clean(cost.fault.text)}, at {seconds(cost.fault.at_s)}")
+
+
+def _lane(lane: Lane, label: str, scale: _Scale, hits: Iterable[Cost]) -> str:
+    segments = "".join(_segment(one, scale) for one in _fewer(lane.segments))
+    marks = "".join(_hit(one, scale) for one in hits)
+    name = f'<div class="name" title="{escape(clean(lane.pod))}">{escape(label)}</div>'
+    return f'<div class="row lane">{name}<div class="track">{segments}{marks}</div></div>'
+
+
+def _hit(cost: Cost, scale: _Scale) -> str:
+    made = f'<span class="hit" style="left:{scale.at(cost.fault.at_s)}" title="{_told(cost)}"></span>'
+    if cost.over_s is not None:
+        made += f'<span class="lasts" style="{scale.span(cost.fault.at_s, cost.over_s)}"></span>'
+    return made
+
+
+def _segment(one: Segment, scale: _Scale) -> str:
+    place = scale.span(one.begin_s, one.end_s)
+    is_long = scale.percent(one.end_s) - scale.percent(one.begin_s) >= _NUMBERED + 2.5 * (one.attempt > 9)
+    number = str(one.attempt) if one.doing is Doing.RUNNING and is_long else ""
+    told = f"{one.doing.value}, attempt {one.attempt}, {seconds(one.begin_s)} to {seconds(one.end_s)}"
+    return (
+        f'<span class="s {one.doing.value} a{_colour(one.attempt)}" style="{place}" title="{told}">{number}</span>'
+    )
+
+
+def _fewer(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Of very many the longest."""
+    if len(segments) <= _MOST_SEGMENTS:
+        return segments
+    longest = sorted(segments, key=lambda one: one.begin_s - one.end_s)[:_MOST_SEGMENTS]
+    return sorted(longest, key=lambda one: one.begin_s)
+
+
+# -- steps and the axis ---------------------------------------------------------------------------
+
+
+def _steps(story: Story, scale: _Scale) -> str:
+    points = [point for stretch in story.curve for point in stretch.points]
+    if not points:
+        return f'<p class="note">{_NO_STEPS}</p>'
+    top = max(1, *(step for _, step in points))
+    still = "".join(
+        f'<span class="still" style="{scale.span(one.stands_s, one.goes_on_s)}"></span>'
+        for one in story.costs
+        if one.stands_s is not None and one.goes_on_s is not None and one.goes_on_s > one.stands_s
+    )
+    middle = top // 2
+    sides = "".join(
+        f'<span style="top:{100 - 100 * step / top:.2f}%">{step:,}</span>'
+        for step in dict.fromkeys((top, middle, 0))
+    )
+    at = f"{100 - 100 * middle / top:.2f}"
+    grid = f'<line class="grid" x1="0" x2="100" y1="{at}" y2="{at}"/>'
+    lines = "".join(_line(one, story.curve, scale, top) for one in story.curve)
+    return (
+        f'<div class="row steps"><div class="scale">{sides}</div><div class="track">{still}'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}'
+        f"{_backs(story.curve, scale, top)}{lines}</svg>"
+        f"{''.join(_dot(one, scale, top) for one in story.curve if len(one.points) == 1)}"
+        '<b class="of">step</b></div></div>'
+    )
+
+
+def _line(stretch: Stretch, curve: Sequence[Stretch], scale: _Scale, top: int) -> str:
+    most = max(2, _MOST_POINTS // len(curve))
+    each = max(1, -(-len(stretch.points) // most))
+    kept = [*stretch.points[::each], stretch.points[-1]]
+    text = " ".join(f"{scale.percent(at_s):.3f},{100 - 100 * step / top:.3f}" for at_s, step in kept)
+    return f'<polyline class="a{_colour(stretch.attempt)}" points="{text}"/>'
+
+
+def _dot(stretch: Stretch, scale: _Scale, top: int) -> str:
+    at_s, step = stretch.points[0]
+    place = f"left:{scale.at(at_s)};top:{100 - 100 * step / top:.3f}%"
+    return f'<span class="one a{_colour(stretch.attempt)}" style="{place}"></span>'
+
+
+def _backs(curve: Sequence[Stretch], scale: _Scale, top: int) -> str:
+    """From the last step of an attempt to the first of the next: what is lost goes down."""
+    made = []
+    for one, after in pairwise(curve):
+        (from_s, high), (to_s, low) = one.points[-1], after.points[0]
+        ends = f'x1="{scale.percent(from_s):.3f}" y1="{100 - 100 * high / top:.3f}"'
+        made.append(f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{100 - 100 * low / top:.3f}"/>')
+    return "".join(made)
+
+
+def _axis(scale: _Scale) -> str:
+    times = ticks(scale.end_s)
+    step = times[1] if len(times) > 1 else scale.end_s
+    spans = ""
+    for number, at_s in enumerate(times):
+        is_odd = number % 2 and len(times) > 4  # a narrow page has no room for them
+        kinds = f"{'last ' * (scale.percent(at_s) > 92)}{'odd' * bool(is_odd)}"
+        spans += f'<span class="{kinds}" style="left:{scale.at(at_s)}">{tick_text(at_s, step)}</span>'
+    return f'<div class="row"><i></i><div class="axis">{spans}</div></div>'

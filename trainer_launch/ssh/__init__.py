@@ -1,1 +1,0 @@
-"""ssh between the pods of an MPI job: the job's key, and what sshd and ssh are configured with."""

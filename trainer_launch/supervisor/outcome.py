@@ -1,0 +1,156 @@
+"""Report how a run ended: an exit code for the controller, a log line, the termination message for a person."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_BYTES = 4096  # kubelet reads no more
+_SUMMARY_BYTES = 1024
+_HINT_BYTES = 512
+_LINE_BYTES = 512
+_CUT = " [...]"
+WHAT_TO_DO = "What to do:"  # begins the last line
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Return what the pod ends with."""
+    if outcome.verdict is Verdict.STOPPED:
+        # A person's Ctrl-C is 130 to every shell; a controller sends SIGTERM.
+        return exit_codes.of_signal(signal.SIGINT) if outcome.stop_signal == signal.SIGINT else exit_codes.STOPPED
+    if outcome.verdict is Verdict.SUCCEEDED:
+        return exit_codes.SUCCEEDED
+    return outcome.failure.exit_code if outcome.failure else exit_codes.FAILED
+
+
+def placed(outcome: Outcome, node_rank: int | None, host: str) -> Outcome:
+    """Return the outcome with this pod's place, and the failure's; what the agent knows of that stands."""
+    outcome, failure = replace(outcome, node_rank=node_rank, host=host), outcome.failure
+    if failure is None:
+        return outcome
+    rank = node_rank if failure.node_rank is None else failure.node_rank
+    return replace(outcome, failure=replace(failure, node_rank=rank, host=failure.host or host))
+
+
+def summary(outcome: Outcome) -> str:
+    """Return one line that can be read alone."""
+    failure = outcome.failure
+    words = [f"reason={failure.reason if failure else outcome.verdict.value}"]
+    if failure:
+        words += _place(failure)
+    elif outcome.verdict is not Verdict.SUCCEEDED:
+        words += _named(node=outcome.node_rank, host=outcome.host or None)
+    code = exit_code(outcome)
+    again = failure.again if failure else None
+    words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code, again)]
+    words.append(f"seconds={outcome.took_s:.1f}")
+    if outcome.survivors:
+        words.append(f"survivors={len(outcome.survivors)}")
+    text = failure.message if failure else _how_all_ended(outcome)
+    return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
+
+
+def refusal(message: str, code: int, host: str) -> str:
+    """Return the termination message of a run that could not begin."""
+    line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(code)])
+    return _cut(f"{line} | {_one_line(message)}\n", LAST_WORDS_BYTES)
+
+
+def last_words(outcome: Outcome) -> str:
+    """Return the termination message: the summary, the failed worker's last lines, the evidence, what to do."""
+    first = summary(outcome)
+    failure = outcome.failure
+    if failure is None and not outcome.survivors:
+        return first + "\n"
+    hint = f"{WHAT_TO_DO} {_one_line(failure.hint)}" if failure and failure.hint else ""
+    stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
+    shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
+    ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, hint) if text]
+    room = LAST_WORDS_BYTES - sum(_size(line) for line in (first, *ends))
+    lines = _latest(failure.last_lines, room) if failure else []
+    return "\n".join([first, *lines, *ends]) + "\n"
+
+
+def fitted(text: str) -> str:
+    """Cut a text to what kubelet reads of it."""
+    return _cut(text, LAST_WORDS_BYTES)
+
+
+def write_last_words(text: str, path: str, *, create: bool = False) -> None:
+    """Write in place: the file may be a bind mount, which can be neither removed nor replaced."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    try:
+        fd = os.open(path, flags, 0o644)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.ftruncate(fd, 0)
+            os.write(fd, text.encode(errors="replace"))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        log.warning("cannot write the termination message to %s: %s", path, error.strerror)
+
+
+def _place(failure: Failure) -> list[str]:
+    words = _named(rank=failure.rank, node=failure.node_rank, host=failure.host)
+    return words if failure.signal is None else [*words, f"signal={_signal_name(failure.signal)}"]
+
+
+def _named(**values: object) -> list[str]:
+    return [f"{name}={value}" for name, value in values.items() if value is not None]
+
+
+def _retryable(code: int, again: bool | None = None) -> list[str]:
+    """What a controller will do with the code, unless the cause says that it would be in vain."""
+    retryable = exit_codes.retryable(code) if again is None else again
+    return [] if retryable is None else [f"retryable={str(retryable).lower()}"]
+
+
+def _how_all_ended(outcome: Outcome) -> str:
+    """Name the processes that did not end with 0, as they were stopped."""
+    ends = [f"{end.process} ended with {end.exit_code}" for end in outcome.exits if end.exit_code != 0]
+    return ", ".join(ends[:5])
+
+
+def _latest(lines: Sequence[str], room: int) -> list[str]:
+    """Return as many of the last lines as fit; the very last one matters most."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        short = _cut(line, _LINE_BYTES)
+        room -= _size(short)
+        if room < 0:
+            break
+        kept.insert(0, short)
+    return kept
+
+
+def _size(line: str) -> int:
+    return len(line.encode(errors="replace")) + 1
+
+
+def _cut(text: str, limit: int) -> str:
+    """Shorten to `limit` bytes of UTF-8, never inside a character."""
+    data = text.encode(errors="replace")
+    if len(data) <= limit:
+        return data.decode()
+    end = _CUT + ("\n" if text.endswith("\n") else "")
+    return data[: limit - len(end)].decode(errors="ignore") + end
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,156 @@
+"""Keep a flood of lines out of the log: fold equal lines of many ranks, and limit the lines per second. Pure.
+
+The lines kept for the diagnosis are complete, whatever is left out here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainer_launch.model.units import counted
+
+FOLD_S = 1.0  # in which the same line of other ranks is folded into the first one
+LEAST_RANKS = 3  # lines of fewer ranks are not folded
+BULK_BYTES = 16 * 1024  # larger blocks of one pipe are bulk output: no work per line
+_MOST_LINES = 1000  # remembered at a time
+_SECOND_S = 1.0
+
+Clock = Callable[[], float]
+
+_SUMMARY = re.compile(r" \(\u00d7 [0-9]+ ranks\)$")
+
+
+def is_summary(line: str) -> bool:
+    """Whether this line only tells how many ranks wrote an earlier one."""
+    return _SUMMARY.search(line) is not None
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line that was shown, and which ranks have written it."""
+
+    prefix: bytes
+    at_s: float
+    ranks: set[int] = field(default_factory=set)
+
+
+class Fold:
+    """Lines of one process's ranks: the first is shown, and how many ranks have written it a second later."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.members: set[int] = set()  # all ranks whose lines come here
+        self._lines: dict[bytes, _Line] = {}  # oldest first
+
+    def pass_on(self, rank: int, prefix: bytes, body: bytes) -> bytes:
+        """Whole lines without those that another rank has just written."""
+        if len(self.members) < LEAST_RANKS or len(body) > BULK_BYTES:
+            return body
+        now_s = self._clock()
+        return b"".join(line for line in body.splitlines(keepends=True) if self._is_new(rank, prefix, line, now_s))
+
+    def _is_new(self, rank: int, prefix: bytes, line: bytes, now_s: float) -> bool:
+        if not line.endswith(b"\n") or not line.strip() or len(self._lines) >= _MOST_LINES:
+            return True
+        known = self._lines.get(line)
+        if known is None or now_s >= known.at_s + FOLD_S:
+            if known is None:
+                self._lines[line] = _Line(prefix, now_s, {rank})
+            return True
+        if rank in known.ranks:
+            return True  # a rank that repeats itself means it
+        known.ranks.add(rank)
+        return False
+
+    @property
+    def due_s(self) -> float | None:
+        """When the oldest line is told, None: never."""
+        return next((line.at_s + FOLD_S for line in self._lines.values()), None)
+
+    def told(self, now_s: float | None) -> bytes:
+        """The lines that are due, each with its number of ranks; None: all."""
+        due = [text for text, line in self._lines.items() if now_s is None or now_s >= line.at_s + FOLD_S]
+        found = [(text, self._lines.pop(text)) for text in due]
+        return b"".join(
+            line.prefix + text.rstrip(b"\r\n") + f" (\u00d7 {len(line.ranks)} ranks)\n".encode()
+            for text, line in found
+            if len(line.ranks) > 1
+        )
+
+
+class Limit:
+    """So many lines a second of one stream; how many were dropped is told when the second is over."""
+
+    def __init__(self, lines_per_s: int, clock: Clock) -> None:
+        self._lines_per_s = lines_per_s
+        self._clock = clock
+        self._since_s = float("-inf")
+        self._used = 0
+        self._dropped = 0
+
+    def pass_on(self, body: bytes) -> bytes:
+        """Whole lines, as many as there is room for."""
+        now_s = self._clock()
+        told = self.told(now_s)
+        if now_s >= self._since_s + _SECOND_S:
+            self._since_s, self._used = now_s, 0
+        lines = body.splitlines(keepends=True)
+        shown = lines[: self._lines_per_s - self._used]
+        self._used += len(shown)
+        self._dropped += len(lines) - len(shown)
+        return told + b"".join(shown)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the number of dropped lines is told, None: there are none."""
+        return self._since_s + _SECOND_S if self._dropped else None
+
+    def told(self, now_s: float | None) -> bytes:
+        """The number of dropped lines, when it is due; None: now."""
+        due_s = self.due_s
+        if due_s is None or (now_s is not None and now_s < due_s):
+            return b""
+        dropped, self._dropped = self._dropped, 0
+        return f"... {counted(dropped, 'line')} dropped (--output-limit {self._lines_per_s})\n".encode()
+
+
+class Flood:
+    """All of it for one launcher."""
+
+    def __init__(self, *, lines_per_s: int = 0, clock: Clock) -> None:
+        self.lines_per_s = lines_per_s  # 0: no limit
+        self._clock = clock
+        self._folds: dict[tuple[str, int], Fold] = {}  # by process and stream
+        self._limits: list[tuple[int, bytes, Limit]] = []  # stream, prefix
+
+    def gate(self, process: str, stream: int, rank: int | None, prefix: bytes) -> Callable[[bytes], bytes]:
+        """What the whole lines of one pipe go through."""
+        fold = self._folds.setdefault((process, stream), Fold(self._clock))
+        limit = Limit(self.lines_per_s, self._clock) if self.lines_per_s else None
+        if limit is not None:
+            self._limits.append((stream, prefix, limit))
+        if rank is not None:
+            fold.members.add(rank)
+
+        def passed_on(body: bytes) -> bytes:
+            if rank is not None and prefix:
+                body = fold.pass_on(rank, prefix, body)
+            return body if limit is None else limit.pass_on(body)
+
+        return passed_on
+
+    @property
+    def due_s(self) -> float | None:
+        """When something is to be told, None: never."""
+        times = [fold.due_s for fold in self._folds.values()] + [limit.due_s for _, _, limit in self._limits]
+        return min((time for time in times if time is not None), default=None)
+
+    def told(self, now_s: float | None) -> list[tuple[int, bytes]]:
+        """What is due on each stream; None: all there is."""
+        folded = [(stream, fold.told(now_s)) for (_, stream), fold in self._folds.items()]
+        dropped = [(stream, prefix, limit.told(now_s)) for stream, prefix, limit in self._limits]
+        return [one for one in folded if one[1]] + [
+            (stream, prefix + text) for stream, prefix, text in dropped if text
+        ]

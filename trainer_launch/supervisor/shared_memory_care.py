@@ -1,0 +1,101 @@
+"""What `run` does about shared memory: enough of it before the start, none of it left over after each end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from trainer_launch.host import shm
+from trainer_launch.host.deadline_call import try_out
+from trainer_launch.host.shm_leftovers import Ground
+from trainer_launch.model import Job, Topology
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import MIB
+from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning.command import Command
+from trainer_launch.planning.gather import Reading
+from trainer_launch.planning.shared_memory import Decision, Need, decide
+from trainer_launch.planning.topology import hosts_no_rank
+
+_MPI = ("mpirun", "sshd")
+_TRY_S = 5.0  # it takes 50 ms
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
+    """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
+    ground = Ground(os.uname().nodename)
+
+    def sweep() -> None:
+        removed = ground.sweep()
+        if removed.count:
+            _log.info("%s", removed)
+
+    if ground.removed.count:
+        _log.info("%s of this container's previous run", ground.removed)
+    try:
+        yield sweep
+    finally:
+        sweep()
+        ground.close()
+
+
+def decided(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+    """What to do about the size of /dev/shm; nothing is done yet.
+
+    Raises:
+        UsageError: --shm-size is no size.
+    """
+    return decide(reading.host, _need(reading, topology), settings.shm_size)
+
+
+def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+    """Do it, or say what would help.
+
+    Raises:
+        UsageError: --shm-size is no size.
+    """
+    decision = decided(reading, topology, settings)
+    if decision.enlarge_to is not None:
+        try:
+            room = shm.enlarge(decision.enlarge_to)
+            _log.info("enlarged /dev/shm to %.0f MiB", room.size_bytes / MIB)
+        except NodeError:  # a user namespace's CAP_SYS_ADMIN is not enough
+            reading = replace(reading, host=replace(reading.host, may_enlarge_shm=False))
+            decision = decided(reading, topology, settings)
+    if decision.warning:
+        _log.warning("%s", decision.warning)
+    return decision
+
+
+def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -> bool:
+    """Whether Open MPI's ranks may not read each other's memory here; tried in a child, and only for MPI."""
+    if job.engine not in _MPI and not (command and typed_mpirun.is_mpirun(command.argv[0])):
+        return False
+    tried = try_out("copy", "-", _TRY_S)
+    is_refused = tried.errno is not None and tried.stage == "process_vm_readv"
+    if is_refused and say:
+        _log.info(
+            "process_vm_readv is refused in this container (%s), as by the default seccomp profile: "
+            "Open MPI is told to copy through shared memory",
+            os.strerror(tried.errno or 0),
+        )
+    return is_refused
+
+
+def _need(reading: Reading, topology: Topology) -> Need:
+    job = reading.job
+    if job.role == "rank":
+        return Need()  # one of several processes in a pod that somebody else owns
+    if hosts_no_rank(job):
+        return Need(workers=0)
+    gpus, is_mpi = reading.host.gpus.count, job.engine in _MPI
+    if job.nproc_per_node is None and is_mpi:
+        # Only the job's launcher knows; two are the least that share anything.
+        return Need(workers=max(gpus, 2), on_gpus=gpus > 0, is_mpi=True, is_guess=True)
+    return Need(workers=topology.local_world_size or 1, on_gpus=gpus > 0, is_mpi=is_mpi)

@@ -1,0 +1,200 @@
+"""This node's training processes, as the hang watch needs them: found, sampled, asked for their stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from trainer_launch.host import process_activity, process_tree, runtime_directory, stacks
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
+from trainer_launch.supervisor.hang_detection import Sample, Worker
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
+_MAX_BYTES = 1 << 20  # of any file that is read
+_ANSWER_S = 0.5  # for one process to write its stacks
+_ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
+_LOOK_S = 0.005
+
+Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker of torch's a process is."""
+
+    rank: int
+    local_rank: int
+    stacks: str | None = None  # where it writes its threads' stacks when it is asked
+    error_file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where signs of life come from."""
+
+    pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
+    heard: Callable[[str], int]  # bytes that a process has written so far
+    run_dir: str  # where workers say who they are, and how far
+    progress_file: str | None = None  # a file of the user's that changes with progress
+    place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
+    below_torchrun: bool = False  # these processes are torchruns: their children are the workers
+
+
+class Workers:
+    """The workers that are alive now."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._files = LiveFiles(_MAX_BYTES)
+        self._ranked: dict[tuple[int, int], Place] = {}  # children of a torchrun, by pid and start
+
+    def look(self) -> dict[Worker, Sample]:
+        """Take one sample of each."""
+        below = _by_parent(process_tree.descendants(os.getpid()))
+        samples = {}
+        for name, pid in self._sources.pids().items():
+            for worker in self._find(name, pid, below):
+                sample = self._sample(name, worker, below)
+                if sample is not None:
+                    samples[worker] = sample
+        return samples
+
+    def children(self, worker: Worker) -> tuple[process_tree.Entry, ...]:
+        """Everything alive below a worker, such as its data loaders."""
+        return _subtree(worker.pid, _by_parent(process_tree.descendants(os.getpid())))
+
+    def ask_all(self, workers: Iterable[Worker]) -> dict[int, str]:
+        """Let every worker and what it has forked write their stacks; texts by pid, of those who could."""
+        end_s = time.monotonic() + _ALL_ANSWERS_S
+        texts = {}
+        for worker in workers:
+            for pid in (worker.pid, *[entry.pid for entry in self.children(worker)]):
+                text = self._ask(worker, pid, min(end_s, time.monotonic() + _ANSWER_S))
+                if text:
+                    texts[pid] = text
+        return texts
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
+        if self._sources.below_torchrun:
+            return [worker for entry in below.get(pid, ()) if (worker := self._of_torchrun(entry)) is not None]
+        entry = process_tree.read(pid)
+        if entry is None or entry.state in "ZX":
+            return []
+        place = self._sources.place_of(name)
+        known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
+        return [Worker(name, pid, entry.started, *known)]
+
+    def _of_torchrun(self, entry: process_tree.Entry) -> Worker | None:
+        """A worker leads a session of its own and has a rank; torchrun has other children, too."""
+        if entry.session != entry.pid:
+            return None
+        place = self._ranked.get(entry.key) or ranked(entry.pid)
+        if place is None:  # or a worker that has not begun its program yet
+            return None
+        self._ranked[entry.key] = place
+        return Worker(f"rank {place.rank}", entry.pid, entry.started, place.rank, place.local_rank)
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def _sample(self, name: str, worker: Worker, below: Below) -> Sample | None:
+        own = process_activity.read(worker.pid)
+        if own is None:
+            return None
+        others = [process_activity.read(entry.pid) for entry in _subtree(worker.pid, below)]
+        seen = [own, *[one for one in others if one is not None]]
+        pids = (worker.pid, *[entry.pid for entry in _subtree(worker.pid, below)])
+        return Sample(
+            state=own.state,
+            cpu_s=sum(one.cpu_s for one in seen),
+            switches=max(one.switches for one in seen),
+            signs=(*self._signs(name, worker), *_written(pids)),
+        )
+
+    def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
+        sources = self._sources
+        report = f"{sources.run_dir}/{runtime_directory.PROGRESS}{worker.local_rank or 0}{runtime_directory.PROGRESS_END}"
+        file = sources.progress_file
+        changed = _changed(file) if file else 0
+        return sources.heard(name), _changed(report), changed
+
+    # -- stacks -------------------------------------------------------------------------------
+
+    def _ask(self, worker: Worker, pid: int, until_s: float) -> str:
+        """Let one process write its stacks; "" when it has no handler, or does not come to it."""
+        seen = process_activity.read(pid)
+        if worker.stacks is None or seen is None or seen.state in "TtDZX":
+            return ""
+        if not stacks.catches(pid, STACKS_SIGNAL):
+            return ""
+        before = _size(worker.stacks)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, STACKS_SIGNAL)
+        size = before
+        while time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            last, size = size, _size(worker.stacks)
+            if last == size > before:
+                break  # it has stopped growing
+        return _tail(worker.stacks, before)
+
+
+def ranked(pid: int) -> Place | None:
+    """Which worker of torch's a process is, by what it was started with."""
+    env = process_tree.environment(pid) or {}
+    rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
+    return None if rank is None or local_rank is None else Place(rank, local_rank)
+
+
+def _by_parent(entries: Iterable[process_tree.Entry]) -> Below:
+    found: dict[int, tuple[process_tree.Entry, ...]] = {}
+    for entry in entries:
+        found[entry.parent] = (*found.get(entry.parent, ()), entry)
+    return found
+
+
+def _subtree(pid: int, below: Below) -> tuple[process_tree.Entry, ...]:
+    children = below.get(pid, ())
+    return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
+
+
+def _written(pids: Iterable[int]) -> tuple[int, ...]:
+    """When output that goes to files was last written: torch's --redirects, a shell's `> log`."""
+    times = set()
+    for pid in pids:
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{stream}")
+                if stat.S_ISREG(found.st_mode):
+                    times.add(found.st_mtime_ns)
+    return (max(times, default=0),)
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _tail(path: str, start: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
