@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PLUGIN_FOLDERS = ("contracts", "engines", "preflight")
+PLUGIN_FOLDERS = ("contracts", "planning/engines", "preflight/container", "preflight/gpu")
 
 
 def name_of(path: Path) -> str:
@@ -43,10 +43,14 @@ def imports_of(path: Path) -> set[str]:
 
 
 def is_plugin(path: Path) -> bool:
-    """Whether a file is a contract, an engine or a check: those define NAME at their top; helpers do not."""
-    return any(
+    """Whether a file is a contract, an engine or a check: those define NAME and what they do; helpers do not."""
+    body = tree_of(path).body
+    has_name = any(
         isinstance(node, ast.Assign | ast.AnnAssign) and "NAME" in map(ast.unparse, targets_of(node))
-        for node in tree_of(path).body
+        for node in body
+    )
+    return has_name and any(
+        isinstance(node, ast.FunctionDef) and node.name in {"read", "plan", "check"} for node in body
     )
 
 

@@ -10,15 +10,14 @@ from tests.house.package import FILES, PACKAGE, ROOT, imports_of
 
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-ENTRANCES = ("__init__.py", "__main__.py", "cli.py", "api.py")  # what people start or import; nothing imports them
 
 
 def room_of(path: Path) -> str:
-    """The folder that a file is in; of the files at the top, `entrances` are ENTRANCES, and `words` all others."""
+    """The folder that a file is in; those at the top are `entrances`."""
     inside = path.relative_to(PACKAGE)
     if len(inside.parts) > 1:
         return inside.parts[0]
-    return "entrances" if inside.name in ENTRANCES else "words"
+    return "entrances"
 
 
 @cache

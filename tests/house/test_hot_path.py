@@ -40,7 +40,7 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     )
     loaded = set(python("-c", code).stdout.split())
     assert HEAVY.isdisjoint(loaded)
-    others = ("manifest", "mpicheck", "preflight", "rehearsal", "rollcall", "gpus", "child", "supervisor.watch")
+    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi.agent")
     ours = tuple(f"trainer_launch.{name}" for name in others)
     assert sorted(name for name in loaded if name.startswith(ours)) == []
 
@@ -48,12 +48,12 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
 def test_a_module_that_is_loaded_later_is_the_module_itself() -> None:
     code = (
         "import sys\n"
-        "from trainer_launch import later\n"
-        "with later.loaded('json'):\n"
+        "from trainer_launch.model import lazy_module\n"
+        "with lazy_module.loaded('json'):\n"
         "    import json as early\n"
         "assert 'json' not in sys.modules\n"
         "print(early.dumps([1]), early.dumps is sys.modules['json'].dumps)\n"
-        "with later.loaded('csv'):\n"
+        "with lazy_module.loaded('csv'):\n"
         "    from csv import reader\n"
         "import csv\n"
         "print(csv.reader is reader)"
@@ -61,9 +61,9 @@ def test_a_module_that_is_loaded_later_is_the_module_itself() -> None:
     assert python("-c", code).stdout.split() == ["[1]", "True", "True"]
 
 
-@pytest.mark.parametrize("agent", ["mpi_agent", "horovod_agent"])
+@pytest.mark.parametrize("agent", ["agent", "horovod_agent"])
 def test_an_agent_loads_no_contract(agent: str) -> None:
     """PID 1 has read the pod already."""
-    code = f"import sys, trainer_launch.child.{agent}; print(*sys.modules)"
+    code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"
     loaded = python("-c", code).stdout.split()
     assert not [name for name in loaded if name.startswith("trainer_launch.contracts")]

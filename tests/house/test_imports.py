@@ -21,40 +21,42 @@ from tests.house.package import (
 )
 
 OURS = "trainer_launch"
-WORDS = {
-    "model.py": {"frozen", "places", "signals"},
-    "places.py": {"frozen"},
-    "signals.py": {"errors"},
-    "exits.py": set(),
-    "errors.py": {"exits"},
-    "findings.py": {"exits", "frozen"},
-    "sizes.py": set(),
-    "frozen.py": set(),
+BASE = {
+    "model/__init__.py": {"addresses", "frozen", "signal_policy"},
+    "model/addresses.py": {"frozen"},
+    "model/signal_policy.py": {"errors"},
+    "model/exit_codes.py": set(),
+    "model/errors.py": {"exit_codes"},
+    "model/findings.py": {"exit_codes", "frozen"},
+    "model/units.py": set(),
+    "model/frozen.py": set(),
 }
-PURE_ROOMS = ("engines/", "manifest/", "rehearsal/")
+PURE_FOLDERS = ("contracts/", "planning/engines/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = ("pytorch/forked_process.py", "pytorch/call.py", "pytorch/caller_fork.py")
+OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/horovod_ssh.py")
 READS_ENVIRONMENT = (
-    *("cli.py", "commands/", "settings.py", "child/", *OF_WORKERS),
-    "pytorch/hidden_imports.py",
-    "reporting.py",
+    *("cli.py", "commands/", "model/settings.py", "planning/gather.py", *OF_CHILDREN, *OF_WORKERS),
+    *("pytorch/hidden_imports.py", "pytorch/function_launch.py"),
+    *("observability/report.py", "observability/termination_message.py", "mpi/host_table.py"),
+    *("rehearsal/kubelet/", "rehearsal/faults/isolation.py", "rehearsal/report/audience.py"),
 )
-WRITES_ENVIRONMENT = ("child/", *OF_WORKERS)  # its own process's, before the program begins
+WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 
 each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
 def is_pure(path: Path) -> bool:
-    """Whether a file is in a room of deciders, or says of itself in its first lines that it is one."""
+    """Whether a file is in a folder of deciders, or says of itself in its first lines that it is one."""
     words = (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
-    return name_of(path).startswith(PURE_ROOMS) or SAYS_PURE.search(words) is not None
+    return name_of(path).startswith(PURE_FOLDERS) or SAYS_PURE.search(words) is not None
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in WORDS], ids=name_of)
-def test_words_import_no_other_room(path: Path) -> None:
-    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith(OURS + ".")}
-    assert ours <= WORDS[name_of(path)]
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in BASE], ids=name_of)
+def test_the_base_imports_nothing_but_itself(path: Path) -> None:
+    ours = {name.removeprefix(f"{OURS}.model.") for name in imports_of(path) if name.startswith(OURS)}
+    assert {name.split(".")[0] for name in ours - {f"{OURS}.model"}} <= BASE[name_of(path)]
 
 
 @pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
@@ -76,9 +78,9 @@ def test_deciders_cannot_do_anything(path: Path) -> None:
 
 @each_file
 def test_nothing_imports_what_runs_in_children(path: Path) -> None:
-    if not name_of(path).startswith("child/"):
-        found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.child.")}
-        assert not found, "child/ is started with `python -m`, never imported"
+    if not name_of(path).startswith(("preflight/children/", "rehearsal/report/timeline_png.py")):
+        found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")}
+        assert not found, "these programs are started by path, never imported"
 
 
 @each_file
@@ -95,7 +97,7 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 
 ONE_PLACE = {
     "os.replace": (
-        "replacing.py",
+        "host/atomic_file.py",
         "preflight/children/heatmap.py",
     ),  # the last is started by path, and has nothing of ours
     # The second is started by path as well; the last is a shell's text.

@@ -11,15 +11,20 @@ import pytest
 from tests.house.package import ROOT, module_of, plugins_in
 from trainer_launch.model.settings import Settings
 
-REGISTRIES = {"contracts": "CONTRACTS", "engines": "ENGINES", "preflight": "CHECKS"}
+REGISTRIES = {
+    "contracts": ("contracts.CONTRACTS", ["contracts"]),
+    "engines": ("planning.engines.ENGINES", ["planning/engines"]),
+    "preflight": ("preflight.CHECKS", ["preflight/container", "preflight/gpu"]),
+}
 
 each_registry = pytest.mark.parametrize("folder", REGISTRIES)
 
 
 def listed_in(folder: str) -> list[ModuleType]:
     """The modules of a registry, in its order; a registry holds modules or, to load fewer of them, their names."""
-    package = import_module(f"trainer_launch.{folder}")
-    entries: tuple[ModuleType | str, ...] = getattr(package, REGISTRIES[folder])
+    name, _, registry = REGISTRIES[folder][0].rpartition(".")
+    package = import_module(f"trainer_launch.{name}")
+    entries: tuple[ModuleType | str, ...] = getattr(package, registry)
     return [
         entry if isinstance(entry, ModuleType) else import_module(f"{package.__name__}.{entry.rpartition('.')[2]}")
         for entry in entries
@@ -28,7 +33,9 @@ def listed_in(folder: str) -> list[ModuleType]:
 
 @each_registry
 def test_every_file_is_listed(folder: str) -> None:
-    assert sorted(module.__name__ for module in listed_in(folder)) == sorted(map(module_of, plugins_in(folder)))
+    assert sorted(module.__name__ for module in listed_in(folder)) == sorted(
+        module_of(path) for place in REGISTRIES[folder][1] for path in plugins_in(place)
+    )
 
 
 @each_registry

@@ -16,7 +16,8 @@ MAX_FUNCTION_LINES = 50
 ONE_CATCH_ALL = "preflight/__init__.py"  # a check that is wrong must not stop the job
 # They run users' code, or what nobody above would tell.
 IN_CHILDREN = (
-    "child/",
+    "preflight/children/",
+    "pytorch/torchrun_rendezvous.py",
     "pytorch/fork_server_process.py",
     "pytorch/forked_process.py",
     "pytorch/call.py",

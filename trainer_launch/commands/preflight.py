@@ -102,7 +102,7 @@ def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
     chosen = preflight.names_in(settings.only, "--only", others)
     skipped = preflight.names_in(settings.skip, "--skip", others)
     fatal = preflight.names_in(settings.fatal, "--fatal", others)
-    of_pairs, _ = thresholds.parse(settings.threshold)
+    thresholds.parse(settings.threshold)
     reference_values.load(settings.reference)
     ports_of(settings)
     report_files.check(_files(settings))
@@ -115,18 +115,8 @@ def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
     if alone is None:
         told = _together(subject, checks, settings, skipped, fatal, doing)
     else:
-        told = _alone(subject, checks, settings, skipped, fatal)
-        if launcher_checks.concerns(subject):
-            wanted = [
-                name for name in launcher_checks.CHECKS if name not in skipped and name in (chosen or (name,))
-            ]
-            doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
-            found = launcher_checks.findings(
-                subject, settings, of_pairs, wanted, settings.deadline - told.report.took_s
-            )
-            findings = (*told.report.findings, *(raised(one, fatal) for one in found))
-            told = replace(told, report=replace(told.report, findings=findings))
-        elif subject.has_peers and not chosen:
+        told = _without_others(subject, checks, settings, (chosen, skipped, fatal), doing)
+        if subject.has_peers and not chosen and not launcher_checks.concerns(subject):
             findings = (*told.report.findings, ending.not_held(alone))
             told = replace(told, report=replace(told.report, findings=findings))
     told = replace(told, report=replace(told.report, silenced=skipped))
@@ -142,6 +132,30 @@ def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
         failing = participation.failing_nodes(told.all_nodes or report.findings)
         report_files.write("--report", participation.beside(settings.report), failing)
     return code
+
+
+def _without_others(
+    subject: Subject,
+    checks: Sequence[ModuleType],
+    settings: Settings,
+    names: tuple[Sequence[str], Sequence[str], Sequence[str]],
+    doing: stop_message.Doing,
+) -> _Told:
+    """This container, and an MPI launcher's hosts; `names` are the chosen, skipped and fatal checks."""
+    from trainer_launch.preflight import thresholds
+    from trainer_launch.preflight.mpi import launcher_checks
+
+    chosen, skipped, fatal = names
+    told = _alone(subject, checks, settings, skipped, fatal)
+    if not launcher_checks.concerns(subject):
+        return told
+    wanted = [name for name in launcher_checks.CHECKS if name not in skipped and name in (chosen or (name,))]
+    doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
+    of_pairs, _ = thresholds.parse(settings.threshold)
+    left_s = settings.deadline - told.report.took_s
+    found = launcher_checks.findings(subject, settings, of_pairs, wanted, left_s)
+    findings = (*told.report.findings, *(raised(one, fatal) for one in found))
+    return replace(told, report=replace(told.report, findings=findings))
 
 
 def _alone(
