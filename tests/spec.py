@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 def files(room: str = "*") -> list[Path]:
     """The files of tests of a room, or of all, in the order of their names."""
-    return sorted(TESTS.glob(f"{room}/test_*.py"))
+    return sorted(TESTS.glob(f"{room}/**/test_*.py"))
 
 
 def purpose(path: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.package import ROOT
 from tests.cli.launching import launch
-from tests.house.package import ROOT
 
 V2 = {
     "PET_NNODES": "2",

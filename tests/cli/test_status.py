@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import launch, script, start
+from tests.observability.exposition import parse
+from tests.observability.statusserver import PATH, StatusServer, make_certificates
 from tests.process.world import PID1, require_namespaces
 from tests.schemas.validator import violations
-from tests.status.exposition import parse
-from tests.status.statusserver import PATH, StatusServer, make_certificates
 from tests.waiting import eventually
 from trainer_launch.host.sockets import free_port
 

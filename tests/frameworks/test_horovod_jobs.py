@@ -20,7 +20,7 @@ import pytest
 
 from tests.frameworks import building
 from tests.hosts.network import Host, hosts
-from tests.ssh.secrets import require_openssh, secret
+from tests.mpi.ssh.secrets import require_openssh, secret
 from tests.waiting import eventually
 
 pytestmark = [

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.cli.launching import launch
-from tests.manifest.manifests import job_of, pytorch, replica
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod

@@ -24,7 +24,7 @@ import pytest
 from tests.cli.launching import script, start
 from tests.conftest import require
 from tests.fuzz import hostile
-from tests.status import statusserver
+from tests.observability import statusserver
 from tests.waiting import eventually
 from trainer_launch.contracts.trainer_status import StatusEndpoint
 from trainer_launch.host import sockets

@@ -16,8 +16,8 @@ import psutil
 from tests.cli.launching import LAUNCHER
 from tests.conftest import require
 from tests.hosts.network import Host, hosts
-from tests.ssh import pods
-from tests.ssh.secrets import require_openssh, secret
+from tests.mpi.ssh import pods
+from tests.mpi.ssh.secrets import require_openssh, secret
 from tests.waiting import eventually
 
 PORT = 2222

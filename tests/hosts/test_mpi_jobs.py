@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.mpi import Job, job, no_strays
-from tests.ssh.secrets import secret
+from tests.mpi.ssh.secrets import secret
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.manifest.manifests import job_of, replica
+from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pods import pods

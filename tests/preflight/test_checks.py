@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gpus.test_faults import FAULTS
+from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight

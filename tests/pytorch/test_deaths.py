@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.api import script as api
 from tests.cli.launching import Started, script, start
 from tests.conftest import require
 from tests.process.world import end_all, survivors
+from tests.pytorch.launch import script as api
 from tests.waiting import eventually
 from trainer_launch.host.sockets import free_port
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.manifest.manifests import job_of, pytorch, replica
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pods import pods
 from trainer_launch.rehearsal.report import history_entries

@@ -88,7 +88,7 @@ def test_the_sdist_has_all_that_its_tests_need(dist: tuple[Path, Path], tmp_path
     if tracked.returncode == 0:
         kept = {name for name in tracked.stdout.split("\0") if (ROOT / name).is_file() and "/raw/" not in name}
         assert kept - names == set()
-    some = ("tests/contracts/test_cases.py", "tests/house/test_pages.py", "tests/cli/test_explain.py")
+    some = ("tests/contracts/test_cases.py", "tests/architecture/test_pages.py", "tests/cli/test_explain.py")
     tested = run((sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *some), tmp_path / NAME)
     assert tested.returncode == 0, tested.stdout[-3000:]
 

@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from tests.cli.launching import launch
 from tests.contracts.test_cases import FILES, name_of
-from tests.coordinator.test_table import joined, running
-from tests.coordinator.world import World
+from tests.membership.test_table import joined, running
+from tests.membership.world import World
 from tests.preflight.test_outputs import made as preflight_report
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command

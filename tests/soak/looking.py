@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.observability import exposition
 from tests.soak.faults import NODES
 from tests.soak.pods import METRICS_PORT, Pods
-from tests.status import exposition
 from tests.survival.jobs import status_in
 from trainer_launch.observability.events import EVENTS, LINE_BYTES
 

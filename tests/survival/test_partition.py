@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.process,
     pytest.mark.timeout(180),
-    pytest.mark.long("tests/coordinator/test_divided.py"),
+    pytest.mark.long("tests/membership/test_divided.py"),
 ]
 
 

@@ -1,0 +1,106 @@
+"""The example diffs of CONTRIBUTING.md on a copy of the tree: one file each, and the house still stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.package import ROOT
+from tests.architecture.rooms import CONTRIBUTING
+from tests.conftest import require
+
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "build")
+# This file, and what takes seconds and has nothing to do with plug-ins.
+NOT_AGAIN = ("test_examples.py", "test_timeouts.py", "test_hot_path.py")
+EXAMPLES = {
+    found[1]: found[2]
+    for found in re.finditer(
+        r"^## Adding an? (\w+)$(?:(?!^## ).)*?^```diff\n(.*?)^```$",
+        CONTRIBUTING.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this tree with all examples applied."""
+    require(shutil.which("git"), "it needs git, which applies the diffs")
+    copy = tmp_path_factory.mktemp("examples") / "a tree"
+    shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)}
+    for name, diff in EXAMPLES.items():
+        argv = ("git", "apply", "-p1", "-")
+        applied = subprocess.run(argv, input=diff, cwd=copy, env=env, text=True, capture_output=True, timeout=30)
+        assert applied.returncode == 0, f"the example of {name}: {applied.stderr}"
+    return copy
+
+
+def run(copy: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Start Python in the copy, with only the copy's modules to be found."""
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRAINER_LAUNCH_"))
+    }
+    return subprocess.run(
+        (sys.executable, *words),
+        cwd=copy,
+        env={**clean, "PYTHONPATH": str(copy), **env},
+        text=True,
+        capture_output=True,
+        timeout=500,
+    )
+
+
+def test_there_is_an_example_for_each_kind_of_plug_in() -> None:
+    assert set(EXAMPLES) == {"contract", "check", "engine"}
+
+
+@pytest.mark.parametrize("kind", ["contract", "check", "engine"])
+def test_an_example_adds_one_file_to_the_package(kind: str) -> None:
+    assert len(re.findall(r"^--- /dev/null\n\+\+\+ b/trainer_launch/", EXAMPLES[kind], re.MULTILINE)) == 1
+
+
+@pytest.mark.process
+def test_the_new_contract_is_detected(extended: Path) -> None:
+    pod = {"ACME_NODES": "4", "ACME_NODE": "3", "ACME_FIRST": "pod-0.acme:29500"}
+    explained = json.loads(run(extended, "-m", "trainer_launch", "explain", "--json", "--", "a.sh", **pod).stdout)
+    assert (explained["contract"], explained["plan"]["node_rank"]) == ("acme", 3)
+
+
+@pytest.mark.process
+def test_the_new_check_is_reported(extended: Path) -> None:
+    words = ("preflight", "--level", "container", "--only", "omp-threads", "--", "true")
+    ended = run(extended, "-m", "trainer_launch", *words, OMP_NUM_THREADS="99999")
+    assert "WARN omp-threads" in ended.stdout + ended.stderr
+    assert ended.returncode == 0
+
+
+@pytest.mark.process
+def test_the_new_engine_plans(extended: Path) -> None:
+    words = ("explain", "--json", "--nproc-per-node", "2", "--", "julia", "train.jl")
+    plan = json.loads(run(extended, "-m", "trainer_launch", *words).stdout)["plan"]
+    assert plan["engine"] == "julia"
+    assert plan["processes"][0]["argv"] == ["julia", "-p", "2", "train.jl"]
+    assert json.loads(run(extended, "-m", "trainer_launch", *words[:2], "--engine", "julia", *words[2:]).stdout)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_the_house_still_stands_and_the_examples_own_tests_pass(extended: Path) -> None:
+    """All house tests on the copy, and those to which the examples add a row."""
+    rows = ("tests/contracts/test_cases.py", "tests/preflight/test_checks.py", "tests/planning/test_plain.py")
+    ignored = [f"--ignore=tests/architecture/{name}" for name in NOT_AGAIN]
+    words = ("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *ignored, "tests/architecture", *rows)
+    tested = run(extended, *words)
+    assert tested.returncode == 0, tested.stdout[-4000:]
+    style = run(extended, "-m", "ruff", "check", "--no-cache", "trainer_launch", "tests")
+    assert style.returncode == 0, style.stdout
+    form = run(extended, "-m", "ruff", "format", "--no-cache", "--check", "trainer_launch", "tests")
+    assert form.returncode == 0, form.stdout

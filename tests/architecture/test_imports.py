@@ -1,0 +1,158 @@
+"""Which way imports go, and who may touch the outside world."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.package import (
+    FILES,
+    PLUGIN_FOLDERS,
+    imports_of,
+    module_of,
+    name_of,
+    plugins_in,
+    targets_of,
+    tree_of,
+)
+
+OURS = "trainer_launch"
+BASE = {
+    "model/__init__.py": {"addresses", "frozen", "signal_policy"},
+    "model/addresses.py": {"frozen"},
+    "model/signal_policy.py": {"errors"},
+    "model/exit_codes.py": set(),
+    "model/errors.py": {"exit_codes"},
+    "model/findings.py": {"exit_codes", "frozen"},
+    "model/units.py": set(),
+    "model/frozen.py": set(),
+}
+PURE_FOLDERS = ("contracts/", "planning/engines/")
+SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
+OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
+OF_WORKERS = ("pytorch/forked_process.py", "pytorch/call.py", "pytorch/caller_fork.py")
+OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/horovod_ssh.py")
+READS_ENVIRONMENT = (
+    *("cli.py", "commands/", "model/settings.py", "planning/gather.py", *OF_CHILDREN, *OF_WORKERS),
+    *("pytorch/hidden_imports.py", "pytorch/function_launch.py"),
+    *("observability/report.py", "observability/termination_message.py", "mpi/host_table.py"),
+    *("rehearsal/kubelet/", "rehearsal/faults/isolation.py", "rehearsal/report/audience.py"),
+)
+WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
+
+each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
+
+
+def is_pure(path: Path) -> bool:
+    """Whether a file is in a folder of deciders, or says of itself in its first lines that it is one."""
+    words = (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
+    return name_of(path).startswith(PURE_FOLDERS) or SAYS_PURE.search(words) is not None
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in BASE], ids=name_of)
+def test_the_base_imports_nothing_but_itself(path: Path) -> None:
+    ours = {name.removeprefix(f"{OURS}.model.") for name in imports_of(path) if name.startswith(OURS)}
+    assert {name.split(".")[0] for name in ours - {f"{OURS}.model"}} <= BASE[name_of(path)]
+
+
+@pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
+def test_siblings_never_import_each_other(folder: str) -> None:
+    plugins = {module_of(path) for path in plugins_in(folder)}
+    for path in FILES:
+        if name_of(path).startswith(folder + "/") and path.name != "__init__.py":
+            others = imports_of(path) & (plugins - {module_of(path)})
+            assert not others, f"{name_of(path)} imports {others}; share by a helper module without NAME"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if is_pure(path)], ids=name_of)
+def test_deciders_cannot_do_anything(path: Path) -> None:
+    names = imports_of(path)
+    if all(name.startswith("pathlib.Pure") for name in names if name.startswith("pathlib.")):
+        names -= {"pathlib", "pathlib.PurePath", "pathlib.PurePosixPath"}
+    assert not {name.split(".")[0] for name in names} & OUTSIDE_WORLD
+
+
+@each_file
+def test_nothing_imports_what_runs_in_children(path: Path) -> None:
+    if not name_of(path).startswith(("preflight/children/", "rehearsal/report/timeline_png.py")):
+        found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")}
+        assert not found, "these programs are started by path, never imported"
+
+
+@each_file
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if not name_of(path).startswith(READS_ENVIRONMENT):
+        assert list(uses_of_environment(tree_of(path))) == []
+
+
+@each_file
+def test_the_environment_is_written_nowhere(path: Path) -> None:
+    if not name_of(path).startswith(WRITES_ENVIRONMENT):
+        assert list(writes_to_environment(tree_of(path))) == []
+
+
+ONE_PLACE = {
+    "os.replace": (
+        "host/atomic_file.py",
+        "preflight/children/heatmap.py",
+    ),  # the last is started by path, and has nothing of ours
+    # The second is started by path as well; the last is a shell's text.
+    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/remote_scripts.py"),
+}
+
+
+@pytest.mark.parametrize("words", ONE_PLACE)
+def test_what_has_one_place_is_done_there(words: str) -> None:
+    found = {name_of(path) for path in FILES if words in path.read_text(encoding="utf-8")}
+    assert found == set(ONE_PLACE[words]), "use the function that is there"
+
+
+def uses_of_environment(tree: ast.AST) -> Iterator[str]:
+    """Where `os.environ`, `os.getenv` or their like occur."""
+    words = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in words and ast.unparse(node.value) == "os":
+            yield f"line {node.lineno}: os.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (f"line {node.lineno}: os.{alias.name}" for alias in node.names if alias.name in words)
+
+
+def writes_to_environment(tree: ast.AST) -> Iterator[str]:
+    """Where `os.environ` is assigned to, deleted from, or changed by a method."""
+    changes = {"update", "pop", "popitem", "setdefault", "clear", "__setitem__", "__delitem__"}
+    for node in ast.walk(tree):
+        if any(ast.unparse(target).startswith("os.environ") for target in targets_of(node)):
+            yield f"line {getattr(node, 'lineno', '?')}: assigned or deleted"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called, owner = node.func.attr, ast.unparse(node.func.value)
+            if (owner == "os.environ" and called in changes) or (
+                owner == "os" and called in {"putenv", "unsetenv"}
+            ):
+                yield f"line {node.lineno}: {owner}.{called}()"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.environ['A'] = 'b'",
+        "del os.environ['A']",
+        "os.environ |= {}",
+        "os.environ.update(a)",
+        "os.putenv('A', 'b')",
+    ],
+)
+def test_these_rules_see_a_write(code: str) -> None:
+    assert list(writes_to_environment(ast.parse(code)))
+    assert list(uses_of_environment(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code", ["os.environ.get('A')", "from os import environ", "os.getenv('A')", "dict(os.environ)"]
+)
+def test_these_rules_see_a_read(code: str) -> None:
+    assert list(uses_of_environment(ast.parse(code)))
+    assert not list(writes_to_environment(ast.parse(code)))

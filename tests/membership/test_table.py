@@ -1,0 +1,160 @@
+"""How the job stands, for who asks: the table as pure values, and asked of real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
+from tests.membership.world import World
+from trainer_launch.membership import job_status
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Close, Gone, Said
+from trainer_launch.membership.status_query import ask
+from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
+
+
+def states(world):
+    return [(rank, word) for rank, _, word, _ in job_status.status(world.state, world.now_s).nodes]
+
+
+def joined(world, rank):
+    peer = world.call(rank)
+    world.play(Said(peer, msg.Join(world.incarnations[peer])))
+    return peer
+
+
+def running(n=3, **fields):
+    world = World(n, **fields)
+    peers = [joined(world, rank) for rank in range(n)]
+    world.play(Said(peers[0], msg.Store(1, "127.0.0.1", 4000)))
+    return world, peers
+
+
+def test_nodes_that_have_not_called_are_missing():
+    world = World(3)
+    assert states(world) == [(0, "missing"), (1, "missing"), (2, "missing")]
+    world.call(1)
+    joined(world, 2)
+    assert states(world) == [(1, "connected"), (2, "joined"), (0, "missing")]
+
+
+def test_a_running_job_has_its_generation_and_its_budget():
+    world, _ = running(2)
+    now = job_status.status(world.state, world.now_s, (0.5, 3.0))
+    assert (now.phase, now.generation, now.restarts, now.max_restarts) == ("running", 1, 0, 3)
+    assert (now.min_nodes, now.max_nodes, now.n_nodes, now.progress, now.progress_age_s) == (2, 2, 2, 0.5, 3.0)
+    assert states(world) == [(0, "running"), (1, "running")]
+
+
+def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
+    world, peers = running(2)
+    world.play(Gone(peers[1]))
+    world.now_s += 7.0
+    assert job_status.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
+    joined(world, 1)
+    assert (1, "joined") in states(world)
+
+
+def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
+    world, peers = running(2)
+    world.play(Said(peers[0], msg.Done(1)))
+    assert states(world) == [(0, "done"), (1, "running")]
+    world.play(Said(peers[1], msg.Done(1)))
+    world.play(Gone(peers[1]))
+    now = job_status.status(world.state, world.now_s)
+    assert (now.phase, now.end) == ("over", "all nodes are done")
+    assert states(world) == [(0, "done"), (1, "done")]
+
+
+def test_a_job_that_was_given_up_says_why():
+    world, _ = running(2)
+    world.play(Close("the budget is spent"))
+    assert job_status.status(world.state, world.now_s).end == "the budget is spent"
+
+
+def test_a_table_that_does_not_fit_shows_the_absent_first():
+    world, peers = running(2000)
+    world.play(Gone(peers[1999]))
+    world.play(Gone(peers[500]))
+    now = job_status.status(world.state, world.now_s)
+    assert now.n_nodes == 2000
+    assert len(msg.render(now)) <= msg.MAX_LINE_BYTES
+    assert 300 < len(now.nodes) < 2000
+    assert [row[0] for row in now.nodes if row[2] == "lost"] == [500, 1999]
+    ranks = [row[0] or 0 for row in now.nodes]
+    assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize("query", [msg.StatusQuery(9, "job"), msg.StatusQuery(msg.VERSION, "another")])
+def test_who_asks_for_something_else_is_refused(query):
+    assert isinstance(job_status.answer(query, World(2).state, 0.0, None), msg.Refused)
+
+
+# -- asked of real servers --------------------------------------------------------------------
+
+
+def at(cluster: Cluster) -> Endpoint:  # noqa: F811
+    return Endpoint("localhost", cluster.port)
+
+
+def test_a_running_job_can_be_asked(cluster):  # noqa: F811
+    clients = cluster.running(2)
+    now = ask(at(cluster), "job")
+    assert [row[:3] for row in now.nodes] == [(0, "pod-0", "running"), (1, "pod-1", "running")]
+    assert [client.receive(0) for client in clients] == [None, None]
+
+
+def test_a_secret_is_needed_where_there_is_one(cluster):  # noqa: F811
+    cluster.serve(2, secret=b"shared")
+    assert ask(at(cluster), "job", b"shared").phase == "gathering"
+    for secret in (None, b"wrong"):
+        with pytest.raises(NodeError, match="its secret differs from the job's"):
+            ask(at(cluster), "job", secret)
+
+
+def test_another_jobs_coordinator_says_so(cluster):  # noqa: F811
+    cluster.serve(2)
+    with pytest.raises(NodeError, match="serves job job, not mine"):
+        ask(at(cluster), "mine")
+
+
+def test_a_flood_of_questions_disturbs_nobody(cluster):  # noqa: F811
+    clients = cluster.running(2, lease_s=1.0)
+    question = msg.render(msg.StatusQuery(msg.VERSION, "job"))
+    for _ in range(500):
+        with contextlib.suppress(OSError):  # some are dropped when they come too fast
+            cluster.raw().sendall(question * 3)
+    assert ask(at(cluster), "job").phase == "running"
+    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
+    clients[1].send(msg.Failed(1, 1, 1, None))
+    await_(clients[0], msg.Restart)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000, msg.render(msg.Finished())]
+)
+def test_what_is_no_coordinator_is_told_so(said):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            sock, _ = listener.accept()
+            with sock, contextlib.suppress(OSError):
+                sock.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NodeError, match="cannot be asked"):
+            ask(Endpoint("127.0.0.1", listener.getsockname()[1]), "job")
+        thread.join()
+
+
+def test_nobody_there_is_an_error_of_one_sentence():
+    with pytest.raises(NodeError, match="cannot be asked: Connection refused"):
+        ask(Endpoint("127.0.0.1", 1), "job")
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(NodeError, match="does not answer"):
+        ask(Endpoint("127.0.0.1", mute.getsockname()[1]), "job", timeout_s=0.2)

@@ -1,0 +1,194 @@
+"""What ends when: sessions, daemons, ranks, sshd, the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.mpi.ssh.secrets import Worker, worker
+from tests.process.world import survivors
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
+
+
+def launcher(it: Worker) -> psutil.Process:
+    return psutil.Process(it.process.pid)
+
+
+def sshd(it: Worker) -> psutil.Process:
+    """The one that listens."""
+
+    def listening() -> psutil.Process | None:
+        for child in launcher(it).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "[listener]" in " ".join(child.cmdline()):
+                    return child
+        return None
+
+    found = eventually(listening, f"sshd listens: {it.log()}")
+    assert isinstance(found, psutil.Process)
+    return found
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    """An executable whose name the kernel shows, as it shows Open MPI's daemon."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return f"'{path}'"
+
+
+def noted(path: Path) -> str:
+    return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# -- sshd crashes -----------------------------------------------------------------------------
+
+
+def test_sshd_comes_back_and_what_runs_goes_on(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        client = it.start(f"echo $$ >'{tmp_path}/pid'; exec sleep 1000")
+        rank = int(noted(tmp_path / "pid"))
+        first = sshd(it)
+        first.kill()
+        eventually(lambda: sshd(it).pid != first.pid, "another sshd")
+        it.await_log("restarting sshd (restart 1 of at most 100 per hour); its child processes keep running")
+        it.await_port()
+        assert it.output("echo again") == "again"
+        assert not gone(rank)
+        assert client.poll() is None
+        it.process.terminate()
+        assert it.wait() == 143
+        eventually(lambda: gone(rank), "the rank has ended with the worker")
+        client.wait(20)
+
+
+# -- daemons and orphans ----------------------------------------------------------------------
+
+
+def test_an_orphaned_daemon_is_reaped(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 0.2' </dev/null >/dev/null 2>&1 &)")
+        pid = int(noted(tmp_path / "pid"))
+        eventually(lambda: not psutil.pid_exists(pid), "reaped by the launcher")
+
+
+def test_a_session_that_loses_its_connection_is_ended_with_all_it_started(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        client = it.start(f"sleep 1000 & echo $! >'{tmp_path}/child'; echo $$ >'{tmp_path}/pid'; wait")
+        pids = int(noted(tmp_path / "pid")), int(noted(tmp_path / "child"))
+        eventually(lambda: looked_at(it), "the worker has seen the session")
+        client.kill()
+        client.wait()
+        eventually(lambda: all(map(gone, pids)), f"ended: {it.log()}")
+        assert "lost its ssh connection; ending it" in it.log()
+        assert it.output("echo still here") == "still here"
+
+
+def looked_at(it: Worker) -> bool:
+    """Two looks, a second apart: the second one knows."""
+    began = getattr(it, "began", None) or time.monotonic()
+    it.began = began  # type: ignore[attr-defined]
+    return time.monotonic() - began > 2.5
+
+
+def test_a_daemon_left_behind_on_purpose_stays_until_it_is_asked_for(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 1000' </dev/null >/dev/null 2>&1 &)")
+        daemon = int(noted(tmp_path / "pid"))
+        eventually(lambda: looked_at(it), "the worker has looked twice")
+        assert not gone(daemon)
+        assert it.output("trainer-launch-end-sessions 5") == "ended 1"
+        assert gone(daemon)
+
+
+def test_other_sessions_are_ended_by_force_when_they_do_not_listen(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        client = it.start(f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 1000; done")
+        stubborn = int(noted(tmp_path / "pid"))
+        told = it.output("sleep 1000 & trainer-launch-end-sessions 0.3; kill -0 $! && echo mine lives; kill $!")
+        assert told.startswith("ended ")
+        assert told.endswith("\nmine lives")
+        eventually(lambda: gone(stubborn), "ended")
+        assert client.wait(20) != 0
+        assert it.ssh("trainer-launch-end-sessions soon").returncode == 1
+        assert it.output("trainer-launch-end-sessions") == "ended 0"
+
+
+# -- SIGTERM ----------------------------------------------------------------------------------
+
+
+def test_ranks_save_with_all_of_the_grace_though_their_daemon_would_kill_them(tmp_path, mount) -> None:
+    """As Open MPI's orted does, this one kills its ranks when it is asked to stop."""
+    rank = program(
+        tmp_path,
+        "rank",
+        f"trap 'sleep 2; echo saved >\"{tmp_path}/saved\"; exit 0' TERM\n"
+        f'echo $$ >"{tmp_path}/pid"\nwhile :; do sleep 0.05; done\n',
+    )
+    orted = program(
+        tmp_path,
+        "orted",
+        f"{rank} &\ntrap 'kill -9 $!; echo killed >\"{tmp_path}/killed\"; exit 1' TERM\nwait $!\n",
+    )
+    with worker(tmp_path, mount, "--grace", "40") as it:
+        client = it.start(f"x=1; {orted}; y=1")  # with a shell between sshd and the daemon
+        noted(tmp_path / "pid")
+        began_s = time.monotonic()
+        it.process.terminate()
+        assert it.wait() == 143
+        assert time.monotonic() - began_s < 30, "it does not sit out the grace"
+        assert (tmp_path / "saved").exists(), it.log()
+        assert not (tmp_path / "killed").exists()
+        assert survivors(it.token) == []
+        client.wait(20)
+
+
+def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mount) -> None:
+    with worker(tmp_path, mount, "--grace", "1") as it:
+        clients = [it.start(f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 1000; done")]
+        clients.append(it.start(f"setsid sh -c 'trap \"\" TERM; echo $$ >{tmp_path}/far; sleep 1000; :' & wait"))
+        pids = int(noted(tmp_path / "pid")), int(noted(tmp_path / "far"))
+        it.process.terminate()
+        assert it.wait() == 143
+        assert all(map(gone, pids))
+        assert survivors(it.token) == []
+        assert it.last_words().startswith(f"reason=Stopped node=0 host={os.uname().nodename} exit=143 ")
+        for client in clients:
+            client.wait(20)
+
+
+def test_idle_sessions_delay_nothing(tmp_path, mount) -> None:
+    with worker(tmp_path, mount, "--grace", "60") as it:
+        client = it.start(f"echo $$ >'{tmp_path}/pid'; exec sleep 1000")
+        noted(tmp_path / "pid")
+        began_s = time.monotonic()
+        os.kill(it.process.pid, signal.SIGTERM)
+        assert it.wait() == 143
+        assert time.monotonic() - began_s < 30
+        client.wait(20)
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path, mount) -> None:
+    private = tmp_path / "tmp"
+    private.mkdir()
+    with worker(tmp_path, mount, env={"TMPDIR": str(private)}) as it:
+        it.output("true")
+        assert list(private.iterdir())
+        it.process.terminate()
+        assert it.wait() == 143
+        assert list(private.iterdir()) == []

@@ -1,0 +1,141 @@
+"""`local --engine mpi`: a launcher and its workers on one machine, each with an address of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.conftest import require
+from tests.frameworks import building
+from tests.mpi.ssh import pods
+from tests.mpi.ssh.secrets import require_root
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.usefixtures("openssh"),
+    pytest.mark.timeout(180),
+    pytest.mark.long("tests/mpi/ssh/test_mpirun.py"),
+]
+
+
+def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:
+    """Its workers run until nobody needs them; nothing of them is left."""
+    private = {"TMPDIR": str(tmp_path)}
+    ended = launch(
+        "local", "--engine", "mpi", "--nodes", "2", "--", "sh", "-c", "echo $HOSTNAME; exit 7", env=private
+    )
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stdout == "local-launcher-0-0\n"
+    rows = dict(re.findall(r"^(local-\S+) +\w+ +1 +0 +(\d+) ", ended.stderr, re.MULTILINE))
+    assert rows == {"local-node-0-0": "143", "local-node-0-1": "143", "local-launcher-0-0": "7"}
+    assert os.listdir(tmp_path) == []
+
+
+# One write each, so that no two lines mix.
+HELLO = """
+from mpi4py import MPI
+import os
+ranks = MPI.COMM_WORLD
+text = f"{ranks.Get_rank()} {ranks.Get_size()} {ranks.allreduce(ranks.Get_rank() + 1)}\\n"
+os.write(1, text.encode())
+"""
+
+
+def rehearse(*words: str, env: Mapping[str, str], wrap: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (*wrap, *LAUNCHER, "local", *words),
+        env=clean_env(env),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=150,
+    )
+
+
+def require_mpi4py() -> None:
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    require(importlib.util.find_spec("mpi4py"), "needs mpi4py")
+
+
+def test_mpirun_as_typed_runs_its_ranks_on_all_pods(tmp_path) -> None:
+    require_mpi4py()
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--", "mpirun", sys.executable, "-c", HELLO)
+    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")) == ["", *(f"{rank} 4 10" for rank in range(4))]
+    assert os.listdir(tmp_path) == []
+
+
+def test_mpichs_mpiexec_does_so_too(tmp_path) -> None:
+    require(shutil.which("mpiexec.mpich"), "needs mpich")
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--", "mpiexec.mpich", "sh", "-c", "echo $PMI_RANK $PMI_SIZE")
+    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")) == ["", *(f"{rank} 4" for rank in range(4))]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
+    require_mpi4py()
+    (tmp_path / "hello.py").write_text(HELLO)
+    ended = rehearse("--engine", "mpi", "--nodes", "2", "--", str(tmp_path / "hello.py"), env={})
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")) == ["", "0 2 3", "1 2 3"]
+
+
+def test_the_first_failing_ranks_code_is_the_jobs(tmp_path) -> None:
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    rank = "[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 41; sleep 100"
+    words = ("--nodes", "2", "--max-restarts", "0", "--", "mpirun", "sh", "-c", rank)
+    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 41, ended.stderr
+    assert " exit=41 " in ended.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.timeout(building.BUILD_S)
+def test_horovodrun_runs_its_ranks_there_too(tmp_path) -> None:
+    """Its libraries reach the ranks by the environment of their pods."""
+    program = tmp_path / "sum.py"
+    program.write_text(
+        "import os, torch, horovod.torch as hvd\nhvd.init()\n"
+        "total = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))\n"
+        'os.write(1, f"{hvd.rank()} of {hvd.size()}: {total}\\n".encode())\n'
+    )
+    run = str(building.command(tmp_path / "bin"))
+    ended = rehearse("--nodes", "2", "--", run, "-np", "2", building.python(), str(program), env=building.env())
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(re.findall(r"\d of 2: 2", ended.stdout)) == ["0 of 2: 2", "1 of 2: 2"]
+
+
+def test_it_needs_no_root() -> None:
+    """As a user whom this machine has never heard of, without a home."""
+    require_root()
+    require(shutil.which("mpirun"), "needs openmpi-bin")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    try:
+        wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), user=pods.UID)
+        words = ("--nodes", "2", "--", "mpirun", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(id -u)")
+        ended = rehearse(*words, env={"HOME": str(folder), "TMPDIR": str(folder)}, wrap=wrap)
+        assert ended.returncode == 0, ended.stderr
+        found = [line for line in ended.stdout.split("\n") if line]
+        assert sorted(found) == [f"{rank} {pods.UID}" for rank in range(2)]
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_slots_are_numbers(tmp_path) -> None:
+    ended = launch("local", "--engine", "mpi", "--nproc-per-node", "auto", "--", "true")
+    assert ended.returncode == 2
+    assert "for --nproc-per-node: expected a number for an MPI job" in ended.stderr

@@ -1,0 +1,81 @@
+"""What sshd logs: probes of its port cost no lines, and what people need stays."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from tests.mpi.ssh.secrets import client_of, secret, ssh, worker
+from tests.waiting import eventually
+from trainer_launch.mpi.sshd_log import Unheard
+
+PROBE = (
+    b"kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 4242\n"
+    b"kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.1 port 4243\r\n"
+)
+KEPT = (
+    b"Connection closed by 10.0.0.1 port 4244\n",  # whose first line never came
+    b"Connection closed by authenticating user root 10.0.0.1 port 36808 [preauth]\n",
+    b"Connection closed by 10.0.0.9 port 36792 [preauth]\n",
+    b"Invalid user somebody from 10.0.0.9 port 36834\n",
+    b'kex_exchange_identification: client sent invalid protocol identifier "GET / HTTP/1.1"\n',
+    b"banner exchange: Connection from 10.0.0.9 port 36782: invalid format\n",
+    b"Accepted publickey for root from 10.0.0.2 port 36820 ssh2: ECDSA SHA256:20SVi\n",
+    b"Server listening on 0.0.0.0 port 2222.\n",
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_lines_of_probes_are_counted_and_all_others_are_kept(size: int) -> None:
+    unheard, text = Unheard(), b"".join(KEPT) + PROBE + b"".join(KEPT) + PROBE
+    shown = b"".join(unheard(text[at : at + size]) for at in range(0, len(text), size))
+    assert shown == b"".join(KEPT) * 2
+    assert unheard.count == 4
+
+
+def test_an_unfinished_line_is_shown_at_the_end() -> None:
+    unheard = Unheard()
+    assert unheard(b"fatal: no") == b""
+    assert unheard(b"") == b"fatal: no"
+
+
+def test_probes_from_many_addresses_interleaved_are_all_recognised() -> None:
+    first, second = PROBE.splitlines(keepends=True)[:2]
+    assert Unheard()(first * 3 + second * 3 + KEPT[0]) == KEPT[0]
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("openssh")
+def test_a_readiness_probe_costs_one_line_and_a_stranger_is_logged(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        for _ in range(20):
+            socket.create_connection(("127.0.0.1", it.port), 5).close()
+        with contextlib.closing(socket.create_connection(("127.0.0.1", it.port), 5)) as scan:
+            scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            scan.recv(64)
+        it.await_log("client sent invalid protocol identifier")
+        stranger = client_of(tmp_path, secret(tmp_path / "another job"), it.port, check_host_keys=False)
+        assert ssh(stranger, "true").returncode == 255
+        it.await_log("Connection closed by authenticating user")
+        eventually(lambda: _left(it.log()) == 1, "the address is named")
+        it.process.terminate()
+        it.wait()
+        log = it.log()
+    assert "Connection closed by remote host" not in log
+    assert "Connection reset by peer" not in log
+    assert _left(log) == 1
+    assert "connections that left before an SSH banner and were not logged: " in log
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("openssh")
+def test_with_the_debug_log_each_connection_is_shown(tmp_path, mount) -> None:
+    with worker(tmp_path, mount, "--log-level", "debug") as it:
+        socket.create_connection(("127.0.0.1", it.port), 5).close()
+        it.await_log("kex_exchange_identification: ")
+
+
+def _left(log: str) -> int:
+    return log.count("127.0.0.1 connects and leaves before an SSH banner")

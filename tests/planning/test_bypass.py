@@ -1,0 +1,112 @@
+"""Commands that are not Python: workers where their number is given, else a warning that says what is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.planning.requests import request
+from trainer_launch.model import Job, NodeRange, Origin
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.flag_overrides import overlay
+
+BARE = Job(contract="unknown")
+TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, nproc_per_node=4, engine="torchrun")
+JAX = Job(contract="trainer-v2-jax", nodes=NodeRange(1, 1), engine="plain")
+MPI = Job(contract="mpijob-v1", engine="mpirun")
+
+
+def asked(job: Job) -> Job:
+    """The job with --nproc-per-node 2."""
+    return overlay(job, {"nproc_per_node": "2"}, Origin.FLAG)
+
+
+def warning(line: str, job: Job, **changes: Any) -> str:
+    """The only warning of the plan for a command, or nothing."""
+    plan = engines.plan(request(line, job, **changes))
+    assert plan.engine == "plain"
+    assert len(plan.warnings) <= 1
+    return "".join(plan.warnings)
+
+
+@pytest.mark.parametrize("line", ["./w.sh x", "env A=1 python t.py", "uv run t.py", "python -c pass", "bash -c t"])
+def test_any_program_is_started_as_workers_where_their_number_is_given(line: str) -> None:
+    plan = engines.plan(request(line, asked(BARE)))
+    assert plan.engine == "torchrun"
+    assert "--no-python" in plan.processes[0].argv
+    assert "--nproc-per-node=2" in plan.processes[0].argv
+    assert engines.plan(request(line, BARE)).engine == "plain"
+    assert engines.plan(request(line, TORCH)).engine == "plain", "it may be meant for a torchrun inside"
+
+
+def test_a_program_from_standard_input_has_one_worker() -> None:
+    with pytest.raises(UsageError, match="2 workers cannot read one program from standard input"):
+        engines.plan(request("python -", asked(BARE)))
+    with pytest.raises(UsageError, match="standard input"):
+        engines.plan(request("python -u", asked(BARE)))
+    one = overlay(BARE, {"nproc_per_node": "1"}, Origin.FLAG)
+    assert engines.plan(request("python -", one)).engine == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "typed"),
+    [
+        ("accelerate launch --cpu x.py --lr 1", BARE, "trainer-launch run --nproc-per-node N -- x.py"),
+        ("accelerate launch --cpu x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
+        ("accelerate launch --cpu x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
+        ("python -m accelerate.commands.launch x.py", TORCH, "trainer-launch run -- x.py"),
+        ("deepspeed -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
+        ("bash -c 'torchrun x.py'", TORCH, "Put `trainer-launch run --` directly in front of torchrun"),
+        ("env A=1 torchrun x.py", asked(BARE), "Put `trainer-launch run --` directly in front of torchrun"),
+        ("bash -c 'mpirun x'", MPI, "Put `trainer-launch run --` directly in front of mpirun"),
+    ],
+)
+def test_who_starts_workers_itself_is_told_what_is_lost_and_what_to_type(line: str, job: Job, typed: str) -> None:
+    said = warning(line, job)
+    assert "starts the workers itself" in said
+    assert "cannot restart a failed worker" in said
+    assert typed in said
+
+
+def test_a_number_of_workers_that_has_no_effect_is_said() -> None:
+    assert "--nproc-per-node 2 has no effect" in warning("accelerate launch x.py", asked(BARE))
+    assert "--nproc-per-node 2 has no effect" in warning("python train.py", asked(JAX))
+    assert "has no effect" not in warning("accelerate launch x.py", TORCH)
+
+
+def test_nodes_that_each_train_alone_are_said() -> None:
+    assert "Each of the 2 nodes trains alone unless" in warning("accelerate launch x.py", TORCH)
+    assert "alone" not in warning("bash -c 'torchrun x.py'", TORCH), "torchrun reads the platform's variables"
+    assert "alone" not in warning("accelerate launch x.py", replace(TORCH, nodes=NodeRange(1, 1)))
+
+
+def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> None:
+    said = warning("bash train.sh", TORCH)
+    assert "bash runs once on this node" in said
+    assert "put `trainer-launch run --` in front of the training command" in said
+    assert "--nproc-per-node 4" in said
+    assert "To start its workers, add --nproc-per-node 4" in warning("env A=1 python x.py", TORCH)
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "changes"),
+    [
+        ("bash train.sh", BARE, {}),
+        ("bash train.sh", JAX, {}),
+        ("bash train.sh", Job(contract="mpi-operator", engine="sshd"), {}),
+        ("bash train.sh", Job(contract="torchrun-child", role="rank", engine="plain", nproc_per_node=2), {}),
+        ("bash train.sh", TORCH, {"engine": "plain"}),
+        ("bash -c 'torchrun x.py'", TORCH, {"replace_launcher": True}),
+        ("bash -c 'exec trainer-launch run -- torchrun x.py'", TORCH, {}),
+        ("horovodrun --help", MPI, {}),
+        ("python train.py", BARE, {}),
+        ("tune run recipe", Job(contract="trainer-v2-torchtune", engine="plain", nproc_per_node=2), {}),
+    ],
+)
+def test_nothing_is_said_where_nothing_is_lost_or_it_was_asked_for(
+    line: str, job: Job, changes: dict[str, Any]
+) -> None:
+    assert warning(line, job, **changes) == ""

@@ -1,0 +1,39 @@
+"""Whatever a controller really sends can be planned: every case of every contract, through to its plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.contracts.test_cases import FILES, name_of, read
+from tests.planning.requests import GPU_MACHINE, request
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.planning import engines
+
+CASES = [(path, json.loads(path.read_text())) for path in FILES]
+READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_any_program_can_be_run_in_every_pod(case: dict[str, object]) -> None:
+    plan = engines.plan(request("sshd -De", read(case), case["pod"]["env"], host=GPU_MACHINE))  # type: ignore[index]
+    assert plan.engine == "plain"
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_a_training_script_is_planned_or_refused_with_what_to_set(case: dict[str, object]) -> None:
+    job, env = read(case), case["pod"]["env"]  # type: ignore[index]
+    refused, plan = "", None
+    try:
+        plan = engines.plan(request("python train.py", job, env, host=GPU_MACHINE))
+    except LaunchError as problem:
+        refused = str(problem)
+    if plan is None:
+        assert "set --" in refused
+    else:
+        assert plan.processes[0].argv[-1] == "train.py"
+        assert (
+            plan.engine == ({"torchrun": "torchrun", "mpirun": "mpi"}.get(str(job.engine), "plain"))
+            or job.engine is None
+        )

@@ -1,0 +1,130 @@
+"""The worker group's plan: the workers' command and environment, and how this node becomes a member of the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.requests import MACHINE, request
+from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
+from trainer_launch.model import Endpoint, Membership, NodeRange, Plan, PortRange, Seats, Workers
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning import engines
+
+
+def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
+    return engines.plan(request(line, job, our_rendezvous=True, **changes))  # type: ignore[arg-type]
+
+
+def workers(line: str, job: object = ALONE, **changes: object) -> Workers:
+    found = plan(line, job, **changes).workers
+    assert found is not None
+    return found
+
+
+def member(line: str, job: object, **changes: object) -> Membership:
+    found = plan(line, job, **changes).membership
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "argv"),
+    [
+        ("train.py --lr 1", "/venv/bin/python -u train.py --lr 1"),
+        ("python train.py --lr 1", "/venv/bin/python -u train.py --lr 1"),
+        ("-m pkg.mod x", "/venv/bin/python -u -m pkg.mod x"),
+        ("python -m pkg.mod x", "/venv/bin/python -u -m pkg.mod x"),
+        ("python -X dev train.py x", "python -X dev train.py x"),
+        ("torchrun train.py x", "/venv/bin/python -u train.py x"),
+        ("torchrun -m pkg.mod x", "/venv/bin/python -u -m pkg.mod x"),
+        ("torchrun --no-python ./binary x", "./binary x"),
+        ("torchrun -- train.py --n=3 -- x", "/venv/bin/python -u train.py --n=3 -- x"),
+    ],
+)
+def test_a_worker_is_started_as_torchrun_starts_it(line: str, argv: str) -> None:
+    assert " ".join(workers(line).argv) == argv
+
+
+def test_torch_jobs_have_no_process_between_pid_1_and_the_workers() -> None:
+    made = plan("train.py", FIXED)
+    assert (made.engine, made.processes) == ("torch", ())
+
+
+def test_another_python_is_used_where_torchrun_would_use_it() -> None:
+    assert workers("train.py", env={"PYTHON_EXEC": "/opt/python3"}).argv[0] == "/opt/python3"
+
+
+def test_a_node_of_a_fixed_job_is_a_member_by_its_rank() -> None:
+    assert member("train.py", FIXED) == Membership(
+        job="job-node-0-0.job-29500",
+        coordinator=Endpoint("job-node-0-0.job", 29500),
+        node_rank=1,
+        host="here",
+        address=None,
+        patience_s=600.0,
+        max_restarts=3,
+    )
+
+
+def test_a_single_node_is_reached_on_loopback_whatever_its_name() -> None:
+    alone = member("train.py", ALONE)
+    assert (alone.coordinator, alone.address) == (Endpoint("127.0.0.1", 4242), "127.0.0.1")
+
+
+def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
+    assert member("torchrun --local-addr=10.0.0.7 train.py", FIXED).address == "10.0.0.7"
+
+
+def test_what_was_asked_for_reaches_the_membership() -> None:
+    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", rejoin_timeout_s=5.0)
+    assert (made.ports, made.secret_file, made.patience_s, made.max_restarts) == (PortRange(7, 9), "/s", 5.0, 100)
+
+
+def test_an_elastic_job_whose_names_tell_the_index_knows_every_nodes_coordinator() -> None:
+    job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint("job-worker-0", 29500), node_rank=2)
+    made = member("train.py", job, host=replace(MACHINE, hostname="job-worker-2"))
+    assert made.seats == Seats(Endpoint("job-worker-0", 29500), "job-worker-#", 0, 3)
+
+
+def test_lines_are_labelled_by_the_node_where_labels_are_wanted() -> None:
+    assert workers("train.py", FIXED, prefix=True).node_label == "1"
+    assert workers("train.py", FIXED).node_label is None
+
+
+def test_options_about_output_and_the_role_reach_the_workers() -> None:
+    made = workers("torchrun --role=actor --tee=3 --virtual-local-rank train.py", FIXED)
+    assert (made.role, dict(made.logs), made.virtual_local_rank) == ("actor", {"tee": "3"}, True)
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
+def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
+    env = {} if given is None else {"OMP_NUM_THREADS": given}
+    assert workers("train.py", FIXED, env=env).env["OMP_NUM_THREADS"] == threads
+
+
+def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
+    assert workers("train.py", ALONE, env={"PET_STANDALONE": ""}).env["PET_STANDALONE"] == "1"
+
+
+def test_a_signal_that_torchrun_is_told_to_handle_stops_the_job_after_the_workers_had_it() -> None:
+    made = plan("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", FIXED)
+    assert SignalAction.DRAIN in made.signals.values()
+
+
+def test_what_only_torchrun_can_do_is_handed_over_and_the_plan_says_why() -> None:
+    made = plan("torchrun --event-log-handler=console train.py", FIXED)
+    assert made.engine == "torchrun"
+    assert "torchrun runs it: --event-log-handler console" in made.reasons[0]
+
+
+def test_a_store_of_its_own_is_left_to_torchrun() -> None:
+    made = plan("train.py", ETCD)
+    assert (made.engine, made.hosting) == ("torchrun", None)
+
+
+def test_a_forked_worker_is_asked_for_unless_the_way_to_start_is_exec() -> None:
+    assert workers("train.py", start_method="auto").forks
+    assert not workers("train.py", start_method="exec").forks
+    assert workers("train.py", start_method="forkserver").must_fork

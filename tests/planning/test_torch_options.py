@@ -1,0 +1,137 @@
+"""Which jobs the worker group runs itself, and which it leaves to the image's own torchrun."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.requests import request
+from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning.engines import torch_options
+from trainer_launch.planning.flag_overrides import JOB_OPTIONS
+from trainer_launch.planning.torchrun_options import OPTIONS
+
+ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), nproc_per_node=2, engine="torchrun")
+ETCD = replace(
+    ALONE,
+    nodes=NodeRange(1, 3),
+    rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)),
+)
+
+
+def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **changes: object) -> str | None:
+    asked = request(line, job, env, our_rendezvous=True, **changes)
+    options = torch_options.asked(asked)
+    torch_options.check(asked, options)
+    return torch_options.handed_over(asked, options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--role learner",
+        "--local-addr 10.0.0.1",
+        "--virtual-local-rank",
+        "--signals-to-handle SIGTERM,SIGUSR1",
+        "--shutdown-timeout 60",
+        "--monitor-interval 5",
+        "--start-method fork",
+        "--event-log-handler null",
+        "--log-dir /logs --redirects 3 --tee 0:3,1:1",
+        "--local-ranks-filter 0",
+        "--duplicate-stdout-filters a,b --duplicate-stderr-filters c",
+        "--no-python",
+        "-m",
+        "--max-restarts 3 --standalone",
+    ],
+)
+def test_the_worker_group_implements(words: str) -> None:
+    assert why(f"torchrun {words} train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--logs-specs mine", "--logs-specs loads a class into torchrun"),
+        ("--event-log-handler console", "--event-log-handler console records events of torchrun's agent"),
+        ("--run-path", "with --run-path torchrun itself runs the script in processes that it forks or spawns"),
+        (
+            "--numa-binding node",
+            "--numa-binding binds workers to the CPUs of their GPUs, which torchrun does with numactl",
+        ),
+        ("--brand-new=1", "--brand-new is an option of a newer torchrun"),
+    ],
+)
+def test_only_torchrun_itself_can_do(words: str, reason: str) -> None:
+    assert why(f"torchrun {words} train.py") == reason
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in JOB_OPTIONS], ids=str)
+def test_a_variable_decides_as_its_option_does(option) -> None:
+    value = {"text": "0", "number": "7", "decimal": "0.5", "flag": "1"}.get(option.form, option.form.split("|")[0])
+    value = "SIGUSR1" if option.name == "signals_to_handle" else value
+    typed = why(f"torchrun {option.flag} {'' if option.form == 'flag' else value} train.py")
+    assert why("torchrun train.py", env={option.variable: value}) == typed
+
+
+def test_a_rendezvous_that_is_not_ours_is_torchs() -> None:
+    assert why("torchrun train.py", ETCD) == "the nodes meet by torch's rendezvous (etcd-v2)"
+
+
+def test_exec_is_torchrun() -> None:
+    assert why("torchrun train.py", replace_launcher=True) == "with --exec, torchrun replaces the launcher"
+
+
+def test_devices_that_torch_alone_can_count_are_torchruns() -> None:
+    assert why("train.py", replace(ALONE, nproc_per_node="xpu")) == "only torch can count xpu devices"
+
+
+@pytest.mark.parametrize(
+    ("env", "by"),
+    [
+        (
+            {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"},
+            "TORCHELASTIC_ENABLE_FILE_TIMER is set: torchrun serves the timers",
+        ),
+        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}, None),
+        ({"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "60"}, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set"),
+    ],
+)
+def test_services_of_torchs_agent_are_torchruns(env: dict[str, str], by: str | None) -> None:
+    found = why("train.py", env=env)
+    assert found is None if by is None else (found or "").startswith(by)
+
+
+def test_too_few_visible_devices_are_an_error_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"each of the 2 workers .* CUDA_VISIBLE_DEVICES=3 names 1; set --nproc"):
+        why("torchrun --virtual-local-rank train.py", env={"CUDA_VISIBLE_DEVICES": "3"})
+    assert why("torchrun --virtual-local-rank train.py", env={"CUDA_VISIBLE_DEVICES": "3,4"}) is None
+
+
+def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
+    options = {"signals_to_handle": "SIGTERM, SIGUSR1,USR2"}
+    assert torch_options.signals_of(options, {signal.SIGUSR2: SignalAction.CHECKPOINT}) == {
+        signal.SIGUSR1: SignalAction.DRAIN,
+        signal.SIGUSR2: SignalAction.CHECKPOINT,
+    }
+    assert torch_options.constants(options) == {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM, SIGUSR1,USR2"}
+    assert torch_options.constants({}) == {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tee 4", "invalid value '4' for --tee: expected 0"),
+        ("--redirects 0:1,2", "invalid value '0:1,2' for --redirects"),
+        ("--local-ranks-filter a", "invalid value 'a' for --local-ranks-filter"),
+        ("--signals-to-handle SIGKILL", "--signals-to-handle names SIGKILL, which the launcher cannot pass on"),
+        ("--signals-to-handle SIGNONE", "--signals-to-handle names the unknown signal 'SIGNONE'"),
+    ],
+)
+def test_a_value_that_torchrun_would_refuse_is_refused(words: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        why(f"torchrun {words} train.py")

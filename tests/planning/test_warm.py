@@ -1,0 +1,65 @@
+"""Which torch jobs' workers are forked from a warm process, and why the others' are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.planning.requests import request
+from trainer_launch.model import Job, NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import engines
+from trainer_launch.planning.engines.request import Request
+
+JOB = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
+
+
+def asked(line: str, **changes: Any) -> Request:
+    return request(
+        line, JOB, changes.pop("env", None), **{"start_method": "auto", "our_rendezvous": True, **changes}
+    )
+
+
+def test_a_script_and_a_module_are_forked() -> None:
+    script = engines.plan(asked("train.py --lr 1", preload=("numpy", "a.b"))).workers
+    assert script is not None
+    assert (script.forks, script.script, script.preload, script.must_fork) == (
+        True,
+        "train.py",
+        ("numpy", "a.b"),
+        False,
+    )
+    module = engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers
+    assert module is not None
+    assert (module.forks, module.script, module.module, module.must_fork) == (True, None, "pkg.train", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "reason"),
+    [
+        ("train.py", {"start_method": "exec"}, "--start-method is exec"),
+        ("python -X dev train.py", {}, "is not a script or module of the launcher's own Python"),
+        ("torchrun --no-python ./binary", {}, "is not a script or module of the launcher's own Python"),
+        (
+            "/opt/python3 train.py",
+            {"python_is_ours": False},
+            "is not a script or module of the launcher's own Python",
+        ),
+        ("torchrun --run-path train.py", {}, "with --run-path torchrun itself runs the script"),
+        ("torchrun --numa-binding=node train.py", {}, "--numa-binding binds workers"),
+        ("train.py --name w${local_rank}", {}, "an argument contains $"),
+        ("torchrun folder", {}, "'folder' is not a .py file"),
+        ("train.py", {"env": {"PYTHON_EXEC": "/opt/python3"}}, "PYTHON_EXEC names another Python"),
+        ("train.py", {"replace_launcher": True}, "with --exec, torchrun replaces the launcher"),
+    ],
+)
+def test_others_start_the_ordinary_way_and_the_plan_says_why(
+    line: str, changes: dict[str, object], reason: str
+) -> None:
+    plan = engines.plan(asked(line, **changes))
+    assert plan.workers is None or not plan.workers.forks
+    assert reason in " ".join(plan.reasons)
+    if changes.get("start_method") != "exec":
+        with pytest.raises(UsageError, match="--start-method is forkserver, but"):
+            engines.plan(asked(line, **{**changes, "start_method": "forkserver"}))

@@ -1,0 +1,297 @@
+"""Pair tests as a pure state: by which means, on which rails, how deep, and what that comes to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.preflight.cluster.job import Simulation
+from trainer_launch.model.findings import Finding, Scope, Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.nccl_trees import double_tree
+from trainer_launch.preflight.reference_values import load
+
+NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"
+MISSING = "was asked for, and not all nodes have it"
+
+
+def simulated(nodes: int, fact: str | None = None, **settings: object) -> Simulation:
+    """Nodes that all say the same of what they can test with."""
+    job = Simulation(nodes, **settings)  # type: ignore[arg-type]
+    if fact is not None:
+        job.facts = {node: {transport.FACT: fact} for node in range(nodes)}
+    return job
+
+
+def ended(job: Simulation) -> Simulation:
+    job.come(*range(job.settings.max_nodes))
+    job.wait(300)
+    assert job.is_over
+    return job
+
+
+def named(job: Simulation) -> list[tuple[str, Scope]]:
+    return [(found.subject, found.scope) for found in job.loud()]
+
+
+def of_check(job: Simulation, check: str) -> list[Finding]:
+    return [found for found in job.hall.findings if found.check == check]
+
+
+# -- by which means ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "facts", "way"),
+    [
+        ("auto", [None, None], transport.Way()),
+        ("auto", [NCCL_8, NCCL_8], transport.Way("nccl", 8, "nccl")),
+        ("auto", [NCCL_8, "nccl on 7 GPUs"], transport.Way("nccl", 7, "nccl")),
+        ("auto", [NCCL_8, GLOO], transport.Way("socket", 1, "gloo")),
+        ("auto", [NCCL_8, None], transport.Way()),
+        ("auto", [GLOO, GLOO], transport.Way("socket", 1, "gloo")),
+        ("socket", [NCCL_8, NCCL_8], transport.Way("socket", 1, "gloo")),
+        ("gloo", [GLOO, NCCL_8], transport.Way("gloo", 1, "gloo")),
+        ("gloo", [GLOO, "only plain sockets: x"], transport.Way("socket", 1, None, f"gloo {MISSING}")),
+        ("nccl", [GLOO, GLOO], transport.Way("socket", 1, "gloo", f"nccl {MISSING}")),
+    ],
+)  # fmt: skip
+def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_for(
+    wanted: str, facts: list[str | None], way: transport.Way
+) -> None:
+    assert transport.choose(wanted, facts) == way
+
+
+def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
+    for fact in (transport.told(True, 8, ""), transport.told(False, 8, "")):
+        assert transport.choose("auto", [fact]).rails == 8
+    assert transport.choose("gloo", [transport.told(True, 0, "")]).pairs == "gloo"
+    assert "No module" in transport.told(False, 0, "No module named torch")
+
+
+def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_by_none() -> None:
+    job = simulated(4, GLOO, pair_test="gloo")
+    job.facts = {**job.facts, 2: {transport.FACT: "only plain sockets: torch cannot be imported"}}
+    ended(job)
+    assert [found.check for found in job.loud()] == ["facts", "pairs"]
+    assert job.loud()[0].subject == "node 2 (job-node-0-2)"
+    assert {test.way for _, _, test in job.tests} == {"socket"}
+
+
+def test_a_collective_is_given_more_time_than_plain_sockets() -> None:
+    limits = {}
+    for fact, wanted in ((None, "auto"), (GLOO, "gloo"), (NCCL_8, "auto")):
+        job = ended(simulated(2, fact, pair_test=wanted))
+        limits[job.tests[0][2].way] = job.tests[0][2].limit_s
+    assert limits == {"socket": 5.0, "gloo": 10.0, "nccl": 20.0}
+
+
+# -- which way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
+def test_each_node_listens_for_one_neighbour_and_connects_to_the_other(n_nodes: int) -> None:
+    job = ended(simulated(n_nodes))
+    for rank in (0, 1):
+        assert sorted(node for node, _, test in job.tests if test.rank == rank) == list(range(n_nodes))
+
+
+@pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
+def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int) -> None:
+    for closed in range(n_nodes):
+        job = simulated(n_nodes)
+        answer = job.answer
+
+        def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:
+            if isinstance(message, msg.Test) and message.host == f"job-node-0-{closed}.job":
+                job.say(rank, msg.Result(message.round, (msg.Seen("no connection came", 0),)))
+            else:
+                answer(rank, message)
+
+        job.answer = refused  # type: ignore[method-assign]
+        ended(job)
+        assert job.loud(), closed
+        assert all(f"job-node-0-{closed})" in found.subject for found in job.loud())
+
+
+# -- slow -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 10))
+def test_a_slow_node_is_named_alone_however_few_there_are(n_nodes: int) -> None:
+    for slow in range(n_nodes):
+        job = simulated(n_nodes)
+        job.outcome = lambda n, p, slow=slow: ("", 10**8 if slow in (n, p) else 10**9 + 10**7 * (n + p))  # type: ignore[misc]
+        ended(job)
+        assert named(job) == [(f"node {slow} (job-node-0-{slow})", Scope.NODE)]
+        assert "100 MB/s" in job.loud()[0].text
+        assert "while nodes reach 1" in job.loud()[0].text
+
+
+@pytest.mark.parametrize("n_nodes", range(4, 10))
+def test_a_slow_way_is_named_as_a_link_however_few_there_are(n_nodes: int) -> None:
+    for one in range(n_nodes):
+        ends = {one, (one + 1) % n_nodes}
+        job = simulated(n_nodes)
+        job.outcome = lambda n, p, ends=ends: ("", 10**8 if {n, p} == ends else 10**9)  # type: ignore[misc]
+        ended(job)
+        first, last = sorted(ends)
+        assert named(job) == [(f"node {first} (job-node-0-{first}) - node {last} (job-node-0-{last})", Scope.LINK)]
+        assert "is slow in 3 of 3 tests" in job.loud()[0].text
+
+
+@pytest.mark.parametrize("n_nodes", [4, 5, 8])
+@pytest.mark.parametrize("blocked", [frozenset(), frozenset((1, 2))])
+def test_a_way_that_was_slow_once_and_then_well_is_no_finding(n_nodes: int, blocked: frozenset[int]) -> None:
+    """Other work on a machine takes a test's time, also beside one that fails."""
+    for one in range(n_nodes):
+        ends = {one, (one + 1) % n_nodes} - blocked
+        job = simulated(n_nodes)
+
+        def outcome(n: int, p: int, job: Simulation = job, ends: set[int] = ends) -> tuple[str, int]:
+            if {n, p} == blocked:
+                return "timed out", 0
+            is_first = [(rank, partner) for rank, partner, _ in job.tests].count((n, p)) == 1
+            return "", 10**8 if {n, p} == ends and is_first else 10**9
+
+        job.outcome = outcome
+        ended(job)
+        assert named(job) == ([("node 1 (job-node-0-1) - node 2 (job-node-0-2)", Scope.LINK)] if blocked else [])
+
+
+@pytest.mark.parametrize("n_nodes", [4, 6, 8, 16, 64])
+def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_nodes: int) -> None:
+    job = simulated(n_nodes)
+    job.outcome = lambda n, p: ("", 10**9 if n // 2 == p // 2 else 2 * 10**8)
+    assert named(ended(job)) == []
+
+
+# -- rails ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", [4, 5, 8])
+def test_a_rail_that_fails_is_named_with_its_node(n_nodes: int) -> None:
+    for bad in range(n_nodes):
+        job = simulated(n_nodes, NCCL_8)
+        job.on_rail = lambda n, p, rail, bad=bad: ("no route", 0) if bad in (n, p) and rail == 5 else None  # type: ignore[misc]
+        ended(job)
+        assert named(job) == [(f"node {bad} (job-node-0-{bad}), rail 5", Scope.RAIL)]
+        assert job.loud()[0].status is Status.FAIL
+
+
+def test_a_way_that_fails_on_one_rail_is_named_as_a_link_with_its_rail() -> None:
+    job = simulated(8, NCCL_8)
+    job.on_rail = lambda n, p, rail: ("no route", 0) if {n, p} == {2, 3} and rail == 1 else None
+    ended(job)
+    assert named(job) == [("node 2 (job-node-0-2) - node 3 (job-node-0-3), rail 1", Scope.LINK)]
+
+
+def test_a_node_that_says_nothing_fails_on_all_rails_and_is_a_node() -> None:
+    job = simulated(8, NCCL_8)
+    job.on_rail = lambda n, p, rail: ("no answer", 0) if 6 in (n, p) else None
+    ended(job)
+    assert named(job) == [("node 6 (job-node-0-6)", Scope.NODE)]
+
+
+def test_results_with_too_few_rails_are_no_pass() -> None:
+    job = simulated(4, NCCL_8)
+    answered = job.answer
+
+    def answer(rank: int, message: object) -> None:
+        answered(rank, message)  # type: ignore[arg-type]
+
+    job.answer = answer  # type: ignore[method-assign]
+    job.on_rail = lambda n, p, rail: ("no report", 0) if n == 1 and rail > 3 else None
+    ended(job)
+    assert named(job) == [("node 1 (job-node-0-1), rail 4, 5, 6, 7", Scope.RAIL)]
+
+
+def test_a_healthy_job_with_rails_says_how_many_and_measures_them() -> None:
+    job = simulated(8, NCCL_8, table=load(None))
+    job.outcome = lambda n, p: ("", 45_000_000_000)
+    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
+    ended(job)
+    assert not job.loud()
+    assert "8 pair tests in 2 rounds passed on each of 8 rails" in of_check(job, "pairs")[0].text
+    measured = [one for one in job.hall.measured() if one.name == "pair"]
+    assert len(measured) == 64
+    assert measured[0] == Measure("pair", 45.0, "GB/s", "NVIDIA H200", None)
+
+
+def test_a_network_card_at_half_speed_fails_by_reference_and_peers_and_is_named() -> None:
+    job = simulated(8, NCCL_8, table=load(None))
+    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
+    job.on_rail = lambda n, p, rail: ("", 22_500_000_000 if 3 in (n, p) and rail == 2 else 45_000_000_000)
+    ended(job)
+    assert named(job) == [("node 3 (job-node-0-3), rail 2", Scope.RAIL)]
+    assert job.loud()[0].status is Status.FAIL
+
+
+def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
+    job = simulated(8, NCCL_8, table=load(None))
+    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
+    job.outcome = lambda n, p: ("", 2_000_000_000)
+    ended(job)
+    assert named(job) == [("", Scope.JOB)]
+    assert "4% of the reference" in job.loud()[0].text
+    assert job.loud()[0].status is Status.WARN
+
+
+# -- deep -------------------------------------------------------------------------------------
+
+
+def test_deep_tests_every_edge_of_the_trees_and_then_all_nodes_at_once() -> None:
+    job = ended(simulated(16, GLOO, is_deep=True))
+    pairs = {(min(n, p), max(n, p)) for n, p, test in job.tests if not test.is_whole}
+    assert pairs >= double_tree(16)
+    whole = [(n, test) for n, _, test in job.tests if test.is_whole]
+    assert [(n, test.rank, test.size, test.way) for n, test in whole] == [(n, n, 16, "gloo") for n in range(16)]
+    assert {(test.host, test.token) for _, test in whole} == {("job-node-0-0.job", whole[0][1].token)}
+    assert [found.status for found in of_check(job, "full-job")] == [Status.PASS]
+    assert {test.way for _, _, test in job.tests if not test.is_whole} == {"socket"}
+
+
+def test_the_last_step_can_be_left_out_alone() -> None:
+    job = ended(simulated(8, GLOO, is_deep=True, with_full=False))
+    assert not [test for _, _, test in job.tests if test.is_whole]
+    assert of_check(job, "full-job") == []
+
+
+def test_what_fails_at_full_scale_only_is_the_jobs_finding_and_nobodys_fault_by_name() -> None:
+    job = simulated(8, NCCL_8, is_deep=True)
+    job.together = lambda node: ("its test hung and was killed", 0) if node != 5 else ("unhandled system error", 0)
+    ended(job)
+    (found,) = job.loud()
+    assert (found.check, found.scope, found.subject, found.status) == ("full-job", Scope.JOB, "", Status.FAIL)
+    assert found.evidence[0] == "node 5 (job-node-0-5): unhandled system error"
+    assert "8 nodes together (nccl, 8 GPUs each)" in found.text
+
+
+def test_where_pairs_fail_all_nodes_together_are_not_tried() -> None:
+    job = simulated(8, GLOO, is_deep=True)
+    job.outcome = lambda n, p: ("cut", 0) if 4 in (n, p) else ("", 10**9)
+    ended(job)
+    assert named(job) == [("node 4 (job-node-0-4)", Scope.NODE)]
+    assert [found.status for found in of_check(job, "full-job")] == [Status.SKIPPED]
+
+
+def test_without_torch_on_all_nodes_the_last_step_is_skipped_and_that_is_said() -> None:
+    job = ended(simulated(4, None, is_deep=True))
+    assert "not all nodes have torch" in of_check(job, "full-job")[0].text
+
+
+def test_a_node_that_is_lost_while_all_are_tested_together_does_not_hold_the_others() -> None:
+    job = simulated(8, GLOO, is_deep=True)
+    answered = job.answer
+
+    def answer(rank: int, message: object) -> None:
+        if not (rank == 3 and getattr(message, "is_whole", False)):
+            answered(rank, message)  # type: ignore[arg-type]
+
+    job.answer = answer  # type: ignore[method-assign]
+    job.come(*range(8))
+    assert not job.is_over
+    job.leave(3)
+    assert job.is_over
+    assert "node 3 (job-node-0-3): no report" in of_check(job, "full-job")[0].evidence

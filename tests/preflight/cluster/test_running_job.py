@@ -1,0 +1,117 @@
+"""An elastic job that is at work without node 0, as a preflight sees it from a pod that is made again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import LAUNCHER
+from tests.hosts.network import hosts
+from tests.survival.jobs import ELASTIC
+from trainer_launch.host.sockets import free_port
+from trainer_launch.membership import protocol as coordinating
+from trainer_launch.membership.client import Client, Connected
+from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.server import Server as Coordinator
+from trainer_launch.membership.state import Settings as Coordinating
+from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model.findings import Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import running_job
+from trainer_launch.preflight.cluster import verdict as ending
+from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.running_job import Lookout
+
+JOB = "job"
+NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
+CLAIM = Claim(3, 1, "0-2", sure=True)
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_job, "_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def standby() -> Iterator[Endpoint]:
+    settings = Coordinating(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, seat=1)
+    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    port = server.start()
+    try:
+        yield Endpoint("127.0.0.1", port)
+    finally:
+        server.stop()
+
+
+def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
+    told = [place.host for place in running_job.seats(NAMES, NodeRange(1, 4), own_rank=2)]
+    assert told == ["job-node-0-1.job", "job-node-0-3.job"]
+    assert running_job.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
+    assert running_job.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
+
+
+def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
+    standby: Endpoint,
+) -> None:
+    hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
+    survivor = Client(standby, hello)
+    away = Endpoint("127.0.0.1", free_port())
+    caller = Caller(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None)
+    looking = None
+    try:
+        assert isinstance(survivor.receive(10), Connected)
+        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((ending.runs_already(host),)))
+        verdict = caller.receive(10)
+        assert isinstance(verdict, Verdict)
+        assert [found.status for found in verdict.findings] == [Status.PASS]
+        assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
+    finally:
+        if looking is not None:
+            looking.stop()
+        caller.close()
+        survivor.close()
+
+
+def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:
+    found = threading.Event()
+    looking = Lookout([standby], JOB, None, lambda host: found.set())
+    assert not found.wait(0.5)
+    looking.stop()
+
+
+@pytest.mark.process
+def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work_without_node_0(
+    tmp_path: Path,
+) -> None:
+    """Node 2, for which node 0 has no name any more, and then node 0 itself."""
+    deadline_s, report = 100, tmp_path / "report.json"
+    words = (
+        "preflight",
+        "--level",
+        "quick",
+        "--skip",
+        "cpu",
+        "--deadline",
+        str(deadline_s),
+        "--report",
+        str(report),
+    )
+    with hosts(*ELASTIC.names) as pods:
+        seat = (sys.executable, str(Path(__file__).with_name("running_node.py")), "job-worker-0-23456", "23456")
+        at_work = pods[1].start(seat, {})
+        assert at_work.stdout is not None
+        assert at_work.stdout.readline() == "at work\n"
+        pods[2].knows({pod.name: pod.address for pod in pods[1:]})
+        began_s = time.monotonic()
+        for node in (2, 0):
+            started = pods[node].start((*LAUNCHER, *words), ELASTIC.env_of(node))
+            said, _ = started.communicate(timeout=deadline_s)
+            assert started.returncode == 0, said
+            assert "the job is already running (job-worker-1 is at work)" in report.read_text()
+        assert time.monotonic() - began_s < deadline_s / 2

@@ -1,0 +1,140 @@
+"""Whether the folders of all nodes are one: groups of nodes that see each other, and tokens in real folders."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.preflight.cluster.job import Simulation, failure
+from trainer_launch.host.deadline_call import Tried, try_out
+from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.storage_tokens import Tokens
+
+AT = "/checkpoints"
+LISTED = "node 2 (job-node-0-2)"
+
+
+def judged(nodes: int, group_of: Callable[[int], int], *, must: bool = True) -> Finding:
+    """The nodes of one group have one folder."""
+    job = Simulation(nodes, storage={AT: must})
+    job.sees = lambda folder, node, other: group_of(node) == group_of(other)
+    job.come(*range(nodes))
+    assert job.is_over
+    (finding,) = [one for one in job.hall.findings if one.check == "shared-storage"]
+    return finding
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 64, 1000])
+@pytest.mark.parametrize("must", [True, False])
+def test_one_folder_for_all_nodes_passes(nodes: int, must: bool) -> None:
+    found = judged(nodes, lambda node: 0, must=must)
+    assert (found.status, found.measured) == (Status.PASS, True)
+    assert found.text == f"{AT} is one shared directory on all {nodes} nodes"
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33, 64])
+def test_every_single_node_with_another_folder_is_named_alone(nodes: int) -> None:
+    for odd in range(nodes):
+        found = judged(nodes, lambda node, odd=odd: node == odd)  # type: ignore[misc]
+        assert (found.status, found.fault) == (Status.FAIL, Fault.NODE)
+        assert found.subject == f"node {odd} (job-node-0-{odd})"
+        assert (found.measured, found.expected) == (nodes - 1, nodes)
+
+
+def test_without_a_word_that_it_has_to_be_shared_the_odd_one_is_a_warning() -> None:
+    found = judged(4, lambda node: node == 2, must=False)
+    assert (found.status, found.subject) == (Status.WARN, LISTED)
+
+
+def test_a_folder_of_each_nodes_own_is_a_fact_or_the_jobs_fault() -> None:
+    local = judged(4, lambda node: node, must=False)
+    assert (local.status, local.measured) == (Status.PASS, False)
+    assert local.text == f"{AT} is not shared: each of the 4 nodes has its own directory there"
+    wrong = judged(4, lambda node: node)
+    assert (wrong.status, wrong.fault, wrong.subject) == (Status.FAIL, Fault.JOB, "")
+    assert "ReadWriteMany" in wrong.action
+
+
+def test_two_halves_accuse_nobody() -> None:
+    found = judged(8, lambda node: node // 4)
+    assert (found.status, found.fault, found.subject) == (Status.FAIL, Fault.JOB, "")
+    assert "not for all" in found.text
+
+
+def test_who_cannot_write_there_is_told_by_its_own_check_alone() -> None:
+    job = Simulation(4, storage={AT: True})
+    job.own = {2: [replace(failure("storage", "read-only"), fault=Fault.NODE)]}
+    job.sees = lambda folder, node, other: 2 not in (node, other)
+    job.come(*range(4))
+    assert [one.check for one in job.loud()] == ["storage"]
+
+
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+def test_of_two_nodes_of_which_one_or_both_cannot_write_there_nobody_else_is_blamed(bad: tuple[int, ...]) -> None:
+    job = Simulation(2, storage={AT: True})
+    job.own = {node: [replace(failure("storage", "read-only"), fault=Fault.NODE)] for node in bad}
+    job.come(0, 1)
+    assert job.is_over
+    assert {one.check for one in job.loud()} == {"storage"}
+
+
+def test_who_does_not_answer_is_waited_for_and_not_accused() -> None:
+    job = Simulation(4, storage={AT: True})
+    answer = job.answer
+    job.answer = (  # type: ignore[method-assign]
+        lambda rank, message: None if rank == 3 and isinstance(message, msg.Seek) else answer(rank, message)
+    )
+    job.come(*range(4))
+    assert not job.is_over
+    job.wait(20)
+    assert job.is_over
+    assert not job.loud()
+
+
+def test_nothing_is_sought_where_no_folder_was_given() -> None:
+    job = Simulation(3)
+    job.come(*range(3))
+    assert not any(isinstance(message, msg.Seek) for told in job.told.values() for message in told)
+    assert not [one for one in job.hall.findings if one.check == "shared-storage"]
+
+
+# -- tokens -----------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_tokens_are_found_in_the_same_folder_only_and_removed(tmp_path: Path) -> None:
+    same, other = str(tmp_path / "same"), str(tmp_path / "other")
+    for folder in (same, other):
+        Path(folder).mkdir()
+    nodes = [
+        Tokens((same,), 0, try_out),
+        Tokens((same, "/no/such/folder"), 1, try_out),
+        Tokens((other,), 2, try_out),
+    ]
+    for node in nodes:
+        node.leave("salt")
+    assert nodes[0].seek(("1", "2", "77")) == {same: "1"}
+    assert nodes[1].seek(("0", "2")) == {same: "0"}
+    assert nodes[2].seek(("0", "1")) == {other: ""}
+    for node in nodes:
+        node.remove()
+        node.remove()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_hangs_or_fails_is_left_out() -> None:
+    outcomes: Mapping[str, Tried] = {
+        "/hangs": Tried(stage="look", timed_out=True, stuck=True),
+        "/fails": Tried(stage="look", errno=errno.EIO),
+    }
+    tokens = Tokens(
+        tuple(outcomes), 0, lambda what, word, limit_s: outcomes["/hangs" if "/hangs" in word else "/fails"]
+    )
+    tokens.leave("salt")
+    assert tokens.seek(("1",)) == {}
+    tokens.remove()

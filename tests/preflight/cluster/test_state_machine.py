@@ -1,0 +1,331 @@
+"""The roll call as a pure state: who is missing and why, what is compared, who is tested, one verdict for all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.preflight.cluster.job import JOB, Simulation, failure, present
+from trainer_launch.membership.protocol import Hello
+from trainer_launch.model.findings import Fault, Scope, Status
+from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster.node_stages import Stage
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.reference_values import load
+
+
+def test_when_all_have_come_and_are_well_the_verdict_is_a_pass_after_two_rounds() -> None:
+    job = Simulation(8)
+    job.come(*range(8))
+    assert job.is_over
+    assert job.rounds == 2
+    assert {found.status for found in job.hall.findings} == {Status.PASS}
+    assert [found.check for found in job.hall.findings] == ["roll-call", "facts", "clock", "pairs"]
+
+
+def test_every_node_is_told_the_same() -> None:
+    job = Simulation(5)
+    job.own = {3: [failure()]}
+    job.come(*range(5))
+    assert len(set(job.verdicts().values())) == 1
+    assert sorted(job.verdicts()) == [0, 1, 2, 3, 4]
+
+
+def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
+    job = Simulation(4, deadline_s=60.0)
+    job.stages = {"job-node-0-2.job": Stage.NO_RECORD, "job-node-0-3.job": Stage.TIMEOUT}
+    job.come(0, 1)
+    job.wait(59)
+    assert not job.is_over
+    job.wait(1)
+    assert job.is_over
+    assert [(found.subject, found.measured) for found in job.loud()] == [
+        ("", 2),
+        ("node 2 (job-node-0-2.job)", "no DNS record"),
+        ("node 3 (job-node-0-3.job)", "timeout"),
+    ]
+    assert all(found.fault is Fault.NODE for found in job.loud())
+    assert len(set(job.verdicts().values())) == 1
+    assert sorted(job.verdicts()) == [0, 1]
+
+
+def test_who_comes_while_the_others_are_looked_for_is_in_time() -> None:
+    job = Simulation(3, deadline_s=60.0)
+    job.come(0, 1)
+    job.wait(58)
+    assert job.looked
+    job.come(2)
+    assert job.is_over
+    assert not job.loud()
+
+
+def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
+    job = Simulation(3, deadline_s=60.0)
+    job.stages = {"10.0.0.1": Stage.SILENT}
+    job.come(0, 2)
+    job.wait(60, silent=[2])
+    named = [found for found in job.loud() if found.scope is Scope.NODE]
+    assert [found.subject for found in named] == ["node 1 (job-node-0-1.job)", "node 2 (job-node-0-2)"]
+    assert named[1].measured == "silent"
+    assert "it was here before, and it has said nothing for 6 s" in named[1].text
+
+
+def test_who_went_and_came_back_in_time_is_there() -> None:
+    job = Simulation(2)
+    job.come(0, 1)
+    job = Simulation(3)
+    job.come(0, 1)
+    job.leave(1)
+    job.say(1, present(1, incarnation="b"))
+    job.come(2)
+    assert job.is_over
+    assert not job.loud()
+
+
+def test_a_newer_process_of_a_node_takes_its_place() -> None:
+    job = Simulation(3)
+    job.come(0, 1)
+    job.say(1, present(1, incarnation="b"), peer=11)
+    job.leave(1)  # the old connection, which was dropped
+    job.come(2)
+    assert job.is_over
+    assert not job.loud()
+
+
+def test_two_hosts_with_one_rank_are_fatal_for_the_job() -> None:
+    job = Simulation(3, deadline_s=30.0)
+    job.come(0, 1)
+    job.say(1, present(1, host="job-init-0-1"), peer=9)
+    job.wait(30)
+    collisions = [found for found in job.loud() if found.fault is Fault.JOB]
+    assert [found.text for found in collisions] == ["job-init-0-1 and job-node-0-1 both claim to be node 1"]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "retry"),
+    [
+        (present(1, job="other"), f"this is the preflight of job {JOB}, not other", False),
+        (present(7), "node rank 7 is invalid: this job has nodes 0 to 2", False),
+        (present(1, version=9), "node 0 uses protocol version 2, this node 9", False),
+    ],
+)
+def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, retry: bool) -> None:
+    job = Simulation(3)
+    job.say(5, said)
+    assert job.told[5] == [msg.Refused(reason, retry)]
+
+
+def test_who_comes_after_the_call_waits_for_the_job() -> None:
+    job = Simulation(2)
+    job.mute = {1}
+    job.come(0, 1)
+    job.say(9, present(1, host="job-node-0-1", incarnation="b"))
+    assert job.told[9] == [msg.Refused("the cluster preflight is over; the other nodes continue", True)]
+
+
+def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -> None:
+    job = Simulation(4, min_nodes=2, gather_s=2.0)
+    job.come(0, 1)
+    job.wait(1.5)
+    job.come(3)
+    job.wait(1.5)
+    assert not job.is_over
+    job.wait(1)
+    assert job.is_over
+    assert not job.loud()
+    assert next(found.measured for found in job.hall.findings if found.check == "roll-call") == 3
+
+
+def test_a_node_that_is_at_work_already_ends_the_roll_call() -> None:
+    job = Simulation(3)
+    job.come(0)
+    job.say(8, Hello(1, JOB, 1, "job-node-0-1", "x", 4))
+    assert job.is_over
+    assert isinstance(job.told[8][0], msg.Refused)
+    assert job.told[8][0].retry
+    assert [found.status for found in job.hall.findings] == [Status.PASS]
+
+
+def test_a_node_of_another_job_that_is_at_work_ends_nothing() -> None:
+    """As where two jobs on one machine's network are given one port."""
+    job = Simulation(3)
+    job.come(0)
+    job.say(8, Hello(1, "another", 1, "other-1", "x", 4))
+    assert not job.is_over
+    assert job.told[8] == [msg.Refused(f"this is the preflight of job {JOB}, not another", retry=False)]
+    job.come(1, 2)
+    assert job.is_over
+
+
+def test_a_node_that_ends_before_its_record_is_named() -> None:
+    job = Simulation(3)
+    job.mute = {2}
+    job.come(0, 1, 2)
+    job.leave(2)
+    job.wait(10)
+    assert job.is_over
+    assert [(found.subject, found.text) for found in job.loud()] == [
+        (
+            "node 2 (job-node-0-2)",
+            "node 2 (job-node-0-2) was lost during the cluster preflight: it closed the connection",
+        )
+    ]
+
+
+def test_a_node_that_hangs_before_its_record_is_named() -> None:
+    job = Simulation(3)
+    job.mute = {2}
+    job.come(0, 1, 2)
+    job.wait(70)
+    assert job.is_over
+    assert [found.subject for found in job.loud()] == ["node 2 (job-node-0-2)"]
+
+
+def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one() -> None:
+    job = Simulation(4)
+    job.own = {1: [failure()], 2: [failure(text="it is too small here, too")], 3: [failure(check="memlock")]}
+    job.come(*range(4))
+    found = {one.check: one for one in job.loud()}
+    assert found["shm"].subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
+    assert found["memlock"].subject == "node 3 (job-node-0-3)"
+    assert found["shm"].fault is Fault.JOB
+
+
+def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
+    job = Simulation(8, table=load(None))
+    job.measures = {
+        n: [
+            Measure("gemm", 330.0 if (n, gpu) == (5, 2) else 664.0 + n, "TFLOP/s", "NVIDIA H200", gpu)
+            for gpu in range(4)
+        ]
+        for n in range(8)
+    }
+    job.come(*range(8))
+    (found,) = job.loud()
+    assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
+    assert found.subject == "node 5 (job-node-0-5), GPU 2"
+    assert len(job.hall.measured()) == 32
+
+
+def test_without_facts_and_pairs_the_verdict_follows_the_records_at_once() -> None:
+    job = Simulation(4, with_facts=False, with_pairs=False)
+    job.come(*range(4))
+    assert job.is_over
+    assert [found.check for found in job.hall.findings] == ["roll-call"]
+
+
+@pytest.mark.parametrize("guilty", [0, 3, 6])
+def test_a_node_that_fails_with_everybody_is_named_alone(guilty: int) -> None:
+    def outcome(node: int, partner: int) -> tuple[str, int]:
+        return ("receiving stalls: out of time", 0) if guilty in (node, partner) else ("", 10**9)
+
+    job = Simulation(8, outcome=outcome)
+    job.come(*range(8))
+    job.wait(60)
+    assert [found.subject for found in job.loud()] == [f"node {guilty} (job-node-0-{guilty})"]
+    assert job.loud()[0].status is Status.FAIL
+
+
+def test_a_bad_way_between_two_healthy_nodes_is_named_as_that() -> None:
+    def outcome(node: int, partner: int) -> tuple[str, int]:
+        return ("no answer in time", 0) if (node, partner) == (4, 3) else ("", 10**9)
+
+    job = Simulation(8, outcome=outcome)
+    job.come(*range(8))
+    assert [(found.scope, found.subject) for found in job.loud()] == [
+        (Scope.LINK, "node 3 (job-node-0-3) - node 4 (job-node-0-4)")
+    ]
+    assert "one way only" in job.loud()[0].evidence[0]
+
+
+def test_a_pair_of_two_cannot_be_resolved_and_that_is_said() -> None:
+    job = Simulation(2, outcome=lambda node, partner: ("refused", 0))
+    job.come(0, 1)
+    assert [found.scope for found in job.loud()] == [Scope.LINK]
+    assert "unresolved" in job.loud()[0].text
+
+
+def test_a_slow_node_is_only_a_warning_until_it_is_too_slow_for_anything() -> None:
+    def speed(rate: int) -> list[Status]:
+        job = Simulation(8, outcome=lambda n, p: ("", rate if 5 in (n, p) else 10**9 + 10**6 * n))
+        job.come(*range(8))
+        assert [found.subject for found in job.loud()] == ["node 5 (job-node-0-5)"]
+        return [found.status for found in job.loud()]
+
+    assert speed(100_000_000) == [Status.WARN]
+    assert speed(1_000_000) == [Status.FAIL]
+
+
+def test_speeds_that_scatter_accuse_nobody() -> None:
+    """As on a machine with fewer cores than nodes."""
+    dice = random.Random(4)
+    for _ in range(50):
+        job = Simulation(9, outcome=lambda n, p: ("", int(3e8 * dice.lognormvariate(0, 0.6))))
+        job.come(*range(9))
+        job.wait(60)
+        assert not [found for found in job.loud() if found.status is Status.FAIL]
+
+
+def test_a_node_that_is_lost_during_a_test_does_not_stop_the_others() -> None:
+    job = Simulation(8)
+    job.mute = set()
+    answered = job.answer
+
+    def answer(rank: int, message: msg.Message) -> None:
+        if rank == 6 and isinstance(message, msg.Test):
+            return
+        answered(rank, message)
+
+    job.answer = answer  # type: ignore[method-assign]
+    job.come(*range(8))
+    assert not job.is_over
+    job.leave(6)
+    job.wait(100)
+    assert job.is_over
+    assert {found.subject for found in job.loud()} == {"node 6 (job-node-0-6)"}
+    assert len(set(job.verdicts().values())) == 1
+
+
+def test_4096_nodes_are_called_compared_and_tested_and_the_odd_ones_named() -> None:
+    job = Simulation(4096, outcome=lambda n, p: ("cut", 0) if 77 in (n, p) else ("", 10**9))
+    job.facts = {1234: {"env NCCL_ALGO": "Ring"}}
+    job.offsets = {99: 45.0}
+    job.come(*range(4096))
+    job.wait(60)
+    assert job.is_over
+    assert {found.subject.split(" (")[0] for found in job.loud()} == {"node 77", "node 99", "node 1234"}
+    assert all(len(text) <= msg.MAX_FINDINGS_BYTES for text in job.verdicts().values())
+
+
+def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> None:
+    job = Simulation(4096, deadline_s=30.0)
+    job.come(*range(3000))
+    job.wait(31)
+    verdict = next(iter(job.verdicts().values()))
+    assert len(verdict) <= msg.MAX_FINDINGS_BYTES
+    found = findings_json.loaded(verdict)
+    assert found[0].measured == 3000
+    assert "node 3000 (job-node-0-3000.job)" in found[0].text
+
+
+def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_never_come() -> None:
+    job = Simulation(3)
+    job.come(0, 1)
+    job.say(1, msg.Found(findings_json.dumped([failure("shm", "too small")])))
+    job.wait(130)
+    assert job.is_over
+    told = {(found.check, found.subject) for found in job.loud()}
+    assert ("shm", "node 1 (job-node-0-1)") in told
+    assert ("roll-call", "node 2 (job-node-0-2.job)") in told
+    assert len(set(job.verdicts().values())) == 1
+
+
+def test_what_was_found_early_is_replaced_by_the_record() -> None:
+    job = Simulation(2)
+    job.come(0)
+    job.say(0, msg.Found(findings_json.dumped([failure("dns", "no such name")])))
+    job.come(1)
+    assert job.is_over
+    assert not job.loud()

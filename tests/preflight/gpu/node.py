@@ -1,0 +1,23 @@
+"""trainer-launch on a machine whose GPUs are played: as the program itself, but for what /dev and the bench say."""
+
+from __future__ import annotations
+
+import os
+
+from tests.preflight.gpu.machine import BENCH
+from trainer_launch import cli
+from trainer_launch.host import gpu
+from trainer_launch.model import Gpus
+from trainer_launch.preflight.gpu import devices
+
+
+def main() -> None:
+    """FAKE_GPUS says how many there are."""
+    count = int(os.environ["FAKE_GPUS"])
+    gpu.count = lambda env, root=None: Gpus(count=count, reason=f"{count} in /dev")
+    devices.BENCH = BENCH
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

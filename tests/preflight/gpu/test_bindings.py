@@ -1,0 +1,70 @@
+"""The children that ask, with NVIDIA's own bindings, which call a library that is played in C."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.preflight.gpu.machine import FAKES
+from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu import facts as values
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that has libnvidia-ml.so.1."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    require(compiler and importlib.util.find_spec("pynvml"), "needs a C compiler and nvidia-ml-py")
+    folder = tmp_path_factory.mktemp("library of nvidia")
+    made = folder / "libnvidia-ml.so.1"
+    subprocess.run((str(compiler), "-shared", "-fPIC", "-w", "-o", str(made), str(FAKES / "nvml.c")), check=True)
+    return folder
+
+
+def asked(argv: Sequence[str], library: Path) -> bytes:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    return ended.stdout
+
+
+def test_facts_come_through_nvidias_own_bindings(library: Path) -> None:
+    facts = values.facts_of(asked(devices.FACTS, library))
+    assert (facts.trouble, facts.driver) == ("", "550.54.15")
+    (gpu,) = facts.gpus
+    assert {name: fact.value for name, fact in gpu.facts.items() if fact.is_known} == {
+        "name": "NVIDIA H200", "uuid": "GPU-11aa", "pci": "0000:9b:00.0", "ecc": 1,
+        "ecc_uncorrected": 110, "ecc_corrected": 100, "ecc_uncorrected_ever": 111, "ecc_corrected_ever": 101,
+        "remapped": [1, 2, 1, 0], "mig": 0, "persistence": 1,
+        "memory_total": 150_754_820_096, "memory_used": 4_194_304,
+        "power_limit_w": 700.0, "power_w": 694.0, "sm_mhz": 1440, "sm_mhz_max": 1980, "memory_mhz": 3201,
+        "memory_mhz_max": 3201, "shutdown_c": 95, "slowdown_c": 89, "temperature_c": 61, "margin_c": 24,
+        "nvlinks": [1] * 17 + [0], "nvlink_mbps": 25_000, "nvlink_errors": 3, "fabric": [3, 0], "clock_reasons": 4,
+        "pcie_gen": 5, "pcie_gen_max": 5, "pcie_width": 8, "pcie_width_max": 16, "pcie_replays": 7,
+    }  # fmt: skip
+
+
+def test_what_the_driver_lacks_and_what_the_card_lacks_are_told_apart(library: Path) -> None:
+    (gpu,) = values.facts_of(asked(devices.FACTS, library)).gpus
+    assert {name for name, fact in gpu.facts.items() if fact.state is values.State.UNSUPPORTED} == {
+        "recovery",
+        "retired_pending",
+    }
+    assert gpu.fact("serial").why == "the driver is too old for it"
+    assert not gpu.lost
+
+
+def test_what_happens_under_load_comes_through_nvidias_own_bindings(library: Path) -> None:
+    trouble, seen = values.watched_of(asked(devices.WATCH, library))
+    assert trouble == ""
+    assert (seen[0].xids.value, seen[0].busy >= 1, seen[0].reasons[4] >= 1) == ([79], True, True)
+    assert (seen[0].most("temperature_c"), seen[0].growth("pcie_replays")) == (61, 0)

@@ -1,0 +1,268 @@
+"""Every fault of a GPU, injected below the children that look: the real chain, and exactly that finding."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.preflight.gpu import machine
+from tests.preflight.gpu.machine import Change, findings, loud, subject
+from tests.preflight.world import HEALTHY
+from trainer_launch.model import Gpus
+from trainer_launch.model.findings import Status
+from trainer_launch.preflight.check_context import with_gpus
+from trainer_launch.preflight.gpu import devices, killable_children
+
+pytestmark = pytest.mark.process
+
+NODE, JOB, WARN, UNKNOWN = "fail node", "fail job", "warn", "unknown"
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "BENCH", machine.BENCH)
+    monkeypatch.setattr(devices, "SETTLE_S", 3.0)
+
+
+def card(number: int, **values: Any) -> Change:
+    """Card `number` tells this at all times."""
+    return lambda told: told["gpus"][number].update(values)
+
+
+def under_load(number: int, **values: Any) -> Change:
+    return lambda told: told["gpus"][number]["load"].update(values)
+
+
+def benching(number: int, **values: Any) -> Change:
+    return lambda told: told["gpus"][number]["bench"].update(values)
+
+
+def everywhere(**values: Any) -> Change:
+    return lambda told: [one.update(values) for one in told["gpus"]]
+
+
+FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
+    "uncorrected ECC": (card(1, uncorrected=2), [("gpu-ecc", NODE, "GPU 1")]),
+    "two cards": (
+        lambda told: [one.update(uncorrected=1) for one in told["gpus"][2:]],
+        [("gpu-ecc", NODE, "GPU 2, GPU 3")],
+    ),
+    "remap pending": (card(2, remapped=[0, 1, 1, 0]), [("gpu-remap", NODE, "GPU 2")]),
+    "remap failed": (card(2, remapped=[0, 9, 0, 1]), [("gpu-remap", NODE, "GPU 2")]),
+    "retired pages pending": (
+        card(0, remapped={"error": 3}, retired=[1], retired_pending=1),
+        [("gpu-remap", NODE, "GPU 0")],
+    ),
+    "recovery action": (card(3, recovery=2), [("gpu-recovery", NODE, "GPU 3")]),
+    "lost": (
+        lambda told: told["gpus"].__setitem__(1, told["gpus"][1] | {"power": {"error": 15}}),
+        [("gpu-recovery", NODE, "GPU 1")],
+    ),
+    "MIG left on": (card(0, mig=1), [("gpu-mig", NODE, "GPU 0")]),
+    "no persistence": (card(0, persistence=0), [("gpu-persistence", WARN, "GPU 0")]),
+    "memory left over": (card(1, memory_used=40 << 30), [("gpu-memory", NODE, "GPU 1")]),
+    "HW thermal slowdown": (under_load(1, reasons=0x44), [("gpu-clocks", NODE, "GPU 1")]),
+    "HW slowdown": (under_load(1, reasons=0x08), [("gpu-clocks", NODE, "GPU 1")]),
+    "power brake": (under_load(1, reasons=0x80), [("gpu-clocks", NODE, "GPU 1")]),
+    "SW thermal slowdown": (under_load(1, reasons=0x20), [("gpu-clocks", NODE, "GPU 1")]),
+    "hot": (under_load(2, margin=3), [("gpu-temperature", WARN, "GPU 2")]),
+    "hot, by threshold": (
+        lambda told: (
+            everywhere(margin={"error": 3})(told),
+            under_load(2, margin={"error": 3}, temperature=87)(told),
+        ),
+        [("gpu-temperature", WARN, "GPU 2")],
+    ),
+    "PCIe width": (card(0, pcie_width=8), [("gpu-pcie", NODE, "GPU 0")]),
+    "PCIe generation": (under_load(0, pcie_gen=4), [("gpu-pcie", WARN, "GPU 0")]),
+    "one NVLink down": (card(3, nvlinks=[1] * 17 + [0]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "all NVLinks of one down": (card(3, nvlinks=[0] * 18), [("gpu-nvlink", NODE, "GPU 3")]),
+    "all NVLinks down": (
+        everywhere(nvlinks=[0] * 18),
+        [("gpu-nvlink", WARN, "GPU 0, GPU 1, GPU 2, GPU 3")],
+    ),
+    "slow NVLink": (card(3, nvlink_mbps=13_281), [("gpu-nvlink", NODE, "GPU 3")]),
+    "fabric": (card(3, fabric=[3, 999]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "XID": (card(2, xids=[79]), [("gpu-xid", NODE, "GPU 2")]),
+    "mild XID": (card(2, xids=[94, 63]), [("gpu-xid", WARN, "GPU 2")]),
+    "events refused": (lambda told: told.update(events={"error": 4}), [("gpu-xid", UNKNOWN, "")]),
+    "wrong repeats": (benching(1, different=3), [("gpu-load", NODE, "GPU 1")]),
+    "adds wrongly": (benching(1, adds=False), [("gpu-load", NODE, "GPU 1")]),
+    "dies": (benching(1, dies="gemm"), [("gpu-load", NODE, "GPU 1")]),
+    "fails": (benching(1, fails=["device", "RuntimeError: CUDA error: unknown"]), [("gpu-load", NODE, "GPU 1")]),
+    "torch not built for it": (
+        lambda told: told["bench"].update(fails=["device", "RuntimeError: no kernel image is available"]),
+        [("gpu-load", JOB, "GPU 0, GPU 1, GPU 2, GPU 3")],
+    ),
+    "silent fallback": (lambda told: told["bench"].update(network="Socket"), [("gpu-network", JOB, "")]),
+    "adds wrongly together": (
+        lambda told: told["bench"].update(adds_together=False),
+        [("gpu-peers", NODE, "")],
+    ),
+    "cannot meet": (
+        lambda told: [
+            told["bench"].update(fails=["peers", "RuntimeError: NCCL error: remote process exited"]),
+        ],
+        [("gpu-peers", NODE, "")],
+    ),
+    "one dies while all meet": (benching(1, dies="peers"), [("gpu-peers", NODE, "")]),
+    "missing card": (lambda told: told["gpus"].pop(), [("gpu-count", NODE, "")]),
+}
+
+
+# What is told without any load; all levels look at it in the same way.
+AT_REST = ("gpu-count", "gpu-recovery", "gpu-ecc", "gpu-remap", "gpu-mig", "gpu-persistence", "gpu-nvlink")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_and_nothing_else(fault: str, tmp_path: Path) -> None:
+    change, expected = FAULTS[fault]
+    level = "quick" if expected[0][0] in AT_REST else "standard"
+    found = findings(subject(machine.environment(tmp_path, change), level))
+    assert loud(found) == expected
+    assert [one.check for one in found if one.status is Status.FAIL and not one.action] == []
+
+
+@pytest.mark.parametrize("level", ["quick", "standard", "deep"])
+def test_healthy_cards_at_their_power_limit_give_no_warning(level: str, tmp_path: Path) -> None:
+    found = findings(subject(machine.environment(tmp_path), level))
+    assert loud(found) == []
+    assert {one.check for one in found} >= {"gpu-count", "gpu-ecc", "gpu-nvlink", "gpu-memory"}
+    assert ("gpu-load" in {one.check for one in found}) is (level != "quick")
+
+
+UNTOLD = ("ecc", "uncorrected", "corrected", "uncorrected_ever", "remapped", "nvlinks", "mig", "margin", "fabric")
+
+
+def test_what_a_card_or_a_driver_does_not_tell_is_no_fault(tmp_path: Path) -> None:
+    """A consumer card: no ECC, no NVLink, no margin; a driver from before recovery actions and new names."""
+    nothing: dict[str, Any] = {name: {"error": 3} for name in UNTOLD}
+
+    def old(told: dict[str, Any]) -> None:
+        everywhere(**nothing)(told)
+        told["missing"] = ["recovery", "reasons", "margin"]
+        for one in told["gpus"]:
+            one["load"] |= {"old_reasons": 4, "margin": {"error": 3}}
+
+    found = findings(subject(machine.environment(tmp_path, old)))
+    assert loud(found) == [("gpu-recovery", UNKNOWN, "")]
+    assert "the driver is too old for it" in next(one.text for one in found if one.check == "gpu-recovery")
+    skipped = {one.check for one in found if one.status is Status.SKIPPED}
+    assert skipped == {"gpu-ecc", "gpu-remap", "gpu-nvlink", "gpu-mig"}
+
+
+def test_memory_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    found = findings(subject(machine.environment(tmp_path, card(1, memory_used=[40 << 30, 40 << 30, 1 << 20]))))
+    assert loud(found) == []
+
+
+def test_errors_of_links_count_where_they_grow_under_load(tmp_path: Path) -> None:
+    def grows(told: dict[str, Any]) -> None:
+        told["gpus"][0]["nvlink_errors"] = 7  # from earlier
+        told["gpus"][1]["load"]["nvlink_errors"] = [0, 5]
+
+    assert loud(findings(subject(machine.environment(tmp_path, grows)))) == [("gpu-nvlink", WARN, "GPU 1")]
+
+
+def test_who_holds_memory_is_not_loaded_and_the_others_are(tmp_path: Path) -> None:
+    made = subject(machine.environment(tmp_path, card(1, memory_used=40 << 30)))
+    load = made.cards.load() if made.cards is not None else None
+    assert load is not None
+    assert [one.gpu for one in load.tested] == [0, 2, 3]
+
+
+def test_a_driver_that_hangs_is_a_fault_of_the_node_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "FACTS_S", 1.0)
+    found = findings(subject(machine.environment(tmp_path, lambda told: told.update(hangs="init"))))
+    assert loud(found) == [("gpu-count", NODE, "")]
+    assert "the driver hangs: no answer within 1 s" in found[0].text
+
+
+def test_a_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "LEAST_S", 1.0)
+    made = machine.environment(tmp_path, lambda told: told.update(hangs="init"))
+    near = replace(subject(made), ends_at_s=time.monotonic())
+    asked = devices.cards(made, "python3", "standard", 4, near.left_s)
+    assert asked.facts().trouble == "the driver hangs: no answer within 1 s"
+
+
+def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
+    found = findings(subject(machine.environment(tmp_path, benching(2, hangs="gemm"))))
+    assert loud(found) == [("gpu-load", NODE, "GPU 2")]
+    text = next(one.text for one in found if one.check == "gpu-load")
+    assert text == "GPU 2 its test hung at 'gemm', and was killed after 6 s"
+
+
+def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: the signal is not sent."""
+    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(killable_children, "REAP_S", 0.2)
+    spared: list[Any] = []
+    monkeypatch.setattr(killable_children, "KILL", spared.append)
+    try:
+        found = findings(subject(machine.environment(tmp_path, benching(2, hangs="nccl"))))
+    finally:
+        for process in spared:
+            process.kill()
+            process.wait()
+    assert loud(found) == [("gpu-load", NODE, "GPU 2")]
+    assert "not even SIGKILL ends it: it is stuck inside the driver" in str(found)
+
+
+def test_forgotten_words_are_found_at_the_deep_level(tmp_path: Path) -> None:
+    found = findings(subject(machine.environment(tmp_path, benching(0, wrong=5)), "deep"))
+    assert loud(found) == [("gpu-load", NODE, "GPU 0")]
+    assert "5 words of 132 GiB came back changed" in str(found)
+
+
+def test_more_workers_than_gpus_and_fewer(tmp_path: Path) -> None:
+    env = machine.environment(tmp_path)
+    assert loud(findings(subject(env, "quick", workers=6))) == [("gpu-count", JOB, "")]
+    assert loud(findings(subject(env, "quick", workers=2))) == [("gpu-count", WARN, "")]
+
+
+def test_only_the_cards_that_the_job_sees_count(tmp_path: Path) -> None:
+    env = machine.environment(tmp_path, card(0, uncorrected=1)) | {"CUDA_VISIBLE_DEVICES": "1,GPU-0003"}
+    found = findings(subject(env, gpus=2))
+    assert loud(found) == []
+    assert "GPUs 1, 3: whole" in str(found)
+
+
+def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_path: Path) -> None:
+    env = machine.environment(tmp_path, card(0, mig=1), gpus=1) | {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
+    assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []
+    found = loud(findings(subject(env, "quick", gpus=2, workers=2)))
+    assert found == [("gpu-mig", JOB, "GPU 0")]
+
+
+def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a child was started")
+
+    monkeypatch.setattr(killable_children, "Child", refuse)
+    none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
+    assert with_gpus(none, "deep") is none
+    (found,) = findings(none)
+    assert (found.check, found.status) == ("gpu-count", Status.SKIPPED)
+    amd = replace(HEALTHY.host, gpus=Gpus(count=8, reason="8 AMD devices", is_nvidia=False))
+    (found,) = findings(with_gpus(replace(none, host=amd), "deep"))
+    assert found.text == "8 AMD devices: only NVIDIA's GPUs are checked"
+
+
+def test_a_python_without_torch_and_without_the_library_is_told_in_one_line_each(tmp_path: Path) -> None:
+    env = machine.environment(tmp_path, lambda told: told["bench"].update(fails=["import torch", "No module"]))
+    env = {name: value for name, value in env.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path)}
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    found = findings(subject(env))
+    assert [(one.check, one.status) for one in found] == [
+        ("gpu-count", Status.UNKNOWN),
+        ("gpu-load", Status.SKIPPED),
+    ]
+    assert "nvidia-ml-py is not installed" in found[0].text

@@ -1,0 +1,315 @@
+"""The preflight of an MPI launcher with real hosts: each stage at which one can be stuck, and the exact finding."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.conftest import require
+from tests.hosts.network import Host, hosts
+from tests.mpi.ssh.secrets import require_openssh, secret
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/preflight/mpi/test_ring.py")]
+PORT = 2222
+LAUNCH = (sys.executable, "-m", "trainer_launch")
+COME_S = 120  # for hosts to come, when all of them will
+ILL_COME_S = 30  # when some never will; the others have to be there by then, on a busy machine
+END_S = 280
+Found: TypeAlias = "tuple[str, str, str]"  # check, status, text
+
+
+def _version() -> str:
+    """Of the real Open MPI."""
+    found = shutil.which("mpirun.openmpi")
+    said = subprocess.run((found, "--version"), capture_output=True, text=True).stdout if found else "0"
+    return said.split("\n")[0].split()[-1]
+
+
+VERSION = _version()
+
+# The python3 of launcher and workers is the one that runs the tests: it has mpi4py.
+PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+
+class Job:
+    """A launcher and its workers, each on a host of its own, with the job's key."""
+
+    def __init__(self, folder: Path, launcher: Host, workers: Sequence[Host]) -> None:
+        self.folder, self.launcher = folder, launcher
+        self.workers = {worker.name: worker for worker in workers}
+        self.mount = secret(folder / "keys")
+        self.hostfile = folder / "hostfile"
+        self.lists(*self.workers)
+        self._running: list[subprocess.Popen[str]] = []
+
+    def lists(self, *names: str) -> None:
+        self.hostfile.write_text("".join(f"{name} slots=1\n" for name in names))
+
+    def starts(
+        self,
+        name: str,
+        *,
+        mount: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        shell: Path | None = None,
+    ) -> None:
+        """A worker: `trainer-launch sshd`; `shell` is what its users log in to."""
+        words = ("sshd", "--ssh-dir", str(mount or self.mount), "--ssh-port", str(PORT))
+        other_users: tuple[str, ...] = ()
+        if shell is not None:
+            users = self.folder / f"passwd of {name}"
+            users.write_text(f"root:x:0:0:root:/root:{shell}\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n")
+            other_users = ("sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(users))
+        self.runs(name, (*other_users, *LAUNCH, *words), env)
+
+    def runs(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        own = tuple(f"{variable}={value}" for variable, value in ({"PATH": PATH} | dict(env or {})).items())
+        self._running.append(self.workers[name].start(("env", *own, *argv), {}))
+
+    def ends(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+    def preflight(
+        self, *words: str, deadline_s: int = COME_S, command: str = "mpirun.openmpi true"
+    ) -> tuple[list[Found], int]:
+        """The launcher's findings about MPI, and its exit code."""
+        env = {
+            "K_MPI_JOB_ROLE": "launcher",
+            "OMPI_MCA_orte_default_hostfile": str(self.hostfile),
+            "OMPI_MCA_orte_set_default_slots": "1",
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "PATH": PATH,
+        }
+        argv: tuple[str, ...] = (*LAUNCH, "preflight", "--json", "--skip", "dns", "--ssh-dir", str(self.mount))
+        argv += ("--ssh-port", str(PORT), "--deadline", str(deadline_s), *words, "--", *command.split())
+        started = self.launcher.start(argv, env)
+        out, _ = started.communicate(timeout=END_S)
+        assert "\n{" in f"\n{out}", out
+        report = json.loads(out[out.index("{") :])
+        found = [one for one in report["findings"] if one["check"].startswith("mpi-")]
+        return [(one["check"], one["status"], one["text"]) for one in found], started.returncode
+
+
+@contextmanager
+def job(folder: Path, *workers: str) -> Iterator[Job]:
+    require_openssh()
+    require(shutil.which("mpirun.openmpi"), "needs Open MPI")
+    with hosts("launcher", *workers) as (launcher, *others):
+        made = Job(folder, launcher, others)
+        try:
+            yield made
+        finally:
+            made.ends()
+
+
+# -- well -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Three workers in whom all is well."""
+    with job(tmp_path_factory.mktemp("well"), "w-0", "w-1", "w-2") as made:
+        for name in made.workers:
+            made.starts(name)
+        yield made
+
+
+def test_well_hosts_pass_every_check_the_ring_too(well: Job) -> None:
+    (*found, ring), code = well.preflight()
+    assert found == [
+        ("mpi-hosts", "pass", "name, port and sshd answer on all 3 hosts"),
+        ("mpi-ssh", "pass", "all 3 hosts accept the job's key, and present it as their host key"),
+        ("mpi-programs", "pass", f"mpirun {VERSION} and what it starts there are the same on all 3 hosts"),
+        ("mpi-slots", "pass", "3 slots on 3 hosts"),
+        ("mpi-callback", "pass", "all 3 hosts can connect back to the launcher"),
+    ]
+    assert ring[:2] == ("mpi-ring", "pass")
+    assert ring[2].startswith("over MPI, 3 pair tests in 3 rounds passed")
+    assert code == 0
+
+
+def test_a_key_that_ssh_itself_would_refuse_for_its_mode_does(well: Job) -> None:
+    key = well.mount / "id_rsa"
+    key.chmod(0o644)
+    try:
+        found, code = well.preflight("--only", "mpi-ssh")
+    finally:
+        key.chmod(0o600)
+    assert found == [("mpi-ssh", "pass", "all 3 hosts accept the job's key, and present it as their host key")]
+    assert code == 0
+
+
+def test_more_ranks_than_slots_are_fatal(well: Job) -> None:
+    found, code = well.preflight("--only", "mpi-slots", command="mpirun.openmpi -np 4 true")
+    assert found == [("mpi-slots", "fail", "4 ranks asked for, but the hosts have 3 slots")]
+    assert code == 30
+
+
+def test_horovods_hosts_need_no_mpirun(well: Job) -> None:
+    found, _ = well.preflight("--skip", "mpi-callback", command="horovodrun -np 4 python train.py")
+    assert [(check, status) for check, status, _ in found] == [
+        ("mpi-hosts", "pass"),
+        ("mpi-ssh", "pass"),
+        ("mpi-slots", "fail"),
+        ("mpi-ring", "skipped"),
+    ]
+
+
+def test_a_host_that_a_firewall_keeps_from_calling_back_is_named(well: Job) -> None:
+    require(shutil.which("nft"), "needs nftables")
+    inside = ("ip", "netns", "exec", well.launcher.namespace, "nft")
+    address = well.workers["w-1"].address
+    chain = f"type filter hook input priority 0; policy accept; ip saddr {address} ct state new drop"
+    rules = f"table inet wall {{\nchain in {{\n{chain}\n}}\n}}\n"
+    subprocess.run((*inside, "-f", "-"), input=rules, text=True, check=True)
+    try:
+        found, code = well.preflight("--level", "quick", "--only", "mpi-callback,mpi-ssh")
+    finally:
+        subprocess.run((*inside, "delete", "table", "inet", "wall"), check=True)
+    well_, blocked = found
+    assert well_[:2] == ("mpi-ssh", "pass")
+    assert blocked[:2] == ("mpi-callback", "fail")
+    address = well.launcher.address
+    assert blocked[2].startswith(f"the launcher cannot be called back, as mpirun's daemons do, by w-1: {address}: ")
+    assert "timed out" in blocked[2]
+    assert code == 20
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_workers_are_tried_from_each_other_as_a_tree_of_daemons_would(
+    well: Job, closed: bool, tmp_path: Path
+) -> None:
+    """Here of radix 1: w-0 starts the daemon of w-1, which starts that of w-2."""
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "FOLDER": str(tmp_path / "ssh"), "KEYS": str(well.mount)}
+    if closed:
+        well.workers["w-2"].knows({"w-2": "127.0.0.1"})
+        well.workers["w-1"].knows({"w-1": "127.0.0.1"})
+    try:
+        started = well.launcher.start((sys.executable, "-c", TREE), env)
+        out, _ = started.communicate(timeout=END_S)
+    finally:
+        everybody = {host.name: host.address for host in (well.launcher, *well.workers.values())}
+        for host in well.workers.values():
+            host.knows(everybody)
+    if closed:
+        assert "warn w-1 cannot log in to w-2: " in out
+    else:
+        assert out.strip() == "pass all 2 paths between workers that a tree of daemons uses are open"
+
+
+TREE = """
+import os
+from trainer_launch.model import Job
+from trainer_launch.preflight.mpi import tree
+from trainer_launch.mpi.ssh_client import prepared
+client = prepared(Job(contract="", details={"ssh_dir": os.environ["KEYS"]}), os.environ["FOLDER"], port=2222)
+for one in tree.findings(("w-0", "w-1", "w-2"), client, os.environ, radix=1):
+    print(one.status.value, one.text)
+"""
+
+
+# -- ill --------------------------------------------------------------------------------------
+
+ILL = ("w-other-job", "w-refuses", "w-noise", "w-no-shell", "w-version", "w-no-orted", "w-no-sshd", "w-closed")
+NO_SSHD = """
+import socket
+listener = socket.create_server(("", 2222))
+while True:
+    listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\\r\\n" * 2)
+"""
+NO_SHELL = "its login shell ends with code 3 before any command; it said: not here"
+USED = "sh env cat grep readlink nproc ls wc tail head bash timeout printf"
+
+
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], int]:
+    """What is found of hosts of which each has another illness."""
+    folder = tmp_path_factory.mktemp("ill")
+    with job(folder, *ILL) as made:
+        made.lists(*ILL, "w-nowhere")
+        other = secret(folder / "of another job")
+        made.starts("w-other-job", mount=other)
+        made.runs("w-refuses", sshd_of(folder, made.mount / "id_rsa", other / "authorized_keys"))
+        made.starts("w-noise", shell=program(folder / "noise", 'echo Welcome to the cluster; exec /bin/sh "$@"'))
+        made.starts("w-no-shell", shell=program(folder / "exits", "echo not here; exit 3"))
+        program(folder / "fake" / "mpirun.openmpi", "echo 'mpirun (Open MPI) 5.0.1'")
+        made.starts("w-version", env={"PATH": f"{folder}/fake:{os.environ['PATH']}"})
+        made.starts("w-no-orted", env={"PATH": str(only(folder / "few", USED.split()))})
+        made.runs("w-no-sshd", (sys.executable, "-c", NO_SSHD))
+        return made.preflight("--skip", "mpi-ring", deadline_s=ILL_COME_S)
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def only(folder: Path, names: Sequence[str]) -> Path:
+    """A PATH with these programs alone, and Python."""
+    folder.mkdir()
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            (folder / name).symlink_to(found)
+    (folder / "python3").symlink_to(os.path.realpath(sys.executable))
+    return folder
+
+
+def sshd_of(folder: Path, host_key: Path, authorized: Path) -> tuple[str, ...]:
+    """An sshd that was set up by hand."""
+    os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+    config = folder / "sshd_config"
+    config.write_text(
+        f'Port {PORT}\nHostKey "{host_key}"\nUsePAM no\nStrictModes no\nPidFile none\n'
+        f'AuthorizedKeysFile "{authorized}"\n'
+    )
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    return (str(sshd), "-D", "-e", "-f", str(config))
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "text"),
+    [
+        ("mpi-hosts", "fail", "no address found for w-nowhere: "),
+        ("mpi-hosts", "fail", "cannot connect to sshd of w-closed: Connection refused"),
+        ("mpi-hosts", "fail", "no sshd answers on w-no-sshd: what listens there is no sshd"),
+        ("mpi-ssh", "fail", "another host key than the job's is shown by w-other-job: "),
+        ("mpi-ssh", "fail", "the job's key is refused by w-refuses: "),
+        ("mpi-ssh", "fail", f"no command runs on w-no-shell: {NO_SHELL}"),
+        ("mpi-ssh", "warn", "login shells print output on w-noise: 'Welcome to the cluster'"),
+        ("mpi-programs", "fail", "no orted is in the PATH of w-no-orted, and mpirun starts it there"),
+        ("mpi-programs", "fail", f"mpirun is 5.0.1 on w-version, and {VERSION} on the launcher"),
+        ("mpi-callback", "pass", "all 3 hosts can connect back to the launcher"),
+    ],
+)  # fmt: skip
+def test_each_illness_is_named_with_its_host(
+    ill: tuple[list[Found], int], check: str, status: str, text: str
+) -> None:
+    found, code = ill
+    assert [told for told in found if told[0] == check and told[1] == status and told[2].startswith(text)], found
+    assert code == 30
+
+
+def test_nothing_else_is_found_of_ill_hosts(ill: tuple[list[Found], int]) -> None:
+    found, _ = ill
+    assert [(check, status) for check, status, _ in found] == [
+        *(("mpi-hosts", "fail"),) * 3,
+        *(("mpi-ssh", "fail"),) * 3,
+        ("mpi-ssh", "warn"),
+        *(("mpi-programs", "fail"),) * 2,
+        ("mpi-slots", "pass"),
+        ("mpi-callback", "pass"),
+    ]

@@ -1,0 +1,145 @@
+"""`launch` in a process that has a life of its own: threads, children, handlers, an end by SIGKILL."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.pytorch.launch.script import end, program, start
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+def test_workers_that_all_die_of_sigabrt_at_once_fail_the_job_and_nothing_hangs(tmp_path: Path) -> None:
+    main = """say(failure(os.abort, max_restarts=1))
+say(failure(os.abort, start_method="spawn"))"""
+    code, said, output = end(start(tmp_path, main))
+    assert code == 0, output
+    for kind, text, rank in said:
+        assert kind == "WorkerFailedError", text
+        assert f"rank {rank} failed on node 0" in text
+        assert "by signal 6" in text
+
+
+def test_a_thread_may_call_it_and_the_processs_own_children_stay_its_own(tmp_path: Path) -> None:
+    main = """import subprocess
+seen = []
+signal.signal(signal.SIGCHLD, lambda *_: seen.append(1))
+child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(5)"])
+thread = threading.Thread(target=lambda: say(trainer_launch.launch(os.getpid, quick())))
+thread.start()
+thread.join()
+say([child.wait(), bool(seen)])"""
+    code, said, output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert len(said) == 2, output
+    pids, own = said
+    assert len({*pids.values()}) == 2
+    assert own == [5, True]
+
+
+def test_forked_workers_inherit_what_cannot_be_pickled_and_nothing_of_the_caller_runs_at_their_end(
+    tmp_path: Path,
+) -> None:
+    main = """import atexit
+atexit.register(lambda: say("the caller's end"))
+print("buffered once", end="")
+lock = threading.Lock()
+def hold():
+    with lock: return [int(os.environ["RANK"]), os.environ["WORLD_SIZE"]]
+say(trainer_launch.launch(hold, quick(start_method="fork")))"""
+    code, said, output = end(start(tmp_path, main.replace("def hold", "sys.stdout.write(chr(10))\ndef hold")))
+    assert code == 0, output
+    assert said == [{"0": [0, "2"], "1": [1, "2"]}, "the caller's end"]
+    assert output.count("buffered once") == 1
+
+
+def test_a_function_that_calls_sys_exit_ends_its_worker_as_a_program_would(tmp_path: Path) -> None:
+    main = """say(trainer_launch.launch(sys.exit, quick(start_method="spawn"), 0))
+found = failure(sys.exit, 3)
+say([found[0], "exit code 3" in found[1]])"""
+    code, said, output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert said == [{"0": None, "1": None}, ["WorkerFailedError", True]]
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    argv = program(tmp_path, "pass")
+    path = Path(argv[1])
+    path.write_text(path.read_text() + "\nprint(failure(os.getpid, start_method='spawn'))\n")
+    process = start(tmp_path, "", argv=argv)
+    code, _, output = end(process)
+    assert code == 0, output
+    assert "put it under if __name__ == '__main__':" in output
+
+
+def test_a_killed_launcher_is_reported_and_leaves_no_worker(tmp_path: Path) -> None:
+    main = """def end_the_launcher():
+    os.write(1, b"worker %d\\n" % os.getpid())
+    if os.environ["RANK"] == "1": os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+say(failure(end_the_launcher, start_method="fork"))"""
+    code, (told,), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert told[:2] == ["NodeError", "the launcher of launch() was killed, and its workers with it"]
+    eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
+
+
+def test_a_killed_fork_of_the_caller_fails_the_next_generation_and_leaves_no_worker(tmp_path: Path) -> None:
+    """Workers that run go on; those of another generation could inherit nothing."""
+    main = """import psutil
+def lose_the_fork(fails):
+    os.write(1, b"worker %d\\n" % os.getpid())
+    if os.environ["RANK"] == "0":
+        beside = psutil.Process(os.getppid()).children()
+        (fork,) = (one for one in beside if os.getsid(one.pid) != one.pid)  # all others lead a session
+        fork.kill()
+        fork.wait(30)
+        if fails: os._exit(7)
+    elif fails: time.sleep(60)
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+say(trainer_launch.launch(lose_the_fork, quick(max_restarts=1), False))
+say(failure(lose_the_fork, True, max_restarts=1))"""
+    code, (found, told), output = end(start(tmp_path, main))
+    assert code == 0, output
+    assert found == {"0": "0", "1": "0"}
+    assert told[0] == "NodeError"
+    assert "the process that was forked from the caller of launch() to start workers has ended" in told[1]
+    assert len(workers(output)) == 4
+    eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_killed_caller_leaves_nothing_behind(tmp_path: Path, method: str) -> None:
+    process = start(tmp_path, f"trainer_launch.launch(wait_deaf, quick(start_method={method!r}))")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert all(line.startswith("worker ") for line in lines), lines
+    process.kill()
+    process.wait()
+    eventually(lambda: not any(alive(pid) for pid in workers("".join(lines))), "the workers end")
+    process.stdout.close()
+
+
+def workers(output: str) -> list[int]:
+    """The pids that workers have printed."""
+    return [int(line.split()[1]) for line in output.splitlines() if line.startswith("worker ")]
+
+
+def alive(pid: int) -> bool:
+    """Whether this process runs; one that nobody has reaped does not."""
+    try:
+        os.kill(pid, 0)
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False

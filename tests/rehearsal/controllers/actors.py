@@ -1,0 +1,79 @@
+"""A job on paper: its containers end as a test says, and time passes as a test says."""
+
+from __future__ import annotations
+
+from tests.rehearsal.controllers.manifests import documents_of, job_of
+from trainer_launch.rehearsal.controllers import job_lifecycle, workload_of
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.scaling import fresh, scaled
+
+
+class Job:
+    """The machine, and what it has asked for so far."""
+
+    def __init__(self, *manifests: str) -> None:
+        self._manifests = manifests
+        self._added = 0
+        workload = job_of(*manifests)
+        self.now_s = 100.0
+        self.said: list[str] = []
+        self.state, actions, said = job_lifecycle.begin(workload, pods(workload), self.now_s)
+        self.began = self._take(actions, said)
+
+    def end(self, pod: str, code: int = 0, container: str | None = None) -> list[str]:
+        """A container ends (the one that counts, unless it is named); what is asked for then."""
+        name = container or self.state.pods[pod].draft.main
+        assert name in self.state.states[pod].running, f"{pod}/{name} does not run"
+        return self._step(job_lifecycle.Exited(self.now_s, pod, name, code))
+
+    def wait(self, seconds: float) -> list[str]:
+        """Time passes."""
+        self.now_s += seconds
+        return self._step(job_lifecycle.Due(self.now_s))
+
+    def stop(self, grace_s: float = 5.0) -> list[str]:
+        """Somebody presses Ctrl-C."""
+        return self._step(job_lifecycle.StopAsked(self.now_s, grace_s))
+
+    def delete(self, pod: str, grace_s: float = 0.0, back_s: float | None = 1.0) -> list[str]:
+        """Somebody deletes a pod."""
+        return self._step(job_lifecycle.PodDeleted(self.now_s, pod, grace_s, back_s))
+
+    def add(self) -> list[str]:
+        """Somebody scales the job up by one worker."""
+        self._added += 1
+        before, after = (documents_of(*self._manifests), scaled(documents_of(*self._manifests), self._added))
+        workload = workload_of(after)
+        (number, *_) = fresh(workload_of(before), workload)[self._added - 1 :]
+        return self._step(job_lifecycle.PodAdded(self.now_s, pods(workload)[number], workload.rules))
+
+    def finish(self) -> None:
+        """Whoever is asked to end does, with 0."""
+        while any(state.stopping and state.running for state in self.state.states.values()):
+            name, state = next((n, s) for n, s in self.state.states.items() if s.stopping and s.running)
+            self._step(job_lifecycle.Exited(self.now_s, name, min(state.running), 0))
+
+    @property
+    def verdict(self) -> tuple[bool, str] | None:
+        """Whether it has succeeded, and the reason; None while it has not ended."""
+        condition = self.state.condition
+        return None if condition is None else (condition.succeeded, condition.reason)
+
+    def phase(self, pod: str) -> str:
+        return self.state.states[pod].phase.value
+
+    def _step(self, event: job_lifecycle.Event) -> list[str]:
+        self.state, actions, said = job_lifecycle.step(self.state, event)
+        return self._take(actions, said)
+
+    def _take(self, actions: list[Action], said: list[str]) -> list[str]:
+        self.said += said
+        return [_written(action) for action in actions]
+
+
+def _written(action: Action) -> str:
+    if isinstance(action, Start):
+        return f"start {action.pod}/{action.container}"
+    assert isinstance(action, Stop)
+    return f"{'kill' if action.kill else 'stop'} {action.pod}/{action.container}"

@@ -1,0 +1,167 @@
+"""A manifest that does not fit ends in one sentence: file, document, field, what is there, what was expected."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, MAX_DEPTH, read_documents
+
+WORKER = replica("pytorch")
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in ("ab", "bc", "cd", "de", "ef")
+)
+
+
+def workers(container: str, more: str = "", spec: str = "") -> str:
+    return pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica(container, more, spec)}}}}}")
+
+
+def given(spec: str) -> str:
+    return pytorch(f"{{{spec}, pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
+
+
+def elastic(policy: str) -> str:
+    return pytorch(f"{{elasticPolicy: {policy}, pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["0.yaml", "no Kubernetes object"]),
+        ("a: [", ["0.yaml", "not valid YAML", "line"]),
+        ("a: 1\na: 2\n", ["'a' stands twice", "line 2"]),
+        ("just words", ["document 1", "'just words'", "Kubernetes object"]),
+        ("metadata: {name: x}", ["kind is missing"]),
+        ("kind: ConfigMap\nmetadata: {name: x}\napiVersion: v1", ["no job (ConfigMap)", "PyTorchJob"]),
+        (BOMB, ["100000 values", "aliases"]),
+        ("[" * 80 + "]" * 80, [f"deeper than {MAX_DEPTH}"]),
+        ("a: &a\n  b: *a\n", ["0.yaml"]),
+        ("x" * (MAX_BYTES + 1), [f"larger than {MAX_BYTES}"]),
+        ("a: !!python/object/apply:os.system [ls]", ["not valid YAML"]),
+        ("---\n" * 70 + "a: b", ["64 documents"]),
+        ("kind: TFJob\nmetadata: {name: x}\nspec: {}\napiVersion: kubeflow.org/v1", ["tfReplicaSpecs is missing"]),
+        (pytorch("{pytorchReplicaSpecs: {Wroker: {}}}"), ["PyTorchJob job", "Wroker", "Master, Worker"]),
+        (pytorch("{pytorchReplicaSpec: {}}"), ["pytorchReplicaSpec", "did you mean pytorchReplicaSpecs?"]),
+        (workers('main'), ["Worker.template.spec.containers", "named pytorch"]),
+        (pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}"), ["at least one"]),
+        (workers('pytorch', spec='replicas: -1'), ["the number -1", "whole number"]),
+        (workers('pytorch', spec='replicas: 5000'), ["the number 5000", "4096"]),
+        (workers('pytorch', spec='restartPolicy: Sometimes'), ["'Sometimes'", "ExitCode"]),
+        (given("nprocPerNode: 2"), ["spec.nprocPerNode is the number 2", "quote it"]),
+        (given("nprocPerNode: lots"), ["'lots'"]),
+        (pytorch(f"{{pytorchReplicaSpecs: {{Master: {replica('pytorch', spec='replicas: 2')}}}}}"), ["one Master"]),
+        (elastic("{minReplicas: 3, maxReplicas: 2}"), ["maxReplicas is the number 2", "at least minReplicas, 3"]),
+        (elastic("{rdzvBackend: zeus}"), ["'zeus'", "c10d"]),
+        (elastic("{minReplica: 1}"), ["did you mean minReplicas?"]),
+        (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
+        (workers('pytorch', 'commnd: [x]'), ["commnd", "did you mean command?"]),
+        (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
+        (given("runPolicy: {cleanPodPolicy: Some}"), ["'Some'", "Running"]),
+        (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
+    ],
+)  # fmt: skip
+def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        job_of(text)
+    said = str(caught.value)
+    assert all(part in said for part in parts), said
+    assert "\n" not in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize(
+    ("job", "given_runtime", "parts"),
+    [
+        (trainjob("{numNodes: 0}"), runtime(), ["numNodes is the number 0"]),
+        (trainjob("{env: [{name: PET_NNODES, value: '1'}]}"), runtime(), ["'PET_NNODES'", "torch runtime"]),
+        (trainjob("{numProcPerNode: many}"), runtime(), ["'many'"]),
+        (
+            trainjob(),
+            runtime("torch: {envInjection: {targets: [{jobName: x, containerNames: [a]}]}}"),
+            ["'x'", "node"],
+        ),
+        (trainjob(), runtime("torch: {envInjection: {targets: [{jobName: node, containerNames: [a]}]}}"), ["'a'"]),
+        (trainjob(), runtime("mpi: {mpiImplementation: Intel}"), ["'Intel'", "OpenMPI"]),
+        (trainjob(), runtime("flux: {}"), ["numNodes is missing"]),
+        (trainjob(), runtime("torhc: {}"), ["torhc", "did you mean torch?"]),
+        (trainjob("{resourcesPerNode: {limits: {cpu: lots}}}"), runtime(), ["'lots'", "quantity"]),
+    ],
+)
+def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        job_of(job, given_runtime)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_two_jobs_at_once_are_refused() -> None:
+    one = pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
+    with pytest.raises(UsageError, match="2 jobs"):
+        job_of(one, one)
+
+
+def test_anchors_and_lists_are_read_as_kubectl_reads_them() -> None:
+    inner = f"{{pytorchReplicaSpecs: {{Master: &p {WORKER}, Worker: *p}}}}"
+    body = f"{{apiVersion: kubeflow.org/v1, kind: PyTorchJob, metadata: {{name: j}}, spec: {inner}}}"
+    other = "{kind: PriorityClass, apiVersion: scheduling.k8s.io/v1}"
+    job = job_of(f"kind: List\nitems: [{body}, {other}, {other}]")
+    assert [draft.hostname for draft in job.drafts] == ["j-master-0", "j-worker-0"]
+    assert job.ignored[-1] == "2 PriorityClass objects"
+
+
+def test_a_date_in_a_manifest_stays_text() -> None:
+    (found,) = read_documents("kind: X\nmetadata: {name: x, labels: {day: 2026-01-02}}", "f")
+    assert found.get("metadata", "labels", "day").text() == "2026-01-02"
+
+
+def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "yaml":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UsageError, match=r"trainer-launch\[local\]"):
+        read_documents("kind: X", "f")
+
+
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PLACES = [
+    "spec", "spec.pytorchReplicaSpecs", "spec.pytorchReplicaSpecs.Worker", "spec.elasticPolicy", "metadata",
+    "spec.pytorchReplicaSpecs.Worker.template", "spec.pytorchReplicaSpecs.Worker.template.spec",
+    "spec.pytorchReplicaSpecs.Worker.template.spec.containers", "spec.runPolicy", "kind",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@hypothesis.given(place=st.sampled_from(PLACES), value=JSONISH)
+def test_whatever_stands_anywhere_is_read_or_refused_in_a_sentence(place: str, value: Any) -> None:
+    import json
+
+    import yaml
+
+    body = yaml.safe_load(elastic("{minReplicas: 1}"))
+    *way, last = place.split(".")
+    at = body
+    for key in way:
+        at = at[key]
+    at[last] = value
+    said = ""
+    try:
+        job_of(json.dumps(body))
+    except UsageError as problem:
+        said = str(problem)
+    assert "\n" not in said

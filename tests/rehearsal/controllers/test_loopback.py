@@ -1,0 +1,126 @@
+"""Names, ports and paths of a job are found wherever they stand, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
+from trainer_launch.rehearsal.controllers import local_network
+from trainer_launch.rehearsal.controllers.local_network import FILES, Ground
+from trainer_launch.rehearsal.controllers.pod_values import Container, File, Mount, Pod
+from trainer_launch.rehearsal.controllers.pods import pods
+
+TF = (
+    "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: my-worker-0-job, namespace: ns}\n"
+    f"spec: {{tfReplicaSpecs: {{PS: {replica('tensorflow')}, "
+    f"Worker: {replica('tensorflow', spec='replicas: 2')}}}}}\n"
+)
+
+
+def grounded(manifest: str, ports: dict[int, int] | None = None) -> tuple[Ground, tuple[Pod, ...]]:
+    workload = job_of(manifest)
+    made = pods(workload, local_network.address_of)
+    ground = local_network.ground_of(workload, made)
+    new = {
+        endpoint: 40000 + number for number, endpoint in enumerate(sorted(local_network.endpoints(ground, made)))
+    }
+    return replace(ground, ports=new), made
+
+
+def here(container: Container, ground: Ground) -> Container:
+    return local_network.localised(container, ground, {FILES: "/s/files", "data": "/s/claim"}.get)
+
+
+def test_every_address_in_tf_config_is_one_of_this_machine_with_a_port_of_its_own() -> None:
+    ground, made = grounded(TF)
+    configs = [json.loads(here(pod.main, ground).env["TF_CONFIG"]) for pod in made]
+    assert configs[0]["cluster"] == {
+        "ps": ["127.0.0.2:40000"],
+        "worker": ["127.0.0.3:40001", "127.0.0.4:40002"],
+    }
+    assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
+    assert [config["task"]["index"] for config in configs] == [0, 0, 1]
+
+
+def test_the_master_port_is_the_same_in_all_pods_and_variables() -> None:
+    specs = f"{{Master: {replica('pytorch')}, Worker: {replica('pytorch', spec='replicas: 2')}}}"
+    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {specs}}}"))
+    for pod in made:
+        env = here(pod.main, ground).env
+        assert (env["MASTER_ADDR"], env["PET_MASTER_ADDR"]) == ("127.0.0.2", "127.0.0.2")
+        assert (env["MASTER_PORT"], env["PET_MASTER_PORT"]) == ("40000", "40000")
+        assert env["RANK"] == str(made.index(pod)), "other numbers stay"
+
+
+def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
+    ground, made = grounded(
+        pytorch(f"{{elasticPolicy: {{}}, pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}")
+    )
+    assert here(made[0].main, ground).env["PET_RDZV_ENDPOINT"] == "127.0.0.2:40000"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("job-worker-1", "127.0.0.3"),
+        ("tcp://job-worker-1:23456", "tcp://127.0.0.3:23456"),
+        ("--hosts=job-worker-0,job-worker-1", "--hosts=127.0.0.2,127.0.0.3"),
+        ("job-worker-1.default.svc.cluster.local.", "127.0.0.3"),
+        ("job-worker-10", "job-worker-10"),
+        ("my-job-worker-1", "my-job-worker-1"),
+        ("/logs/job-worker-1/out", "/logs/job-worker-1/out"),
+        ("job-worker-1-old", "job-worker-1-old"),
+        ("127.0.0.3", "127.0.0.3"),
+    ],
+)
+def test_a_name_is_found_as_a_whole_only(text: str, want: str) -> None:
+    worker = replica("pytorch", spec="replicas: 2")
+    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
+    changed = here(replace(made[0].main, args=(text,), files={"/f": File(text)}), ground)
+    assert changed.args == (want,)
+    assert changed.files["/s/files/f"].text == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("/data", "/s/claim/part"),
+        ("--out=/data/model.pt", "--out=/s/claim/part/model.pt"),
+        ("/database/x", "/database/x"),
+        ("PATH=/bin:/data/bin", "PATH=/bin:/s/claim/part/bin"),
+        ("http://data/x", "http://data/x"),
+        ("/etc/mpi/hostfile", "/s/files/etc/mpi/hostfile"),
+        ("/dev/shm/x", "/dev/shm/x"),
+        ("a/data", "a/data"),
+        ("x=$(ls /data); cat </data/$x", "x=$(ls /s/claim/part); cat </s/claim/part/$x"),
+    ],
+)
+def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want: str) -> None:
+    mounts = (Mount("/data", "data", "part"), Mount("/dev/shm", "data"))
+    container = Container(name="c", args=(text,), mounts=mounts, files={"/etc/mpi/hostfile": File()})
+    assert here(container, Ground(pods={}, addresses={})).args == (want,)
+
+
+def test_addresses_go_on_beyond_one_block() -> None:
+    assert [local_network.address_of(number) for number in (0, 249, 250)] == [
+        "127.0.0.2",
+        "127.0.0.251",
+        "127.0.1.2",
+    ]
+
+
+@pytest.mark.parametrize("path", ["/etc/my conf", "/etc/a,b", "/etc/a:b", "/home/m/.é\ufffdssh"])
+def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere_else(path: str) -> None:
+    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
+    container = replace(
+        made[0].main,
+        workdir=f"{path}/work",
+        mounts=(Mount(path, "data"),),
+        files={f"{path}/key": File("x", is_mounted=True), f"{path} too": File("y")},
+    )
+    changed = here(container, ground)
+    assert set(changed.files) == {"/s/claim/key", f"/s/files{path} too"}
+    assert changed.workdir == "/s/claim/work"

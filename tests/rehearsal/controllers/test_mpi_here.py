@@ -1,0 +1,77 @@
+"""Pods of MPI on one machine: our sshd at each one's own address, mpirun under our launcher, one key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.rehearsal.controllers.manifests import job_of, replica
+from trainer_launch.rehearsal.controllers import local_mpi, local_network
+from trainer_launch.rehearsal.controllers.local_network import FILES
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pods import pods
+
+MPIRUN = replica("l", "command: [/usr/bin/mpirun, -n, '2', prog]")
+
+
+def mpi(spec: str = "", launcher: str = MPIRUN, worker: str = "") -> list[Pod]:
+    body = f"Launcher: {launcher}, Worker: {replica('w', worker, 'replicas: 2')}"
+    head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
+    text = f"{head}spec: {{{spec}mpiReplicaSpecs: {{{body}}}}}"
+    return [local_mpi.on_loopback(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_network.address_of)]
+
+
+def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
+    _, *workers = mpi()
+    for number, pod in enumerate(workers, 3):
+        words = (*pod.main.command, *pod.main.args)
+        assert words == ("trainer-launch", "sshd", "--listen-address", f"127.0.0.{number}")
+        assert pod.main.env["TRAINER_LAUNCH_SSH_PORT"] == "2200"
+        assert pod.main.env["TRAINER_LAUNCH_SSH_DIR"] == "/root/.ssh"
+
+
+@pytest.mark.parametrize("program", ["trainer-launch", "/usr/local/bin/trainer-launch"])
+def test_options_of_our_own_sshd_stay_but_where_it_listens(program: str) -> None:
+    typed = "sshd, --ssh-port, '2222', --forward-env, HF_TOKEN, --listen-address=0.0.0.0, --grace, '60'"
+    _, worker, _ = mpi(worker=f"command: [{program}], args: [{typed}]")
+    assert (*worker.main.command, *worker.main.args) == (
+        *("trainer-launch", "sshd", "--forward-env", "HF_TOKEN", "--grace", "60"),
+        *("--listen-address", "127.0.0.3"),
+    )
+
+
+def test_the_launcher_runs_mpirun_under_ours_and_its_hosts_are_addresses() -> None:
+    launcher, *_ = mpi()
+    assert (*launcher.main.command, *launcher.main.args)[:4] == ("trainer-launch", "run", "--", "/usr/bin/mpirun")
+    assert launcher.init == (), "it is no node: nobody comes to it"
+    ground = local_network.Ground(
+        pods={name: pod.name for pod in mpi() for name in pod.draft.names},
+        addresses={pod.name: pod.address for pod in mpi()},
+    )
+    here = local_network.localised(launcher.main, ground, {FILES: "/s/files"}.get)
+    assert here.files["/s/files/etc/mpi/hostfile"].text == "127.0.0.3 slots=1\n127.0.0.4 slots=1\n"
+    assert here.env["OMPI_MCA_orte_default_hostfile"] == "/s/files/etc/mpi/hostfile"
+    assert here.env["TRAINER_LAUNCH_SSH_DIR"] == "/s/files/root/.ssh"
+
+
+def test_a_launcher_that_is_a_worker_too_has_an_sshd_beside_it_that_looks_like_a_workers() -> None:
+    launcher, *_ = mpi("runLauncherAsWorker: true, ")
+    (sidecar,) = launcher.init
+    assert sidecar.sidecar
+    assert (*sidecar.command, *sidecar.args)[-1] == "127.0.0.2"
+    assert sidecar.env["K_MPI_JOB_ROLE"] == "worker"
+    assert not [name for name in sidecar.env if name.startswith("OMPI_MCA_orte")]
+    assert "/etc/mpi/hostfile" not in sidecar.files
+
+
+def test_other_programs_are_left_as_they_are() -> None:
+    launcher, worker, _ = mpi("", replica("l", "command: [python, launch.py]"), "command: [/entrypoint.sh]")
+    assert launcher.main.command == ("python",)
+    assert worker.main.command == ("/entrypoint.sh",)
+
+
+def test_pods_without_a_key_are_not_touched() -> None:
+    launcher, *_ = mpi()
+    plain = replace(launcher, containers=(replace(launcher.main, files={}),))
+    assert local_mpi.on_loopback(plain, 2200, "/s/tmp") is plain

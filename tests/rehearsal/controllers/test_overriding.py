@@ -1,0 +1,168 @@
+"""`local -f` with `--nodes` and `--nproc-per-node`, from another folder, and with what cannot be run here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch
+from tests.rehearsal.controllers.manifests import documents_of, replica, runtime, trainjob
+from trainer_launch.model import NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers import overridden, workload_of
+from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.size_overrides import check_typed
+
+TWO = "replicas: 2"
+
+
+def specs(field: str, **roles: str) -> str:
+    """The replica specs of a job."""
+    return f"{field}ReplicaSpecs: {{{', '.join(f'{role}: {spec}' for role, spec in roles.items())}}}"
+
+
+def job(kind: str, spec: str, version: str = "v1") -> str:
+    return f"apiVersion: kubeflow.org/{version}\nkind: {kind}\nmetadata: {{name: job}}\nspec: {{{spec}}}\n"
+
+
+WORKERS = job("PyTorchJob", specs("pytorch", Worker=replica("pytorch", spec=TWO)))
+PAIR = specs("pytorch", Master=replica("pytorch"), Worker=replica("pytorch", spec=TWO))
+WITH_MASTER = job("PyTorchJob", f"nprocPerNode: gpu, {PAIR}")
+RANGE = "elasticPolicy: {minReplicas: 2, maxReplicas: 3}"
+ELASTIC = job("PyTorchJob", f"{RANGE}, {specs('pytorch', Worker=replica('pytorch'))}")
+MPI = job("MPIJob", specs("mpi", Launcher=replica("l"), Worker=replica("w", spec=TWO)), "v2beta1")
+TF = job("TFJob", specs("tf", PS=replica("tensorflow"), Worker=replica("tensorflow")))
+
+
+def env_of(*texts: str, nodes: NodeRange | None = None, nproc: str | None = None) -> tuple[int, dict[str, str]]:
+    """How many pods there are, and the variables of the last one's main container."""
+    made = pods(workload_of(overridden(documents_of(*texts), nodes, nproc)))
+    return len(made), dict(made[-1].main.env)
+
+
+def test_a_trainjob_has_the_numbers_that_were_asked_for() -> None:
+    count, env = env_of(trainjob("{numNodes: 4, numProcPerNode: 8}"), runtime(), nodes=NodeRange(2, 2), nproc="1")
+    assert (count, env["PET_NNODES"], env["PET_NPROC_PER_NODE"]) == (2, "2", "1")
+
+
+def test_a_pytorchjobs_master_is_one_of_its_nodes() -> None:
+    count, env = env_of(WITH_MASTER, nodes=NodeRange(2, 2), nproc="1")
+    assert (count, env["PET_NNODES"], env["PET_NPROC_PER_NODE"]) == (2, "2", "1")
+    assert env_of(WITH_MASTER, nodes=NodeRange(1, 1))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "told"),
+    [
+        (NodeRange(1, 4), 4, "1:4"),
+        (NodeRange(1, 1), 1, "1:3"),
+        (NodeRange(3, 3), 3, "2:3"),
+        (NodeRange(5, 5), 5, "2:5"),
+    ],
+)
+def test_the_range_of_an_elastic_job_is_changed_or_widened(nodes: NodeRange, pods: int, told: str) -> None:
+    count, env = env_of(ELASTIC, nodes=nodes)
+    assert (count, env["PET_NNODES"]) == (pods, told)
+
+
+def test_the_nodes_of_an_mpijob_are_its_workers_and_the_slots_their_processes() -> None:
+    made = pods(workload_of(overridden(documents_of(MPI), NodeRange(3, 3), "4")))
+    assert len(made) == 4
+    launcher = next(pod for pod in made if pod.draft.role == "launcher")
+    assert launcher.main.files["/etc/mpi/hostfile"].text.count(" slots=4\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "nodes", "nproc", "part"),
+    [
+        ((WORKERS,), NodeRange(1, 2), None, "--nodes 1:2 needs an elastic job; this PyTorchJob has no"),
+        ((TF,), NodeRange(3, 3), None, "--nodes does not apply to a job with PS"),
+        ((TF,), None, "2", "--nproc-per-node does not apply to a TFJob"),
+        ((trainjob(), runtime("jax: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),
+        ((trainjob(), runtime("xgboost: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),
+    ],
+)
+def test_a_number_that_a_job_does_not_have_is_refused(
+    texts: tuple[str, ...], nodes: NodeRange | None, nproc: str | None, part: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        overridden(documents_of(*texts), nodes, nproc)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", ["--nproc-per-node=8", "--nproc_per_node, '8'"])
+def test_an_option_of_the_command_itself_would_win_so_it_is_told(typed: str) -> None:
+    workers = specs("pytorch", Worker=replica("pytorch", f"args: [torchrun, {typed}]"))
+    told = workload_of(documents_of(job("PyTorchJob", workers)))
+    with pytest.raises(UsageError, match="has its own --nproc-per-node"):
+        check_typed(told, "--nproc-per-node")
+    check_typed(told, "--nnodes")
+
+
+# -- as a user does it ------------------------------------------------------------------------
+
+
+def write(folder: Path, command: list[str], spec: str = "replicas: 3", more: str = "") -> str:
+    workers = replica("pytorch", f"command: {json.dumps(command)}", spec)
+    path = folder / "job.yaml"
+    path.write_text(job("PyTorchJob", f"{more}{specs('pytorch', Worker=workers)}"))
+    return str(path)
+
+
+@pytest.mark.process
+def test_numbers_on_the_command_line_reach_the_pods(tmp_path: Path) -> None:
+    path = write(tmp_path, ["sh", "-c", "echo $PET_NNODES x $PET_NPROC_PER_NODE"], more="nprocPerNode: gpu, ")
+    ended = launch("local", "-f", path, "--nodes", "1", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["[job-worker-0] 1 x 2"]
+
+
+@pytest.mark.process
+def test_as_many_workers_as_gpus_without_one_is_a_single_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    path = write(
+        tmp_path, ["trainer-launch", "run", "--", "python", "train.py"], "replicas: 1", "nprocPerNode: gpu, "
+    )
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    ended = launch("local", "-f", path, env=hidden)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("this machine has no GPU") == 1
+    assert "add --nproc-per-node 1" in ended.stderr
+
+
+@pytest.mark.process
+def test_a_script_beside_the_manifest_is_found_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import os\nprint('in', os.getcwd())\n")
+    path = write(tmp_path, ["python3", "beside.py"], "replicas: 1")
+    ended = launch("local", "-f", path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"[job-worker-0] in {tmp_path}"]
+    assert ended.stderr.count(f"beside.py is not in this directory; the container pytorch runs in {tmp_path}") == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "code", "part"),
+    [
+        (["trainer-launch", "run", "--", "absent-script.py"], 127, "the script 'absent-script.py' does not exist"),
+        (["plain.py"], 126, "'plain.py' is not an executable in PATH; start it with 'python plain.py'"),
+    ],
+)
+def test_what_a_container_cannot_run_is_one_error_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.py").write_text("print('never')\n")
+    ended = launch("local", "-f", write(tmp_path, command))
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.count(part) == 1
+
+
+@pytest.mark.process
+def test_a_shell_that_does_not_find_its_program_is_not_tried_seven_times(tmp_path: Path) -> None:
+    ended = launch("local", "-f", write(tmp_path, ["sh", "-c", "echo tried; absent-program"]))
+    assert ended.returncode == 127
+    assert ended.stdout.count("tried") <= 3, "each pod once"
+    assert ended.stderr.count("a cluster would retry, the rehearsal stops") == 1

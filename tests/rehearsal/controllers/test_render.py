@@ -1,0 +1,106 @@
+"""`local -f --render`: snapshots that `explain --pod` reads; what is left out is said once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
+
+pytestmark = pytest.mark.process
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
+    job = write(tmp_path, "job.yaml", trainjob("{numNodes: 2, numProcPerNode: 2, command: [torchrun, train.py]}"))
+    made = write(tmp_path, "runtime.yaml", runtime())
+    pods = tmp_path / "a folder" / "pods"
+    ended = launch("local", "-f", job, "-f", made, "--render", str(pods))
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.name for path in pods.iterdir()) == ["job-node-0-0.json", "job-node-0-1.json"]
+    assert str(pods / "job-node-0-1.json") in ended.stdout
+    told = launch("explain", "--json", "--pod", str(pods / "job-node-0-1.json"))
+    explained = json.loads(told.stdout)
+    assert explained["contract"] == "trainer-v2-torch"
+    assert (explained["job"]["nodes"], explained["job"]["node_rank"], explained["job"]["world_size"]) == (2, 1, 4)
+    assert explained["plan"]["engine"] == "torch"
+
+
+def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
+    told = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").partition("```yaml\n")[2]
+    pods = tmp_path / "pods"
+    ended = launch("local", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
+    assert ended.returncode == 0, ended.stderr
+    for rank, container in enumerate(("my-job-node-0-0", "my-job-node-0-1")):
+        snapshots = [path for path in pods.iterdir() if path.name.startswith(container)]
+        assert snapshots
+        for path in snapshots:
+            assert json.loads(path.read_text())["env"]["PET_NODE_RANK"] == str(rank)
+
+
+def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> None:
+    assert job_of(trainjob(), runtime()).odd == ()
+    assert job_of(trainjob("{numNodes: 2}"), runtime("jax: {}")).odd == ()
+    alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
+    untold = alone + "spec: {runtimeRef: {name: rt}}\n"
+    (told,) = job_of(untold, runtime()).odd
+    assert told.startswith(
+        "the container node gets no PET_NNODES and the like, because the TrainJob has no spec.trainer"
+    )
+    injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
+    assert job_of(untold, runtime(injected)).odd == ()
+    assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"
+    unnamed = "{name: node, template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
+    (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
+    assert told.startswith("no container gets PET_NNODES")
+    assert "no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer" in told
+
+
+def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
+    worker = (
+        "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
+        "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
+        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]}]}}}"
+    )
+    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
+    ended = launch("local", "-f", job, "--render", str(tmp_path / "pods"))
+    lines = [line for line in ended.stderr.splitlines() if "ignored" in line]
+    assert len(lines) == 1
+    for word in (
+        "nodeSelector",
+        "priorityClassName",
+        "volume d (persistentVolumeClaim)",
+        "nvidia.com/gpu",
+        "CPUS",
+    ):
+        assert lines[0].count(word) == 1, lines[0]
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
+    ended = launch("local", "-f", job, "--render", str(tmp_path))
+    assert ended.returncode == 2
+    assert "not empty" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("-f", "nothing.yaml", "--render", "x"), "nothing.yaml cannot be read"),
+        (("--render", "x", "--", "true"), "needs a manifest; add -f FILE"),
+        (("--command", "x", "--", "true"), "needs a manifest; add -f FILE"),
+    ],
+)
+def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
+    ended = launch("local", *words, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert part in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,248 @@
+"""A TrainJob over its runtime: who wins, who gets what, how many there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pods import expanded, pods
+from trainer_launch.rehearsal.controllers.quantity import whole
+from trainer_launch.rehearsal.controllers.strategic_merge import merged
+
+LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
+
+
+def rjob(
+    name: str, container: str = "{name: node, image: i}", step: str = "", init: str = "", count: str = ""
+) -> str:
+    spec = f"{{{'initContainers: [' + init + '], ' if init else ''}containers: [{container}]}}"
+    inner = f"{{{count + ', ' if count else ''}template: {{spec: {spec}}}}}"
+    return f"{{name: {name}, template: {{{LABEL % step if step else ''}spec: {inner}}}}}"
+
+
+def made(trainer: str = "{}", policy: str = "torch: {}", jobs: str | None = None, more: str = "") -> dict[str, Pod]:
+    found = job_of(trainjob(trainer, more=more), runtime(policy, jobs))
+    return {pod.name: pod for pod in pods(found)}
+
+
+ENV = "{name: node, image: i, command: [old], args: [a], env: [{name: A, value: '1'}, {name: B, value: $(A)2}]}"
+
+
+def test_the_trainjobs_command_arguments_and_variables_win_and_keep_their_places() -> None:
+    trainer = "{command: [new], env: [{name: A, value: '9'}, {name: C, value: c}]}"
+    pod = made(trainer, jobs=rjob("node", ENV, "trainer"))["job-node-0-0"]
+    assert (pod.main.command, pod.main.args) == (("new",), ("a",))
+    assert list(pod.main.env.items())[:3] == [("A", "9"), ("B", "92"), ("C", "c")]
+
+
+def test_only_the_trainers_container_called_node_is_changed() -> None:
+    containers = "{name: side, image: i, command: [side]}, {name: node, image: i}"
+    pod = made("{command: [new]}", jobs=rjob("node", containers, "trainer"))["job-node-0-0"]
+    assert [one.command for one in pod.containers] == [("side",), ("new",)]
+    assert pod.main.name == "node"
+    assert "PET_NNODES" not in pod.containers[0].env
+    assert pod.containers[0].env["JOB_COMPLETION_INDEX"] == "0"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "podTemplateOverrides: [{targetJobs: [{name: node}], spec: %s}]",
+        "podSpecOverrides: [{targetJobs: [{name: node}], %s}]",
+        "runtimePatches: [{manager: m, trainingRuntimeSpec: {template: {spec: {replicatedJobs: [{name: node, "
+        "template: {spec: {template: {spec: %s}}}}]}}}}]",
+    ],
+)
+def test_patches_of_every_version_are_merged_by_the_names_of_containers(patch: str) -> None:
+    inner = "{terminationGracePeriodSeconds: 7, containers: [{name: node, env: [{name: A, value: '5'}]}]}"
+    text = patch % (inner[1:-1] if "podSpecOverrides" in patch else inner)
+    pod = made(jobs=rjob("node", ENV, "trainer"), more=text)["job-node-0-0"]
+    assert pod.main.command == ("old",)
+    assert (pod.main.env["A"], pod.main.env["B"]) == ("5", "52")
+    assert pod.draft.template.grace_s == 7
+
+
+def test_a_patch_for_another_job_changes_nothing() -> None:
+    more = "podTemplateOverrides: [{targetJobs: [{name: other}], spec: {terminationGracePeriodSeconds: 7}}]"
+    assert made(more=more)["job-node-0-0"].draft.template.grace_s == 30
+
+
+def at(volume: str) -> dict[str, str]:
+    return {"mountPath": "/a", "name": volume}
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "want"),
+    [
+        ({"a": 1, "b": 2}, {"b": None, "c": 3}, {"a": 1, "c": 3}),
+        ({"args": [1, 2]}, {"args": [3]}, {"args": [3]}),
+        ({"env": [{"name": "A"}]}, {"env": [{"name": "B"}]}, {"env": [{"name": "B"}, {"name": "A"}]}),
+        ({"volumeMounts": [at("x")]}, {"volumeMounts": [at("y")]}, {"volumeMounts": [at("y")]}),
+    ],
+)
+def test_a_patch_is_merged_as_kubernetes_does(base: object, patch: object, want: object) -> None:
+    assert merged(base, patch) == want
+
+
+def test_an_injected_container_of_another_job_has_that_jobs_own_index_as_rank() -> None:
+    target = "torch: {envInjection: {targets: [{jobName: worker, containerNames: [check]}]}}"
+    other = rjob("worker", init="{name: check, image: i}", count="parallelism: 2")
+    found = made("{numNodes: 3}", target, f"{rjob('node', step='trainer')}, {other}")
+    assert [found[f"job-worker-0-{index}"].init[0].env["PET_NODE_RANK"] for index in (0, 1)] == ["0", "1"]
+    assert found["job-worker-0-1"].init[0].env["PET_NNODES"] == "3"
+    assert "PET_NNODES" not in found["job-worker-0-1"].main.env
+
+
+def test_initializers_get_their_storage_and_run_first_where_the_runtime_says_so() -> None:
+    first = rjob("dataset-initializer", "{name: dataset-initializer, image: i}", "dataset-initializer")
+    initializer = "initializer: {dataset: {storageUri: 'hf://x/y', env: [{name: D, value: d}]}}"
+    found = made("{}", jobs=f"{first}, {rjob('node', step='trainer')}", more=initializer)
+    env = found["job-dataset-initializer-0-0"].main.env
+    assert (env["STORAGE_URI"], env["D"]) == ("hf://x/y", "d")
+
+
+def test_the_number_of_nodes_is_the_trainjobs_else_the_runtimes() -> None:
+    policy = "torch: {}"
+    assert len(made("{numNodes: 4}", policy)) == 4
+    several = job_of(trainjob(), runtime(policy).replace("numNodes: 1", "numNodes: 5"))
+    assert len(several.drafts) == 5
+
+
+@pytest.mark.parametrize(
+    ("nodes", "works", "hosts"), [(1, True, 2), (2, True, 2), (3, True, 3), (1, False, 1), (2, False, 2)]
+)
+def test_how_many_hosts_mpi_has(nodes: int, works: bool, hosts: int) -> None:
+    policy = f"mpi: {{mpiImplementation: OpenMPI, runLauncherAsNode: {str(works).lower()}}}"
+    found = made(f"{{numNodes: {nodes}}}", policy, f"{rjob('launcher', step='trainer')}, {rjob('node')}")
+    hostfile = found["job-launcher-0-0"].main.files["/etc/mpi/hostfile"].text
+    assert len(hostfile.splitlines()) == hosts
+    assert "job-launcher-0-1" not in found
+
+
+@pytest.mark.parametrize(("wish", "nodes"), [("", 1), ("numNodes: 2", 1), ("numNodes: 4", 3)])
+def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_trainjob_says(
+    wish: str, nodes: int
+) -> None:
+    """kubeflow/trainer v2.0 to v2.3: only the replicatedJob called node is counted anew."""
+    policy = runtime("mpi: {runLauncherAsNode: true}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
+    found = job_of(trainjob(f"{{{wish}}}"), policy.replace("numNodes: 1", "numNodes: 2"))
+    names = [f"job-launcher-0-{index}" for index in range(2)] + [f"job-node-0-{index}" for index in range(nodes)]
+    assert [draft.hostname for draft in found.drafts] == names
+    hosts = pods(found)[0].main.files["/etc/mpi/hostfile"].text.splitlines()
+    assert hosts == [f"{name}.job slots=1" for name in names]
+    assert "the controller makes 2 launchers" in found.odd[0]
+
+
+def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() -> None:
+    """kubeflow/trainer v2.3 MergeResourceRequirements; processes are counted by resourcesPerNode itself."""
+    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Gi}}"
+    node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
+    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Gi}}}", jobs=node)["job-node-0-0"].main
+    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Gi"})
+    assert main.env["PET_NPROC_PER_NODE"] == "3"
+
+
+def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
+    gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
+    first, second = rjob("node", gpus), rjob("launcher", step="trainer")
+    for jobs, slots in ((f"{first}, {second}", "4"), (f"{second}, {first}", "1")):
+        launcher = made(policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
+        assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
+
+
+def test_no_gpus_are_no_reason_to_count_gpus() -> None:
+    trainer = "{resourcesPerNode: {limits: {cpu: '3', nvidia.com/gpu: 0}, requests: {cpu: '0'}}}"
+    assert made(trainer)["job-node-0-0"].main.env["PET_NPROC_PER_NODE"] == "3"
+
+
+def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_too() -> None:
+    trainer = "{numNodes: 2, command: [mpirun], env: [{name: A, value: a}]}"
+    jobs = f"{rjob('launcher', step='trainer')}, {rjob('node', '{name: node, image: i, command: [sshd]}')}"
+    for works, wanted in (("true", "a"), ("false", None)):
+        node = made(trainer, f"mpi: {{runLauncherAsNode: {works}}}", jobs)["job-node-0-0"].main
+        assert node.env.get("A") == wanted
+        assert node.command == ("sshd",)
+
+
+def test_gpus_make_the_slots_of_an_mpi_runtime_that_says_one() -> None:
+    trainer = "{resourcesPerNode: {limits: {nvidia.com/gpu: 4}}}"
+    found = made(trainer, "mpi: {numProcPerNode: 1}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
+    assert found["job-launcher-0-0"].main.env["OMPI_MCA_orte_set_default_slots"] == "4"
+
+
+@pytest.mark.parametrize("name", ["torch-distributed", "jax-distributed", "xgboost-distributed"])
+def test_runtimes_as_kubeflow_ships_them_need_not_be_given(name: str) -> None:
+    found = pods(job_of(trainjob("{numNodes: 2}").replace("name: rt", f"name: {name}")))
+    assert len(found) == 2
+    assert any(word.startswith(("PET_", "JAX_", "DMLC_")) for word in found[0].main.env)
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("$(A)", "1"),
+        ("$$(A)", "$(A)"),
+        ("$(X)", "$(X)"),
+        ("a$(A)b$(B)", "a1b2"),
+        ("$A ${A} $", "$A ${A} $"),
+        ("$$$(A)", "$1"),
+    ],
+)
+def test_references_are_expanded_as_the_kubelet_does(text: str, want: str) -> None:
+    assert expanded(text, {"A": "1", "B": "2"}) == want
+
+
+def test_references_that_grow_without_end_are_refused() -> None:
+    items = ["{name: A0, value: xxxxxxxxxxxxxxxx}"]
+    items += [f"{{name: A{n + 1}, value: $(A{n})$(A{n})$(A{n})$(A{n})}}" for n in range(40)]
+    worker = replica("pytorch", f"env: [{', '.join(items)}]")
+    with pytest.raises(UsageError, match="longer than"):
+        pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
+
+
+def test_fields_of_the_pod_are_what_they_are_in_a_cluster() -> None:
+    fields = {"N": "metadata.name", "S": "metadata.namespace", "I": "status.podIP", "L": "metadata.labels['app']"}
+    env = ", ".join(
+        f'{{name: {key}, valueFrom: {{fieldRef: {{fieldPath: "{path}"}}}}}}' for key, path in fields.items()
+    )
+    container = f"{{name: pytorch, image: i, env: [{env}]}}"
+    worker = f"{{template: {{metadata: {{labels: {{app: x}}}}, spec: {{containers: [{container}]}}}}}}"
+    (pod,) = pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
+    assert [pod.main.env[key] for key in "NSIL"] == ["job-worker-0", "default", "10.244.0.2", "x"]
+
+
+def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> None:
+    worker = replica("tensorflow", spec="replicas: 4096")
+    head = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a-long-name-of-a-job}\n"
+    text = f"{head}spec: {{tfReplicaSpecs: {{Worker: {worker}}}}}"
+    with pytest.raises(UsageError, match="TF_CONFIG would be longer"):
+        job_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("4", 4),
+        ("2500m", 3),
+        ("0.7", 1),
+        ("1k", 1000),
+        ("1Ki", 1024),
+        ("2e3", 2000),
+        ("1n", 1),
+        ("3.", 3),
+        (".5", 1),
+    ],
+)
+def test_quantities_are_rounded_up(text: str, want: int) -> None:
+    assert whole(text) == want
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 2", "1mm", "--1", "1e999", "٣"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="quantity"):
+        whole(text)
