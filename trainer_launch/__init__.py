@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
 
 _HOMES = {
-    "Elastic": "elastic",
-    "RunPolicy": "elastic",
-    "WorkerFailedError": "elastic",
-    "launch": "api",
-    "report": "reporting",
+    "Elastic": "pytorch.elastic",
+    "RunPolicy": "pytorch.elastic",
+    "WorkerFailedError": "pytorch.elastic",
+    "launch": "pytorch.api",
+    "report": "observability.report",
 }
 
 

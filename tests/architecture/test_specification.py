@@ -34,7 +34,7 @@ def test_each_folder_of_tests_is_a_room_of_the_package_or_explained() -> None:
 
 
 def test_it_is_printed_by_room() -> None:
-    argv = (sys.executable, str(ROOT / "tests" / "spec.py"), "house")
+    argv = (sys.executable, str(ROOT / "tests" / "spec.py"), "architecture")
     printed = subprocess.run(argv, text=True, capture_output=True, timeout=30, check=True).stdout
-    assert printed.startswith("\n# house\n")
+    assert printed.startswith("\n# architecture\n")
     assert "  - it is printed by room\n" in printed
