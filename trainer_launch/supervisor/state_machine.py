@@ -27,10 +27,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trainer_launch.model import Plan
+from trainer_launch.model import Exit, Plan, exit_codes
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
-from trainer_launch.supervisor import daemons, first_failure
+from trainer_launch.supervisor import daemons
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
@@ -119,9 +119,9 @@ def _lose_gate(state: State, event: ev.Deadline) -> Step:
 
 
 def _note(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
-    if first_failure.end_of(event).process not in state.alive:
+    if end_of(event).process not in state.alive:
         _illegal(state, event)
-    return first_failure.note(state, event)
+    return note(state, event)
 
 
 def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
@@ -136,10 +136,10 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     bound = event.at_s + state.clear_s(event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
-    if state.phase is not Phase.RUNNING or not first_failure.ends_all(state.plan, end) or state.stopped:
+    if state.phase is not Phase.RUNNING or not ends_all(state.plan, end) or state.stopped:
         return state, actions
-    if first_failure.is_innocent(end) and state.stop_at_s is None:
-        return replace(state, stop_at_s=event.at_s + first_failure.PATIENCE_S), actions
+    if is_innocent(end) and state.stop_at_s is None:
+        return replace(state, stop_at_s=event.at_s + PATIENCE_S), actions
     state, stop = _stop(state, event.at_s)
     return state, actions + stop
 
@@ -298,3 +298,48 @@ _TABLE: dict[Phase, tuple[_Cell, ...]] = {
     Phase.DONE:     (_ignore,  _ignore, _ignore,  _ignore,       _ignore,    _ignore, _ignore,        _ignore),
 }
 # fmt: on
+
+
+# -- which of several ends is the cause: the first failure, but not a victim's if the faulty one com ---
+
+
+PATIENCE_S = 3.0  # that the others have to end by themselves after a victim
+
+
+def end_of(event: ev.Exited | ev.SpawnFailed) -> Exit:
+    """What did not start has ended too."""
+    if isinstance(event, ev.SpawnFailed):
+        return Exit(process=event.process, code=event.code, signal=None, at_s=event.at_s)
+    return event.exit
+
+
+def is_innocent(end: Exit) -> bool:
+    """Whether it says itself that something else was at fault."""
+    return end.exit_code == exit_codes.INFRASTRUCTURE
+
+
+def ends_all(plan: Plan, end: Exit) -> bool:
+    """Whether the others are of no use after this end."""
+    return end.exit_code != 0 and plan.stop_all_on_failure
+
+
+def note(state: State, event: ev.Exited | ev.SpawnFailed) -> tuple[State, tuple[ev.Action, ...]]:
+    """Write an end down; the first failure before any request to stop is the cause."""
+    end = end_of(event)
+    alive = tuple(name for name in state.alive if name != end.process)
+    state = replace(state, alive=alive, exits=(*state.exits, end))
+    is_harmless = end.exit_code == 0 or state.stopped
+    if is_harmless or (state.cause is not None and not _is_guiltier(state, end)):
+        return state, ()
+    text = event.text if isinstance(event, ev.SpawnFailed) else ""
+    return replace(state, cause=end, text=text), (ev.Look(),)
+
+
+def _is_guiltier(state: State, end: Exit) -> bool:
+    """While a victim's end is waited out (`stop_at_s`), the others end by themselves, not by our signal."""
+    return (
+        state.stop_at_s is not None
+        and state.cause is not None
+        and is_innocent(state.cause)
+        and not is_innocent(end)
+    )
