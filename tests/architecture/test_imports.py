@@ -23,7 +23,7 @@ from tests.architecture.package import (
 OURS = "trainer_launch"
 BASE = {
     "model/__init__.py": {"addresses", "frozen", "signal_policy"},
-    "model/addresses.py": {"frozen"},
+    "model/__init__.py": {"frozen"},
     "model/signal_policy.py": {"errors"},
     "model/exit_codes.py": set(),
     "model/errors.py": {"exit_codes"},
@@ -39,7 +39,7 @@ OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/gather.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/hidden_imports.py", "pytorch/function_launch.py"),
-    *("observability/report.py", "observability/termination_message.py", "mpi/host_table.py"),
+    *("observability/report.py", "observability/termination_message.py", "mpi/agent.py"),
     *("rehearsal/kubelet/", "rehearsal/faults/isolation.py", "rehearsal/report/audience.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
@@ -101,7 +101,7 @@ ONE_PLACE = {
         "preflight/children/heatmap.py",
     ),  # the last is started by path, and has nothing of ours
     # The second is started by path as well; the last is a shell's text.
-    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/remote_scripts.py"),
+    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/agent_hosts.py"),
 }
 
 

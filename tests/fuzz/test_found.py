@@ -13,7 +13,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.host import deadline_call, dns, gpu, process_activity, process_tree, shm
+from trainer_launch.host import deadline_call, dns, gpu, process_tree, shm
 from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.model import Member, value_parsers
@@ -28,7 +28,7 @@ from trainer_launch.preflight.cluster import protocol as calling
 from trainer_launch.preflight.container import interface_filters
 from trainer_launch.preflight.gpu import facts
 from trainer_launch.rehearsal.controllers.documents import read_values
-from trainer_launch.supervisor import death_clues, stack_summary
+from trainer_launch.supervisor import death_clues, hang_watch, worker_samples
 
 HUGE = "9" * 400  # an int beyond every float
 DEEP = "[" * 5000 + "]" * 5000  # Python 3.13 reads it, earlier ones refuse it
@@ -159,7 +159,7 @@ def test_a_metric_whose_name_is_no_text_takes_no_other_with_it() -> None:
 
 def test_a_line_number_of_5000_digits_is_none() -> None:
     text = f'Current thread 0x1 (most recent call first):\n  File "t.py", line {"1" * 5000} in main\n'
-    assert stack_summary.main_thread(text) == ()
+    assert hang_watch.main_thread(text) == ()
 
 
 @pytest.mark.parametrize("stat", [b"", b"7 (a) S", b"7 (a) S 1 x 7 " + b"0 " * 40, b"x (a) S 1 7 7 " + b"0 " * 40])
@@ -168,7 +168,7 @@ def test_a_process_of_which_a_sandbox_shows_too_little_is_none(stat: bytes, tmp_
     (tmp_path / "7/stat").write_bytes(stat)
     (tmp_path / "7/status").touch()
     assert process_tree.read(7, str(tmp_path)) is None
-    assert process_activity.read(7, str(tmp_path)) is None or len(stat) > 40  # it looks at other fields
+    assert worker_samples.read(7, str(tmp_path)) is None or len(stat) > 40  # it looks at other fields
 
 
 def test_files_of_the_kernel_that_are_cut_short_tell_nothing(tmp_path: Path) -> None:

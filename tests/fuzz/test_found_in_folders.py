@@ -11,7 +11,7 @@ import pytest
 from trainer_launch.host import process_tree, runtime_directory, sockets
 from trainer_launch.model import hostfile
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.mpi import remote_scripts, ssh_client
+from trainer_launch.mpi import agent_hosts, ssh_client
 from trainer_launch.observability import node_view, tables
 from trainer_launch.rehearsal.kubelet import kubectl
 
@@ -29,8 +29,8 @@ def test_children_that_are_no_processes_are_not_told(text: str, tmp_path: Path) 
 
 
 def test_what_another_host_says_cannot_command_a_terminal() -> None:
-    assert remote_scripts.words_of("a\n\x1b]0;title\x07 no entry\r\n\n") == "?]0;title? no entry"
-    assert remote_scripts.words_of("\n \n") == ""
+    assert agent_hosts.words_of("a\n\x1b]0;title\x07 no entry\r\n\n") == "?]0;title? no entry"
+    assert agent_hosts.words_of("\n \n") == ""
 
 
 @pytest.mark.parametrize("said", ["port 99999", "port x", "port", "port 22 22", ""])

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.host import process_activity, stacks
+from trainer_launch.host import stacks
+from trainer_launch.supervisor import worker_samples
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0
@@ -31,7 +32,7 @@ def sleeper():
 
 
 def look(pid):
-    found = process_activity.read(pid)
+    found = worker_samples.read(pid)
     assert found is not None
     return found
 
@@ -65,7 +66,7 @@ def test_who_has_a_handler_is_known(sleeper):
 
 
 def test_who_is_gone_is_gone():
-    assert process_activity.read(2**22 + 1) is None
+    assert worker_samples.read(2**22 + 1) is None
     assert stacks.describe(2**22 + 1) == "  gone\n"
     assert stacks.sleeps_in(2**22 + 1) == ""
     assert not stacks.catches(2**22 + 1, signal.SIGUSR2)

@@ -11,7 +11,7 @@ from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.kubelet.exec_access import Doors
+from trainer_launch.rehearsal.kubelet.pods import Doors
 
 pytestmark = pytest.mark.process
 HEAD = "apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata: {name: j}\n"

@@ -11,8 +11,8 @@ import pytest
 from trainer_launch.model import Member
 from trainer_launch.mpi import state as st
 from trainer_launch.mpi import state_machine
-from trainer_launch.mpi.end_verdict import MAX_EARLY
 from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.mpi.state_machine import MAX_EARLY
 
 A, B, C, D = (Member(name, 1) for name in ("a", "b", "c", "d"))
 REFUSED = "port: Connection refused"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from trainer_launch.mpi.remote_shell import own_ssh
+from trainer_launch.mpi.agent_hosts import own_ssh
 from trainer_launch.mpi.ssh_client import configured_port
 from trainer_launch.planning import typed_mpirun
 

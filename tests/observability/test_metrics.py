@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.observability.exposition import parse
 from tests.waiting import eventually
 from trainer_launch.model import Exit, Plan, Process
-from trainer_launch.observability import metrics_server, prometheus
+from trainer_launch.observability import metrics_server
+from trainer_launch.observability import observer as prometheus
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
@@ -49,7 +50,7 @@ def reported(
 
 
 def text(*reports: Progress, standing: Standing | None = None) -> str:
-    return prometheus.text(VIEW, standing or Standing(), reports, now_s=100.0, at_s=12.5)
+    return prometheus.prometheus_text(VIEW, standing or Standing(), reports, now_s=100.0, at_s=12.5)
 
 
 def test_what_is_known_has_a_metric() -> None:

@@ -12,12 +12,12 @@ from trainer_launch.preflight.fault_isolation import (
     Guilty,
     Pair,
     Trial,
+    double_tree,
     next_round,
     pair,
     record,
     verdict,
 )
-from trainer_launch.preflight.nccl_trees import double_tree
 
 NOBODY: frozenset[int] = frozenset()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.preflight.nccl_trees import Edge, double_tree, rounds
+from trainer_launch.preflight.fault_isolation import Edge, double_tree, rounds
 
 
 def edges(text: str) -> set[Edge]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import eventually
 from trainer_launch.mpi import horovod_ssh
-from trainer_launch.mpi.horovod_sessions import Sessions
+from trainer_launch.mpi.horovod_agent import Sessions
 
 pytestmark = pytest.mark.process
 SHIM = Path(horovod_ssh.__file__)

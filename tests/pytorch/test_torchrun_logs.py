@@ -15,7 +15,7 @@ from tests.conftest import require
 from trainer_launch.model import Destination, Workers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.torchrun_logs import copies, destinations
-from trainer_launch.pytorch.log_folders import LogFolders
+from trainer_launch.pytorch.group_loop import LogFolders
 
 REDIRECTS = ["0", "1", "2", "3", "0:3,1:2", "1:1"]
 TEES = ["0", "1", "3", "0:2,2:3"]

@@ -8,7 +8,7 @@ import pytest
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Endpoint, Membership, Workers
-from trainer_launch.pytorch.worker_environment import arguments, environments
+from trainer_launch.pytorch.worker_processes import arguments, environments
 
 WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={"PATH": "/bin"}, role="trainer")
 MEMBERSHIP = Membership(

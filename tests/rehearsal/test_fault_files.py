@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.faults import grammar, yaml_files
+from trainer_launch.rehearsal.faults import grammar, requests
 
 GOOD = r"""
 faults:
@@ -31,7 +31,7 @@ def test_texts_and_objects_are_the_same_faults() -> None:
         "term pod grace=10s back=never at=step:7",
         "partition pod=job-worker-0 for=2.5s at='line:link (is )?up'",
     ]
-    assert yaml_files.read(GOOD, "f.yaml") == tuple(map(grammar.parse, texts))
+    assert requests.read(GOOD, "f.yaml") == tuple(map(grammar.parse, texts))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_texts_and_objects_are_the_same_faults() -> None:
 )
 def test_a_complaint_names_file_and_entry(text: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
-        yaml_files.read(text, "f.yaml")
+        requests.read(text, "f.yaml")
     assert "\n" not in str(refused.value)
     for part in parts:
         assert part in str(refused.value)
@@ -76,16 +76,16 @@ def test_any_file_is_faults_or_one_sentence(entries: list, kind: str) -> None:
         if isinstance(entry, dict) and "fault" in entry:
             entry["fault"] = kind
     text = yaml.safe_dump({"faults": entries})
-    refused = refusal(lambda: yaml_files.read(text, "f.yaml"))
+    refused = refusal(lambda: requests.read(text, "f.yaml"))
     assert "\n" not in refused
     if refused:
         assert refused.startswith("f.yaml")
     else:
-        assert all(grammar.parse(one.text) == one for one in yaml_files.read(text, "f.yaml"))
+        assert all(grammar.parse(one.text) == one for one in requests.read(text, "f.yaml"))
 
 
 def test_a_file_is_told_from_a_fault_by_its_name() -> None:
-    assert yaml_files.names_file("faults.yaml")
-    assert yaml_files.names_file("my faults.yml")
-    assert not yaml_files.names_file("kill pod at=line:a.yaml")
-    assert not yaml_files.names_file("oom")
+    assert requests.names_file("faults.yaml")
+    assert requests.names_file("my faults.yml")
+    assert not requests.names_file("kill pod at=line:a.yaml")
+    assert not requests.names_file("oom")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
+from trainer_launch.rehearsal import driver
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.report import history_entries
 from trainer_launch.rehearsal.report.history import Happening
 
 INIT = (
@@ -21,12 +21,12 @@ class Story:
         workload = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
         self.now_s = 100.0
         self.state, actions, _ = job_lifecycle.begin(workload, pods(workload), self.now_s)
-        self.told = words(history_entries.happened(None, self.state, None, actions))
+        self.told = words(driver.happened(None, self.state, None, actions))
 
     def take(self, event: job_lifecycle.Event) -> list[str]:
         before = self.state
         self.state, actions, _ = job_lifecycle.step(before, event)
-        return words(history_entries.happened(before, self.state, event, actions))
+        return words(driver.happened(before, self.state, event, actions))
 
     def end(self, code: int, container: str = "pytorch", after_s: float = 1.0) -> list[str]:
         self.now_s += after_s

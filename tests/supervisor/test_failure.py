@@ -12,12 +12,12 @@ from trainer_launch.host import cgroup
 from trainer_launch.model import Exit
 from trainer_launch.supervisor import error_file
 from trainer_launch.supervisor.death_clues import AgentFailure, Evidence, parse_agent_failure
-from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.failure import (
     RULES,
     classify,
     unresolved,
 )
+from trainer_launch.supervisor.system import Witness
 
 
 def death(code=None, number=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor import stack_summary
+from trainer_launch.supervisor import hang_watch
 from trainer_launch.supervisor.hang_detection import Worker
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -51,18 +51,21 @@ BACKWARD = f"""Current thread 0x00007fb927297b80 (most recent call first):
     ],
 )
 def test_a_main_threads_place(text, place, waits):
-    known = stack_summary.main_thread(text)
-    assert stack_summary.where(known) == place
-    assert stack_summary.waits_for_others(known) is waits
+    known = hang_watch.main_thread(text)
+    assert hang_watch.where(known) == place
+    assert hang_watch.waits_for_others(known) is waits
 
 
 def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
     text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
-    assert stack_summary.where(stack_summary.main_thread(text)) == "full.py:7 (train)"
+    assert hang_watch.where(hang_watch.main_thread(text)) == "full.py:7 (train)"
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():
     ranks = [Worker(f"rank {rank}", rank, 1, rank, rank) for rank in range(8)]
     places = {rank: "in read_batch" if rank.rank == 3 else "waits in all_reduce" for rank in ranks}
-    assert stack_summary.digest(places) == ("rank 3: in read_batch", "ranks 0-2,4-7: waits in all_reduce")
-    assert stack_summary.digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)
+    assert hang_watch.stack_summary_digest(places) == (
+        "rank 3: in read_batch",
+        "ranks 0-2,4-7: waits in all_reduce",
+    )
+    assert hang_watch.stack_summary_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model import Process
-from trainer_launch.supervisor import spawn_errors
+from trainer_launch.supervisor import system
 
 NOT_THERE = FileNotFoundError(2, "No such file or directory")
 
@@ -17,7 +17,7 @@ def test_a_script_that_lies_here_but_not_in_path_is_not_said_to_lack_an_interpre
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    why = spawn_errors.why(Process(name="main", argv=("train.py",), env={"PATH": "/bin"}), NOT_THERE)
+    why = system.why(Process(name="main", argv=("train.py",), env={"PATH": "/bin"}), NOT_THERE)
     assert str(why) == "cannot run 'train.py' for main: not found in PATH (/bin)"
     assert why.exit_code == 127
 
@@ -25,6 +25,6 @@ def test_a_script_that_lies_here_but_not_in_path_is_not_said_to_lack_an_interpre
 def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/python\n")
-    why = spawn_errors.why(Process(name="main", argv=(str(program),), env={}), NOT_THERE)
+    why = system.why(Process(name="main", argv=(str(program),), env={}), NOT_THERE)
     assert "its interpreter does not exist: '#!/no/such/python'" in str(why)
     assert why.exit_code == 126

@@ -6,12 +6,15 @@ import argparse
 import functools
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from trainer_launch import preflight
@@ -19,14 +22,18 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs
 from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.findings import Finding, Report, exit_code, raised
+from trainer_launch.model.findings import Fault, Finding, Report, Status, exit_code, raised
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability import termination_message
 from trainer_launch.planning import engines
 from trainer_launch.planning.gather import Reading, live_pod, ports_of, read
 from trainer_launch.planning.topology import place
-from trainer_launch.preflight import reference_values, report_json, report_text, stop_message
+from trainer_launch.preflight import reference_values, report_json, report_text, still_running
 from trainer_launch.preflight.check_context import Subject, with_container, with_gpus, with_network
+from trainer_launch.preflight.cluster import verdict
+from trainer_launch.preflight.cluster.heatmap_data import Seen, drawing
+from trainer_launch.preflight.cluster.node_stages import Stage
 from trainer_launch.preflight.container import dns
 from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.report_json import Place
@@ -83,7 +90,7 @@ def main(parsed: Parsed) -> int:
         sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
         return exit_codes.SUCCEEDED
     try:
-        return _main(parsed, settings, stop_message.Doing(settings.termination_log))
+        return _main(parsed, settings, Doing(settings.termination_log))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
@@ -91,10 +98,10 @@ def main(parsed: Parsed) -> int:
         raise
 
 
-def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
+def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     # `run`, which needs a part of this file, has no use for these.
     from trainer_launch.preflight import node_measurements, report_files, thresholds
-    from trainer_launch.preflight.cluster import participation, plot
+    from trainer_launch.preflight.cluster import participation
     from trainer_launch.preflight.cluster import verdict as ending
     from trainer_launch.preflight.mpi import launcher_checks
 
@@ -127,7 +134,7 @@ def _main(parsed: Parsed, settings: Settings, doing: stop_message.Doing) -> int:
     if settings.write_reference is not None and subject.topology.node_rank in (0, None):
         _write_reference(settings.write_reference, told.measured)
     if settings.plot is not None and subject.topology.node_rank in (0, None):
-        plot.plot(settings.plot, told.seen)
+        plot(settings.plot, told.seen)
     if settings.report is not None and alone is None and subject.topology.is_coordinator:
         failing = participation.failing_nodes(told.all_nodes or report.findings)
         report_files.write("--report", participation.beside(settings.report), failing)
@@ -139,7 +146,7 @@ def _without_others(
     checks: Sequence[ModuleType],
     settings: Settings,
     names: tuple[Sequence[str], Sequence[str], Sequence[str]],
-    doing: stop_message.Doing,
+    doing: Doing,
 ) -> _Told:
     """This container, and an MPI launcher's hosts; `names` are the chosen, skipped and fatal checks."""
     from trainer_launch.preflight import thresholds
@@ -176,10 +183,9 @@ def _together(
     settings: Settings,
     skipped: Sequence[str],
     fatal: Sequence[str],
-    doing: stop_message.Doing,
+    doing: Doing,
 ) -> _Told:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
-    from trainer_launch.preflight import merged_findings
     from trainer_launch.preflight.cluster import participation
 
     began_s = time.monotonic()
@@ -204,8 +210,8 @@ def _together(
 
         verdict = part.finish(found, here)
         decided = [raised(finding, fatal) for finding in verdict.findings if finding.check not in skipped]
-        own = tuple(merged_findings.explained(here(), decided, is_shared=verdict.is_shared))
-        findings = merged_findings.merged(own, decided, part.own, participation.CHECKS)
+        own = tuple(explained(here(), decided, is_shared=verdict.is_shared))
+        findings = merged(own, decided, part.own, participation.CHECKS)
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         told = [finding for finding in part.decided() if finding.check not in skipped]
@@ -311,3 +317,139 @@ def _write_reference(path: str, measured: Sequence[Measure]) -> None:
 
 def _dumped(made: dict[str, Json]) -> str:
     return json.dumps(made, indent=2) + "\n"
+
+
+# -- merged findings ---------------------------------------------------------------------------
+
+
+LOUD = (Status.FAIL, Status.WARN)
+
+
+def merged(
+    own: Sequence[Finding], decided: Sequence[Finding], name: str, checks: Collection[str]
+) -> tuple[Finding, ...]:
+    """All findings, each once: what this node and others have found alike is told in this node's words.
+
+    `checks` are those of all nodes together.
+    """
+    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
+    told = []
+    for finding in own:
+        if finding.status in (*LOUD, Status.UNKNOWN):
+            group = alike.pop(_kind(finding), None)
+            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
+            told.append(replace(finding, subject=", ".join((name, *others))))
+        else:
+            told.append(finding)
+    rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
+    return (*rest, *told)
+
+
+def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
+    """What `ending.grouped` puts together."""
+    return finding.check, finding.status, finding.fault
+
+
+def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:
+    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made.
+
+    Nor does it matter to who rejoins a job that is at work, perhaps without that node.
+    """
+    reasons = (verdict.AT_WORK, Stage.NO_RECORD.value) if is_shared else (verdict.AT_WORK,)
+    is_explained = any(one.check == verdict.NAME and one.measured in reasons for one in decided)
+    for finding in own:
+        if is_explained and finding.check == dns.NAME and finding.status is Status.FAIL:
+            yield replace(finding, status=Status.WARN, fault=None)
+        else:
+            yield finding
+
+
+# -- when stopped ------------------------------------------------------------------------------
+
+
+_UNDO_S = 5.0
+_NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
+
+
+def _nothing() -> None:
+    pass
+
+
+class Doing:
+    """What the preflight does at the moment; those who do it keep this up to date."""
+
+    def __init__(self, termination_log: str) -> None:
+        self.place = _NOWHERE
+        self.waiting: Callable[[], str] = str  # for whom, in words
+        self.undo: Callable[[], None] = _nothing
+        self.is_over = False  # the report is being written: the verdict stands
+        self._is_held, self._held = False, 0
+        self._path = termination_log
+        self._began_s = time.monotonic()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
+
+    def hold(self) -> None:
+        """From here on a signal waits for `release`: what it is to undo is under way."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Stop now, if a signal has come."""
+        self._is_held = False
+        if self._held:
+            self._stop(self._held, None)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_held:
+            self._held = number
+            return
+        if self.is_over:
+            return
+        self.is_over = True
+        code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
+        text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
+        logs.warn(f"Preflight {text} (exit code {code})")
+        termination_message.write_last_words(report_text.stopped(self.place, code, text), self._path)
+        undoing = threading.Thread(target=self.undo, daemon=True)  # this thread may hold a lock that it needs
+        undoing.start()
+        undoing.join(_UNDO_S)
+        os._exit(code)
+
+
+def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str:
+    """`stopped by SIGTERM after 12 s while …`."""
+    doing = [waiting] if waiting else []
+    doing += [f"running checks: {', '.join(checks)}"] if checks else []
+    return f"stopped by {signal.Signals(number).name} after {after_s:.0f} s, while {'; '.join(doing) or 'starting'}"
+
+
+# -- plot --------------------------------------------------------------------------------------
+
+
+_DRAWS = Path(__file__).parents[1] / "children" / "heatmap.py"
+_LIMIT_S = 120.0  # the first time, matplotlib looks at all fonts
+_WHYS = {3: "it needs matplotlib: pip install 'trainer-launch[report]'"}  # by the child's exit code
+
+
+def plot(path: str, seen: Seen | None) -> None:
+    """Draw it, or say why not: no job ends for want of a picture."""
+    if seen is None or not seen.tests:
+        logs.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
+        return
+    argv = (sys.executable, str(_DRAWS), path)
+    try:
+        drawn = subprocess.run(
+            argv,
+            input=json.dumps(drawing(seen)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        logs.warn(f"--plot: {path} was not written: {problem}")
+        return
+    if drawn.returncode:
+        last = (drawn.stdout.strip() or drawn.stderr.strip()).splitlines()[-1:] or ["no word"]
+        logs.warn(f"--plot: {path} was not written: {_WHYS.get(drawn.returncode, last[0][:200])}")

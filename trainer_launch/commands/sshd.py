@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -18,7 +19,6 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import sshd as server
 from trainer_launch.mpi.ssh_sessions import Sessions
-from trainer_launch.mpi.sshd_log import Unheard
 from trainer_launch.observability import setup
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning.command import parse_command
@@ -147,3 +147,56 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
 def _listed(found: tuple[str, ...]) -> str:
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ", ".join(found[:_NAMED]) + more
+
+
+# -- what sshd logs ----------------------------------------------------------------------------
+
+
+_FIRST = re.compile(
+    rb"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)\s*"
+)
+# With "[preauth]" or a user's name the client has gone further: those lines stay.
+_SECOND = re.compile(rb"Connection (?:closed|reset) by (\S+) port \d+\s*")
+_ADDRESSES = 8  # that are named
+_LINE_BYTES = 4096
+
+
+class Unheard:
+    """Takes these pairs of lines out of sshd's log, counts them, and names each address once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._open = 0  # first lines whose second has not come
+        self._rest = b""  # the beginning of a line
+        self._addresses: set[bytes] = set()
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return the lines to show of what sshd has written; an unfinished line waits for its end."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        if not data or len(rest) > _LINE_BYTES:  # no end will come, or it is no line of sshd's
+            lines, rest = [*lines, rest], b""
+            return b"\n".join(line for line in lines if not self._is_hidden(line))
+        self._rest = rest
+        return b"".join(line + b"\n" for line in lines if not self._is_hidden(line))
+
+    def _is_hidden(self, line: bytes) -> bool:
+        if _FIRST.fullmatch(line):
+            self._open += 1
+            return True
+        found = _SECOND.fullmatch(line) if self._open else None
+        if found is None:
+            return False
+        self._open -= 1
+        self.count += 1
+        self._name(found[1])
+        return True
+
+    def _name(self, address: bytes) -> None:
+        if address in self._addresses or len(self._addresses) == _ADDRESSES:
+            return
+        self._addresses.add(address)
+        _log.info(
+            "%s connects and leaves before an SSH banner, as readiness probes do: not logged again "
+            "(--log-level debug shows all)",
+            address.decode(errors="replace"),
+        )

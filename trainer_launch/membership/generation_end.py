@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import retry_policy, uneven_data
+from trainer_launch.membership import uneven_data
 from trainer_launch.membership.formation import form_when_due, reckon
 from trainer_launch.membership.state import Key, Node, Phase, Reply, Say, Send, State, Suspicion, runs
 from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.typos import is_slip
 from trainer_launch.model.units import counted
 
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
@@ -38,7 +39,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     reason = f"{_what(failed)} on {node.name}{_how(failed)}"
     is_early = _lasted_s(state, now_s) < state.settings.start_s
-    in_vain = retry_policy.why(failed, state.early_failure if is_early else None)
+    in_vain = why(failed, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=failed if is_early else None)
     if in_vain is not None:
         return give_up(state, f"{reason}; not restarted, because {in_vain}")
@@ -156,3 +157,33 @@ def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
     """The connections of these nodes."""
     peers = (state.nodes[key].peer for key in keys if key in state.nodes)
     return [peer for peer in peers if peer is not None]
+
+
+# -- retry policy ------------------------------------------------------------------------------
+
+
+_UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_MISSING = frozenset({"ImportError", "ModuleNotFoundError"})  # once may be a volume that was not there yet
+_REFUSALS = {
+    2: "its arguments are refused (exit code 2)",
+    126: "its program cannot be executed (exit code 126)",
+    127: "its program cannot be found (exit code 127)",
+}
+
+
+def why(failed: msg.Failed, before: msg.Failed | None) -> str | None:
+    """Why not to start again; None when it may help.
+
+    `before` is how the generation before ended, if both failed soon after their start. Which rank was the first to
+    tell is chance: at the start all fail alike.
+    """
+    if failed.error in _UNPARSABLE:
+        return f"a {failed.error} is the same each time"
+    if before is None or before.generation + 1 != failed.generation:
+        return None
+    is_of_code = failed.error in _MISSING or is_slip(failed.message)
+    if is_of_code and (failed.error, failed.message) == (before.error, before.message):
+        return f"the same {failed.error} has ended two starts in a row"
+    if failed.error is None and failed.exit_code == before.exit_code and failed.exit_code in _REFUSALS:
+        return f"{_REFUSALS[failed.exit_code]}, two starts in a row"
+    return None

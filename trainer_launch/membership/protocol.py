@@ -31,12 +31,50 @@ from trainer_launch.membership.field_checks import MAX_RANKS as MAX_RANKS
 from trainer_launch.membership.json_lines import MAX_LINE_BYTES as MAX_LINE_BYTES
 from trainer_launch.membership.json_lines import ProtocolError as ProtocolError
 from trainer_launch.membership.json_lines import Vocabulary
-from trainer_launch.membership.status_messages import ASKING as ASKING  # messages as those below
-from trainer_launch.membership.status_messages import Row as Row
-from trainer_launch.membership.status_messages import Status as Status
-from trainer_launch.membership.status_messages import StatusQuery as StatusQuery
-from trainer_launch.membership.status_messages import Time as Time
 from trainer_launch.model.frozen import dataclass
+
+# -- messages of status ------------------------------------------------------------------------
+
+
+ASKING = "status"  # stands for the incarnation of who only asks
+Row: TypeAlias = "tuple[int | None, str, str, float | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
+
+    version: int
+    job: str
+    proof: str | None = None  # see prove(), with ASKING as the incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What time is it at node 0? The first words of a node in preflight; a coordinator answers with Refused."""
+
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the job stands."""
+
+    phase: str
+    generation: int
+    restarts: int
+    max_restarts: int
+    min_nodes: int
+    max_nodes: int
+    n_nodes: int  # all that are known; `nodes` are as many of them as fit, above all the absent
+    nodes: tuple[Row, ...]  # node rank, host, state, seconds since it was lost
+    progress: float | None  # of rank 0
+    progress_age_s: float | None
+    end: str | None  # why the job is over
+
+
+# ----------------------------------------------------------------------------------------------
+
 
 VERSION = 4
 _MAX_SEEN = 2**31  # what a client may say it has seen, so that there are always numbers above it

@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError
 
 from trainer_launch.model import lazy_module
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.service_links import is_link
 from trainer_launch.model.suggestions import nearest
 from trainer_launch.model.value_parsers import named
 
@@ -291,3 +290,17 @@ def _expected(message: str) -> str:
     """Pydantic's message as the second half of our sentence."""
     told = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
     return f"expected {told}" if told != message else message[0].lower() + message[1:]
+
+
+# -- service links -----------------------------------------------------------------------------
+
+
+_SERVICE = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
+
+
+def is_link(name: str, value: object) -> bool:
+    """Whether it is one for a Service called trainer-launch or trainer-launch-…; `name` is without our prefix."""
+    linked = isinstance(value, str) and _ADDRESS.fullmatch(value) is not None
+    is_port = name.upper().endswith("PORT")
+    return (is_port and linked) or _SERVICE.fullmatch(name) is not None

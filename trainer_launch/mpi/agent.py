@@ -6,17 +6,20 @@ knows it as a leader like any other; the cause of death is written as data.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from trainer_launch.host import logs
+from trainer_launch.host import logs, process_tree
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
@@ -24,9 +27,9 @@ from trainer_launch.model.units import counted
 from trainer_launch.mpi import forwarded_variables, host_readiness, state_machine
 from trainer_launch.mpi import state as st
 from trainer_launch.mpi.agent_hosts import Hosts
-from trainer_launch.mpi.host_table import Screen
-from trainer_launch.mpi.mpirun import Mpirun
-from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.mpi.host_readiness import Sight
+from trainer_launch.mpi.mpirun_messages import Said, heard
+from trainer_launch.mpi.tapped_child import LINE_BYTES, STDERR, Listened
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec, loaded
 
@@ -273,3 +276,134 @@ def run(kind: type[Agent] = Agent) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads that hang in a resolver or in ssh delay nobody
+
+
+# -- table of hosts ----------------------------------------------------------------------------
+
+
+_REDRAW_S = 0.2
+_FIRST_SAY_S = 1.0
+_SAY_S = 5.0  # between two lines, doubled up to
+_LONGEST_SAY_S = 60.0
+_MAX_ROWS = 24
+
+
+class Screen:
+    """The way in which a person is told."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+        self._drawn = 0  # lines of the table that stand on the screen
+        self._last = ""
+        self._every_s = _SAY_S
+        self.due_s: float | None = None
+
+    def show(self, seen: Mapping[str, Sight], now_s: float) -> None:
+        """Show what was seen, if it is time and there is somebody to wait for."""
+        if self.due_s is None:
+            self._every_s = _SAY_S
+            self.due_s = now_s + (_REDRAW_S if self._is_terminal else _FIRST_SAY_S)
+        if now_s < self.due_s or not seen:
+            return
+        if self._is_terminal:
+            self._draw(seen)
+            self.due_s = now_s + _REDRAW_S
+            return
+        text = host_readiness.summary(seen)
+        if text != self._last:
+            self._last, self._every_s = text, _SAY_S
+        else:
+            self._every_s = min(2 * self._every_s, _LONGEST_SAY_S)
+        logs.say(text)
+        self.due_s = now_s + self._every_s
+
+    def clear(self) -> None:
+        """Take the table away: the next words are others'."""
+        self.due_s = None
+        if self._drawn:
+            self._write(f"\x1b[{self._drawn}F\x1b[J")
+            self._drawn = 0
+
+    def _draw(self, seen: Mapping[str, Sight]) -> None:
+        rows, columns = _MAX_ROWS, 80
+        with contextlib.suppress(OSError):
+            columns, rows = os.get_terminal_size(self._fd)
+        lines = host_readiness.table(seen, max(4, min(rows - 1, _MAX_ROWS)), columns)
+        back = f"\x1b[{self._drawn}F" if self._drawn else ""
+        self._write(back + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
+        self._drawn = len(lines)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._fd, text.encode())
+
+
+# -- mpirun ------------------------------------------------------------------------------------
+
+
+_LAST_LINES = 60
+_LOOK_S = 1.0
+_RULER = "----"  # around mpirun's own messages
+
+
+class Mpirun:
+    """One start, which is listened to."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        is_hydra: bool,
+        lost: Callable[[str], None],
+        ended: Callable[[int, Said, tuple[str, ...]], None],
+    ) -> None:
+        """Start; `lost` and `ended` are called from threads. Hydra says on stdout how ranks ended.
+
+        Raises:
+            NotRunnableError: there is no such program.
+        """
+        self._lost, self._ended = lost, ended
+        self._lock = threading.Lock()
+        self._said = Said()
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._child = Listened(argv, env, hear=self._hear, over=self._over, hears_stdout=is_hydra)
+        self.pid, self.signal = self._child.pid, self._child.signal
+
+    def watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
+        """Tell, from a thread, when its ways to hosts are gone: Hydra has an ssh for each, and does not care."""
+        threading.Thread(target=self._watch, args=(hosts, gone), daemon=True).start()
+
+    # -- in threads ---------------------------------------------------------------------------
+
+    def _hear(self, text: str, ours: int) -> None:
+        with self._lock:
+            before = self._said.lost
+            self._said = heard(self._said, text)
+            if text and ours == STDERR and not text.startswith(_RULER):
+                self._lines.append(text)
+            lost = self._said.lost
+        if lost is not None and before is None:
+            self._lost(lost)
+
+    def _over(self, code: int) -> None:
+        with self._lock:
+            said, lines = self._said, tuple(self._lines)
+        self._ended(code, said, lines)
+
+    def _watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
+        before: set[str] = set()
+        while not self._child.is_over.wait(_LOOK_S):
+            now = self._reached() & set(hosts)
+            if before - now:
+                gone(sorted(before - now))
+            before = now
+
+    def _reached(self) -> set[str]:
+        """The words of all command lines below mpirun; a host's name is one of them."""
+        words: set[str] = set()
+        for entry in process_tree.descendants(self.pid):
+            with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
+                words.update(file.read(LINE_BYTES).decode(errors="replace").split("\0"))
+        return words

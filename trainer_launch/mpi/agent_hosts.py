@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import selectors
+import shlex
 import socket
 import subprocess
 import time
@@ -12,17 +13,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.model import Job, Member
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.mpi import members, mpirun_command, remote_scripts, remote_shell
+from trainer_launch.mpi import members, mpirun_command
 from trainer_launch.mpi.background_calls import Crew, Done
 from trainer_launch.mpi.host_probes import Probes
 from trainer_launch.mpi.host_readiness import Sight, Stage
 from trainer_launch.mpi.mpi_version import Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
-from trainer_launch.planning.typed_mpirun import Typed, is_mpirun
+from trainer_launch.planning.typed_mpirun import MCA_VARIABLES, Typed, is_mpirun
 
 _SSH_PORT = 22
 _THREADS = 16
@@ -54,7 +55,7 @@ class Hosts:
         self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
         self._known: Dialect | None = None
         self._ssh = self._client() if self.has_list and spec.agent == SSH else None
-        self._own = remote_shell.own_ssh(typed, env) if spec.agent == OWN else None
+        self._own = own_ssh(typed, env) if spec.agent == OWN else None
         self._probes = Probes(selector, self.crew, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
         selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
         self._looking = False
@@ -175,13 +176,13 @@ class Hosts:
 
     def tell_ranks(self, hosts: Collection[str], name: str) -> None:
         """Let the ranks on these hosts have a signal; without any hosts they are here."""
-        script = remote_scripts.telling(self._marked(), name)
+        script = telling(self._marked(), name)
         self._everywhere(hosts or (self._spec.hostname,), script, _TELL_S, lambda: None)
 
     def sweep(self, hosts: Collection[str]) -> None:
         """Kill what is left on these hosts."""
         self.sweeps += len(hosts)
-        self._everywhere(hosts, remote_scripts.sweeping(self._marked()), _SWEEP_S, self._swept)
+        self._everywhere(hosts, sweeping(self._marked()), _SWEEP_S, self._swept)
 
     def _swept(self) -> None:
         self.sweeps -= 1
@@ -195,22 +196,22 @@ class Hosts:
 
     def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
         """In a thread."""
-        remote_scripts.run(self._argv(host, script), self._env, limit_s)
+        run(self._argv(host, script), self._env, limit_s)
         return done
 
     def _log_in(self, host: str) -> str | None:
         """In a thread: why a host does not let us in."""
-        return remote_scripts.run(self._argv(host, "true"), self._env, _LOG_IN_S)
+        return run(self._argv(host, "true"), self._env, _LOG_IN_S)
 
     def _argv(self, host: str, script: str) -> tuple[str, ...]:
         if _is_own(host, self._spec.hostname):
             return ("/bin/sh", "-c", script)
         if self._spec.agent == KUBEXEC and self._spec.agent_path:
-            return (self._spec.agent_path, host, remote_scripts.word(script))
+            return (self._spec.agent_path, host, word(script))
         if self._ssh is None:
             port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
-            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, remote_scripts.word(script))
-        return self._ssh.argv(host, remote_scripts.word(script))
+            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, word(script))
+        return self._ssh.argv(host, word(script))
 
     # -- mpirun -------------------------------------------------------------------------------
 
@@ -286,3 +287,92 @@ def _ask_version(mpirun: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]
         )
     except OSError as problem:
         raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
+
+
+# -- scripts on hosts --------------------------------------------------------------------------
+
+
+_WORDS = 200
+
+# A rank, or a process of one, bears the job's mark and its number. Small images lack pgrep and ps, and /proc shows
+# an environment to its owner and to root only, which is just right.
+_FIND = """
+marked() {
+  [ "$(tr '\\0' '\\n' <"/proc/$1/environ" | grep -cE '^(%(mark)s$|(OMPI_COMM_WORLD|PMI|HOROVOD)_RANK=)')" -ge 2 ]
+}
+for folder in /proc/[0-9]*; do
+  pid=${folder#/proc/}
+  if [ "$pid" != $$ ] && marked "$pid"; then
+    %(what)s
+  fi
+done 2>/dev/null
+true
+"""
+# Each rank alone, as its data loaders have to live while it saves; where it is a shell, also what that waits for.
+_TELL_RANK = """above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
+    case "$(cat "/proc/$above/comm")" in sh|bash|dash|ash|zsh|env|timeout) shell=yes ;; *) shell=no ;; esac
+    if [ $shell = yes ] || ! marked "$above"; then kill -%(name)s "$pid"; fi"""
+
+
+def telling(mark: str, name: str) -> str:
+    """A script that lets the ranks of a job on this host have a signal, by its name without SIG."""
+    return _FIND % {"mark": mark, "what": _TELL_RANK % {"name": name}}
+
+
+def sweeping(mark: str) -> str:
+    """A script that kills what is left of a job on this host."""
+    return _FIND % {"mark": mark, "what": 'kill -KILL "$pid"'}
+
+
+def word(script: str) -> str:
+    """A script as one command for whatever shell is behind sshd."""
+    return f"exec /bin/sh -c {shlex.quote(script)}"
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | None:
+    """Run to the end; why it failed, in ssh's own words or the shell's; None: it went well. Blocks."""
+    told = deadline_subprocess.run(argv, env, limit_s)
+    if told.code == 0:
+        return None
+    if told.code is None:
+        return f"no end within {limit_s:g} s"
+    return words_of(told.err) or f"exit code {told.code}"
+
+
+def words_of(said: str) -> str:
+    """The last line of what another host has said, fit for a terminal."""
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "").strip()[:_WORDS]
+    return "".join(c if c.isprintable() else "?" for c in last)
+
+
+# -- remote shell ------------------------------------------------------------------------------
+
+
+# Options and MCA parameters; variables of the same meaning, as Open MPI's are made of the parameters' names.
+_PROGRAMS = ("plm_rsh_agent", "plm_ssh_agent", "launcher-exec", "bootstrap-exec")
+_PROGRAM_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+_KINDS = ("plm", "launcher", "bootstrap")
+_KIND_VARIABLES = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
+_ARGS = ("plm_rsh_args", "plm_ssh_args")
+_SSH = "ssh"
+
+
+def own_ssh(typed: Typed, env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The ssh that mpirun calls, with its options; None: hosts are reached without one."""
+    program = _told(typed, env, _PROGRAMS, _PROGRAM_VARIABLES).partition(":")[0].split()  # tried in turn
+    kind = _told(typed, env, _KINDS, _KIND_VARIABLES)
+    if program:
+        is_ssh = program[0].rpartition("/")[2] == _SSH
+    else:  # Open MPI's own component for ssh bears the name of rsh
+        is_component = kind == _told(typed, env, ("plm",), ())
+        is_ssh = kind in ("", _SSH) or (is_component and (kind == "rsh" or kind.startswith("^")))
+    return (*(program or (_SSH,)), *_told(typed, env, _ARGS, ()).split()) if is_ssh else None
+
+
+def _told(typed: Typed, env: Mapping[str, str], names: Iterable[str], variables: Iterable[str]) -> str:
+    """The first of these settings that has a value: what was typed goes before what is set."""
+    listed = tuple(names)
+    found = [typed.values.get(name) for name in listed]
+    found += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
+    found += [env.get(name) for name in variables]
+    return next((value for value in found if value), "")

@@ -8,25 +8,32 @@ reached. A host of which a rank's session has ended has to show again that it is
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shlex
 import shutil
+import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainer_launch.host import atomic_file, interfaces, logs, runtime_directory, sockets
+from trainer_launch.host import atomic_file, interfaces, logs, process_tree, runtime_directory, sockets
 from trainer_launch.model import Member
 from trainer_launch.model.signal_policy import name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import forwarded_variables, horovod, mpirun_command
 from trainer_launch.mpi import state as st
 from trainer_launch.mpi.agent import Agent
-from trainer_launch.mpi.horovod_sessions import Sessions
-from trainer_launch.mpi.horovodrun import Horovodrun
+from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.mpi.tapped_child import Listened
 from trainer_launch.planning.horovodrun_options import split_command
 from trainer_launch.planning.mpi_launch_spec import Spec
 from trainer_launch.planning.typed_mpirun import Typed
@@ -177,3 +184,131 @@ class HorovodAgent(Agent):
     def _tell(self, name: str) -> None:
         if self._mpirun is not None:
             self._sessions.tell(name, self._mpirun.pid)
+
+
+# -- ssh sessions ------------------------------------------------------------------------------
+
+
+_SHIM = Path(__file__).with_name("horovod_ssh.py")
+_PIPES, _STOPPING, _TOLD = "sessions", "stopping", "ssh.json"  # as `mpi/horovod_ssh.py` has them
+_RANK = "HOROVOD_RANK"
+
+
+class Sessions:
+    """A folder with an `ssh` for the front of PATH, and a pipe for each session that it was used for."""
+
+    def __init__(self, folder: str, ssh: Sequence[str], python: str, grace_s: float) -> None:
+        """Make the folder; `ssh` is the job's own, with its options, by its full path."""
+        self._folder = Path(folder)
+        self.bin = str(self._folder / "bin")
+        for name in ("", "bin", _PIPES):
+            (self._folder / name).mkdir(mode=0o700)
+        (self._folder / _TOLD).write_text(json.dumps({"ssh": list(ssh), "grace_s": grace_s}), encoding="utf-8")
+        script = shlex.join((python, "-I", "-S", str(_SHIM), folder))
+        program = self._folder / "bin" / "ssh"
+        program.write_text(f'#!/bin/sh\nexec {script} "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
+
+    def stop(self) -> None:
+        """Let no session begin any more."""
+        (self._folder / _STOPPING).touch()
+
+    def tell(self, name: str, below: int) -> int:
+        """Let all ranks have a signal, by its name without SIG; also those on this host, below process `below`."""
+        told = 0
+        for pipe in self._pipes():
+            with contextlib.suppress(OSError):  # its ssh has just ended
+                descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.write(descriptor, f"{name}\n".encode())
+                    told += 1
+                finally:
+                    os.close(descriptor)
+        return told + sum(1 for pid in _ranks_here(below) if _signalled(pid, name))
+
+    def lost(self) -> tuple[str, ...]:
+        """Hosts of which a rank's session has ended since the last call."""
+        gone: dict[str, None] = {}
+        for pipe in self._pipes():
+            host, local_rank, pid = pipe.name.rsplit(".", 2)
+            if not Path("/proc", pid).exists():
+                with contextlib.suppress(FileNotFoundError):
+                    pipe.unlink()
+                if local_rank != "-":
+                    gone[host] = None
+        return tuple(gone)
+
+    def _pipes(self) -> Iterable[Path]:
+        return sorted((self._folder / _PIPES).iterdir())
+
+
+def _ranks_here(below: int) -> list[int]:
+    """Ranks that horovodrun has started without ssh: the first process of each that bears a rank."""
+    found: list[int] = []
+    ranks: set[int] = set()
+    for entry in process_tree.descendants(below):  # parents first
+        if _RANK in (process_tree.environment(entry.pid) or ()):
+            ranks.add(entry.pid)
+            if entry.parent not in ranks:
+                found.append(entry.pid)
+    return found
+
+
+def _signalled(pid: int, name: str) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError, KeyError):
+        os.kill(pid, signal.Signals[f"SIG{name}"])
+        return True
+    return False
+
+
+# -- horovodrun --------------------------------------------------------------------------------
+
+
+_LAST_LINES = 400  # of all ranks together
+_KEPT_LINES = 60
+_OF_RANK = re.compile(r"^\[(\d{1,6})\]<(?:stdout|stderr)>:(.*)", re.DOTALL)
+
+
+class Horovodrun:
+    """One start, which is listened to."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        is_elastic: bool,
+        ended: Callable[[int, Said, tuple[str, ...]], None],
+    ) -> None:
+        """Start; `ended` is called from a thread.
+
+        Raises:
+            NotRunnableError: there is no such program.
+        """
+        self._is_elastic, self._ended = is_elastic, ended
+        self._lock = threading.Lock()
+        self._said = Said()
+        self._lines: deque[tuple[int | None, str]] = deque(maxlen=_LAST_LINES)  # rank, what it said
+        self._child = Listened(argv, env, hear=self._hear, over=self._over, stdin=subprocess.DEVNULL)
+        self.pid = self._child.pid
+
+    def signal(self, number: int) -> None:
+        """Signal horovodrun; a SIGKILL meets what it has started on this host as well, its ssh sessions first."""
+        self._child.signal(number, below_first=True)
+
+    # -- in threads ---------------------------------------------------------------------------
+
+    def _hear(self, text: str, _: int) -> None:
+        if not text:
+            return
+        of_rank = _OF_RANK.match(text)
+        with self._lock:
+            self._said = horovod.heard(self._said, text, is_elastic=self._is_elastic)
+            self._lines.append((int(of_rank[1]), of_rank[2]) if of_rank else (None, text))
+
+    def _over(self, code: int) -> None:
+        with self._lock:
+            said, lines = self._said, tuple(self._lines)
+        whose = said.rank  # Horovod's own traceback says nothing of the cause where a rank has failed
+        kept = tuple(text for rank, text in lines if rank == whose)[-_KEPT_LINES:]
+        self._ended(code, said, kept)

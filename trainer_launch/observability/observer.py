@@ -7,20 +7,27 @@ code: what nobody asked for is not loaded.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_launch.contracts.trainer_status import StatusEndpoint
+from trainer_launch.host import logs as our_log
 from trainer_launch.model import Outcome, Verdict
-from trainer_launch.observability import node_view
+from trainer_launch.observability import events, node_view, progress, runtime_events
+from trainer_launch.observability.event_log import Journal
+from trainer_launch.observability.node_view import View
+from trainer_launch.observability.progress import Progress
+from trainer_launch.observability.runtime_events import Standing
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.state import State
+from trainer_launch.supervisor.state import Phase, State
 
 if TYPE_CHECKING:
     from trainer_launch.observability import events, progress
-    from trainer_launch.observability.event_writer import Teller
     from trainer_launch.observability.metrics_server import Server
     from trainer_launch.observability.trainjob_status import Poster
 
@@ -53,7 +60,6 @@ class Observer:
 
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, events.Value]) -> None:
         """Tell everything to an event log, from now on."""
-        from trainer_launch.observability.event_writer import Teller
 
         self._teller = Teller(write, self.view.run_dir, self.view.node_rank)
         self._teller.begin(started)
@@ -74,11 +80,11 @@ class Observer:
 
     def metrics(self) -> str:
         """This node in Prometheus' words; called by the server's threads."""
-        from trainer_launch.observability import progress, prometheus, runtime_events
+        from trainer_launch.observability import progress, runtime_events
 
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
-        return prometheus.text(self.view, runtime_events.standing(folder), progress.read(folder), **clocks)
+        return prometheus_text(self.view, runtime_events.standing(folder), progress.read(folder), **clocks)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -151,3 +157,174 @@ class Observer:
         if view != self.view:
             self.view = view
             node_view.write(view)
+
+
+# -- event log ---------------------------------------------------------------------------------
+
+
+PROGRESS_S = 10.0  # between two lines of progress
+
+
+class Teller:
+    """Turns what happens into events; never waits."""
+
+    def __init__(self, write: Callable[[bytes], None], folder: str, node_rank: int | None) -> None:
+        self._journal = Journal(write, node_rank, _Look(folder).news)
+        self._open = contextlib.ExitStack()
+
+    def begin(self, started: Mapping[str, events.Value]) -> None:
+        """The first line, and from now on every warning."""
+        self._journal.add(("started", started))
+        warnings = _Warnings(self._journal)
+        logger = logging.getLogger(our_log.NAME)
+        logger.addHandler(warnings)
+        self._open.callback(logger.removeHandler, warnings)
+
+    def begun(self, state: State) -> None:
+        """The plan is about to run."""
+        if state.plan.wait_for:
+            self._journal.add(("waiting", {"names": state.plan.wait_for}))
+
+    def stepped(self, event: ev.Event, before: State, after: State) -> None:
+        """Something happened."""
+        for told in events.of_step(event, before, after):
+            self._journal.add(told)
+
+    def spawned(self, process: str, pid: int) -> None:
+        """A process was started."""
+        self._journal.add(("spawned", {"process": process, "pid": pid}))
+
+    def coordinator_said(self, text: str) -> None:
+        """The coordinator that this node hosts said something."""
+        self._journal.add(("coordinator", {"text": text}))
+
+    def refused(self, message: str, code: int) -> None:
+        """Nothing could be started: the last line."""
+        self._journal.add(("finished", {"verdict": "NotStarted", "exit_code": code, "message": message}))
+
+    def close(self, wait_s: float, outcome: Outcome | None) -> None:
+        """Write what is left, and how the run ended if it did."""
+        self._open.close()
+        self._journal.close(wait_s, None if outcome is None else events.of_outcome(outcome))
+
+
+class _Look:
+    """What training processes and the worker group have left in the run's folder since the last look."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._tail = runtime_events.Tail(folder)
+        self._told_at_s = -PROGRESS_S
+        self._told: progress.Progress | None = None
+
+    def news(self, is_last: bool) -> list[runtime_events.News]:
+        told = self._tail.read()
+        latest = progress.first(progress.read(self._folder))
+        if latest is None or latest == self._told:
+            return told
+        if is_last or time.monotonic() >= self._told_at_s + PROGRESS_S:
+            self._told, self._told_at_s = latest, time.monotonic()
+            told.append(runtime_events.News(latest.time_s, events.of_progress(latest)))
+        return told
+
+
+class _Warnings(logging.Handler):
+    """What the launcher itself warns of."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._journal.add(("warning", {"text": record.getMessage()}))
+
+
+# -- metrics -----------------------------------------------------------------------------------
+
+
+_PREFIX = "trainer_launch_"
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+Sample = tuple[Mapping[str, str], float]
+
+
+def prometheus_text(
+    view: View, standing: Standing, reports: Sequence[Progress], *, now_s: float, at_s: float
+) -> str:
+    """All metrics; `now_s` is the time since the epoch, `at_s` the monotonic clock's."""
+    return "".join((*_of_node(view, now_s), *_of_job(standing, view), *_of_reports(reports, at_s)))
+
+
+def _of_node(view: View, now_s: float) -> Iterable[str]:
+    about = {
+        "version": view.version,
+        "contract": view.contract,
+        "engine": view.engine,
+        "host": view.host,
+        "node": "" if view.node_rank is None else str(view.node_rank),
+    }
+    yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
+    phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in Phase]
+    yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
+    yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
+    yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])
+    yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
+    yield _gauge("processes", "Running processes of the launcher.", [({}, len(view.processes))])
+    yield _counter("exits", "Processes of the launcher that have ended.", view.ended)
+    last = view.exits[-1:]
+    yield _gauge("exit_code", "Exit code of the last process that ended.", [({"process": n}, c) for n, c in last])
+
+
+def _of_job(standing: Standing, view: View) -> Iterable[str]:
+    workers = standing.workers if standing.workers is not None else len(view.processes)
+    yield _gauge("workers", "Workers of this node in the current generation.", [({}, workers)])
+    yield _gauge("generation", "The job's generation: how many times it was formed.", _one(standing.generation))
+    yield _gauge("nodes", "Nodes in the job's generation.", _one(standing.nodes))
+    yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
+
+
+def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
+    each = [(one, {"rank": str(one.local_rank if one.rank is None else one.rank)}) for one in reports]
+    steps = [(labels, float(one.step)) for one, labels in each if one.step is not None]
+    yield _gauge("step", "Finished training steps, as reported.", steps)
+    parts = [(labels, one.progress) for one, labels in each if one.progress is not None]
+    yield _gauge("progress_ratio", "Finished share of the training, 0 to 1, as reported.", parts)
+    ages = [(labels, max(0.0, at_s - one.at_s)) for one, labels in each]
+    yield _gauge("progress_age_seconds", "Seconds since the last report.", ages)
+    etas = [(labels, one.eta_s) for one, labels in each if one.eta_s is not None]
+    yield _gauge("eta_seconds", "Seconds left, as reported.", etas)
+    values = [({**labels, "name": name}, value) for one, labels in each for name, value in one.metrics.items()]
+    yield _gauge("metric", "A metric of the training, as reported.", values)
+
+
+def _one(value: int | None) -> list[Sample]:
+    return [] if value is None else [({}, value)]
+
+
+def _gauge(name: str, words: str, samples: Sequence[Sample]) -> str:
+    return _family(_PREFIX + name, words, "gauge", samples)
+
+
+def _counter(name: str, words: str, value: int | None) -> str:
+    return _family(f"{_PREFIX}{name}_total", words, "counter", _one(value))
+
+
+def _family(name: str, words: str, kind: str, samples: Sequence[Sample]) -> str:
+    if not samples:
+        return ""
+    lines = [f"{name}{_labels(labels)} {_value(value)}\n" for labels, value in samples]
+    return f"# HELP {name} {words}\n# TYPE {name} {kind}\n{''.join(lines)}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{name}="{"".join(_ESCAPES.get(c, c) for c in value)}"' for name, value in labels.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+def _value(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

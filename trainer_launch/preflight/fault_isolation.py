@@ -27,8 +27,6 @@ from itertools import chain, combinations
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-from trainer_launch.preflight import nccl_trees
-
 Pair: TypeAlias = tuple[int, int]  # the lower index first
 
 WITNESSES = 2  # cleared partners beside the plan that a node must have failed with before it is named
@@ -189,7 +187,7 @@ def _planned(trial: Trial) -> list[tuple[Pair, ...]]:
 @lru_cache(maxsize=8)
 def _plan(n: int, is_deep: bool) -> list[tuple[Pair, ...]]:
     """The ring's edges, and perhaps the trees', in rounds that use each node once."""
-    return _ring_rounds(n) + (nccl_trees.rounds(n) if is_deep else [])
+    return _ring_rounds(n) + (rounds(n) if is_deep else [])
 
 
 def _ring_rounds(n: int) -> list[tuple[Pair, ...]]:
@@ -241,3 +239,59 @@ def _first_meetings(trial: Trial, standing: _Standing, busy: set[int]) -> Iterat
     for one, other in combinations(waiting, 2):
         if one not in busy and other not in busy and pair(one, other) not in trial.results:
             yield pair(one, other)
+
+
+# -- NCCL's trees ------------------------------------------------------------------------------
+
+
+Edge = tuple[int, int]  # the lower number first
+
+
+def double_tree(n_nodes: int) -> frozenset[Edge]:
+    """The edges of both trees of nodes 0 to `n_nodes` - 1."""
+    parents = [_parent(node, n_nodes) for node in range(1, n_nodes)]
+    first = [(node, parent) for node, parent in enumerate(parents, 1)]
+    if n_nodes % 2:
+        second = [((node + 1) % n_nodes, (parent + 1) % n_nodes) for node, parent in first]
+    else:
+        second = [(n_nodes - 1 - node, n_nodes - 1 - parent) for node, parent in first]
+    return frozenset((min(edge), max(edge)) for edge in (*first, *second))
+
+
+def _parent(node: int, n_nodes: int) -> int:
+    """Of any node but 0: the lowest bit that is set goes one up, or away where that leads too far."""
+    bit = node & -node
+    parent = (node ^ bit) | (bit << 1)
+    return parent if parent < n_nodes else node ^ bit
+
+
+def rounds(n_nodes: int) -> list[tuple[Edge, ...]]:
+    """Both trees' edges but those of the ring, each node once in a round: three rounds."""
+    left = [(one, other) for one, other in double_tree(n_nodes) if other - one not in (1, n_nodes - 1)]
+    used: defaultdict[int, set[int]] = defaultdict(set)  # rounds by node
+    found: defaultdict[int, list[Edge]] = defaultdict(list)
+    for edge in _from_the_roots(left):
+        taken = used[edge[0]] | used[edge[1]]
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        found[number].append(edge)
+        for node in edge:
+            used[node].add(number)
+    return [tuple(sorted(found[number])) for number in sorted(found)]
+
+
+def _from_the_roots(edges: Iterable[Edge]) -> Iterator[Edge]:
+    """In an order in which one end of each edge is new: then no more rounds are needed than a node has edges."""
+    neighbours: defaultdict[int, list[int]] = defaultdict(list)
+    for one, other in sorted(edges):
+        neighbours[one].append(other)
+        neighbours[other].append(one)
+    seen: set[int] = set()
+    for root in sorted(neighbours):
+        waiting = [] if root in seen else [root]
+        seen.add(root)
+        for node in waiting:
+            for other in neighbours[node]:
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append(other)
+                    yield (node, other) if node < other else (other, node)

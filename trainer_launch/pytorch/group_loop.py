@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import os
+import shutil
+import tempfile
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
@@ -14,11 +20,11 @@ from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Membership, Outcome, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError, UsageError
 from trainer_launch.model.units import counted
-from trainer_launch.pytorch import gpu_holders, group_ending, worker_group, worker_processes
+from trainer_launch.planning import torchrun_logs
+from trainer_launch.pytorch import group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
 from trainer_launch.pytorch.job_events import TellingClient, tell
-from trainer_launch.pytorch.log_folders import LogFolders
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
@@ -71,7 +77,7 @@ class Group:
         self._queue: list[ge.Event] = []
         system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
         system.mark = runtime_directory.VARIABLE, workers.run_dir
-        self._gpus = gpu_holders.Watch(workers.env)
+        self._gpus = Watch(workers.env)
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
         self._store_failed_in = -1  # a generation
@@ -324,3 +330,136 @@ def _begins_to_kill(before: State, after: State) -> bool:
     runs = (before.run, after.run)
     kills = [run is not None and run.phase is supervisor.Phase.KILLING for run in runs]
     return kills == [False, True]
+
+
+# -- GPU memory in use -------------------------------------------------------------------------
+
+
+PATIENCE_S = 0.2  # with a driver that hangs, at a restart; the first start does not wait at all
+
+
+class Watch:
+    """Looks once at its making, and again before each later start."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._answer: list[str] = []
+        self._look()
+
+    def tell(self, *, is_first: bool) -> None:
+        """Warn of each holder."""
+        if not is_first:
+            self._answer = []
+            self._look()
+            self._thread.join(PATIENCE_S)
+        if not self._thread.is_alive():
+            for text in self._answer:
+                _log.warning("%s", text)
+
+    def _look(self) -> None:
+        self._thread = threading.Thread(target=self._ask, name="gpu-holders", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        self._answer = holders(self._env)
+
+
+def holders(env: Mapping[str, str]) -> list[str]:
+    """One sentence for each process that holds memory on a GPU that we see; none when nothing can be told."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver here
+        return []
+    try:
+        return [text for index in range(nvml.nvmlDeviceGetCount()) for text in _on(nvml, index, env)]
+    except nvml.NVMLError:
+        return []
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _on(nvml: Any, index: int, env: Mapping[str, str]) -> list[str]:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = nvml.nvmlDeviceGetUUID(device)
+    uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+    shown = [word.strip() for word in env.get("CUDA_VISIBLE_DEVICES", str(index)).split(",")]
+    if not any(word == str(index) or (word and uuid.startswith(word)) for word in shown):
+        return []
+    me = os.getpid()
+    return [
+        f"GPU {index}: process {process.pid} (as the driver numbers it) holds"
+        f" {_in_mib(process.usedGpuMemory)} while none of our workers runs"
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        if process.pid != me
+    ]
+
+
+def _in_mib(size: int | None) -> str:
+    return "memory" if size is None else f"{size >> 20} MiB"
+
+
+# -- log folders -------------------------------------------------------------------------------
+
+
+class LogFolders:
+    """LOG_DIR/JOB_xxxxxxxx/attempt_N/LOCAL_RANK of one run.
+
+    A generation after a membership change has the N of the one before: its output is appended there.
+    """
+
+    def __init__(self, workers: Workers, job: str) -> None:
+        self._workers = workers
+        self._job = job
+        self._of_this_run: str | None = None
+        self._last = ""  # the attempt before
+
+    def begin(self, restarts: int) -> str:
+        """Make the folders of a generation, without the error files of the one before; return their folder.
+
+        It is "" with --log-dir /dev/null: torchrun makes no folder then, and the workers have no error file.
+
+        Raises:
+            UsageError: a folder cannot be made.
+        """
+        logs = self._workers.logs
+        if logs.get("log_dir") == torchrun_logs.NOWHERE:
+            return ""
+        try:
+            attempt = f"{self._of_the_run()}/attempt_{restarts}"
+            if self._last != attempt and not torchrun_logs.writes_files(logs):
+                shutil.rmtree(self._last, ignore_errors=True)  # nobody reads it again
+            self._last = attempt
+            for local_rank in range(self._workers.count):
+                os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{attempt}/{local_rank}/error.json")
+            for path in torchrun_logs.copies(logs, attempt):
+                with open(path, "ab"):
+                    pass
+        except OSError as problem:
+            name = f"--log-dir {logs['log_dir']}" if "log_dir" in logs else "the folder of the workers' error files"
+            raise UsageError(
+                f"{name}: cannot create {problem.filename}: {problem.strerror}; "
+                f"set --log-dir to a writable directory"
+            ) from problem
+        return attempt
+
+    def _of_the_run(self) -> str:
+        if self._of_this_run is None:
+            base = self._base()
+            os.makedirs(base, exist_ok=True)
+            self._of_this_run = tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)
+        return self._of_this_run
+
+    def _base(self) -> str:
+        """Where the user wants the logs, else a new folder as torchrun's; the run's own if nobody wants logs."""
+        logs = self._workers.logs
+        if "log_dir" in logs:
+            return os.path.abspath(logs["log_dir"])
+        return (
+            tempfile.mkdtemp(prefix="torchelastic_") if torchrun_logs.writes_files(logs) else self._workers.errors
+        )

@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -26,13 +28,14 @@ from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, NodeRange, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.pytorch import process_attributes, torchrun_rendezvous_options, torchrun_signals
+from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
+from trainer_launch.pytorch import process_attributes, torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.job_events import TellingClient, tell
 from trainer_launch.pytorch.torchrun_deaths import Deaths, FirstDeath
-from trainer_launch.pytorch.torchrun_end import begin_again, end, end_given_up, forget_error
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
 from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
+from trainer_launch.supervisor import error_file
 
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0
@@ -79,9 +82,9 @@ class PlainTorchrun(CoordinatedRendezvous):
         if self._folder:
             process_attributes.die_with_parent(signal.SIGTERM)
         # A launcher hands signals on.
-        relayed = torchrun_signals.relayed(os.environ) if self._folder else frozenset()
-        self._relay = torchrun_signals.Relay(relayed, self._first.living)
-        torchrun_signals.StopRequest(torchrun_signals.stopping(os.environ), self._leave_when_asked)
+        relayed = torchrun_signals_relayed(os.environ) if self._folder else frozenset()
+        self._relay = Relay(relayed, self._first.living)
+        StopRequest(stopping(os.environ), self._leave_when_asked)
         super().__init__(
             self._link,
             endpoint,
@@ -221,3 +224,122 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
         probe.bind(address)
         return True
     return False
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # a launcher's, or the user's
+_TORCHRUN = ("/torchrun", "/torch/distributed/run.py")
+
+
+def end(sentence: str, code: int) -> NoReturn:
+    """End torchrun: an exception would end it with a traceback, and always with 1."""
+    logs.warn(sentence)
+    raise SystemExit(code)
+
+
+def end_given_up(ended: GaveUpError) -> NoReturn:
+    """The coordinator has ended the job: a faulty worker's node has its code, the others have lost a peer."""
+    given_up, own, text = ended.given_up, ended.own, str(ended)
+    about: dict[str, Any] = {}
+    lines: Sequence[str] = ()
+    if own is not None:
+        about, lines = {"rank": own.rank, "local_rank": own.local_rank, "hostname": socket.gethostname()}, own.lines
+    if given_up.cause is not None:  # all nodes tell the same; no code of theirs may ask for a restart
+        code = given_up.exit_code or exit_codes.FAILED
+        _note(text, code, lines, about | {"reason": given_up.cause, "why_not_again": given_up.message})
+    elif own is None:
+        code = exit_codes.INFRASTRUCTURE
+        said = f"{text}; it said: {given_up.message}" if given_up.message else text
+        _note(said, code, lines, about | {"reason": "PeerLost"})
+    else:
+        code = own.code
+        number = code if own.signal is None else -own.signal
+        _note(own.message, number, lines, about | {"reason": own.reason, "why_not_again": text})
+    end(f"the job has failed: {text}", code)
+
+
+def forget_error() -> None:
+    """The error file of a torchrun that the launcher ran before this one says nothing about this one."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.environ.get(_ERROR_FILE, ""))
+
+
+def begin_again(why: str) -> None:
+    """Start this torchrun anew in the same process, but no program of the user's that uses torch's agent."""
+    if not sys.argv[0].endswith(_TORCHRUN):
+        return
+    _log.warning("%s; starting torchrun again", why)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _note(message: str | None, code: int, lines: Sequence[str], about: dict[str, Any]) -> None:
+    path = os.environ.get(_ERROR_FILE)
+    if not path:
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(error_file.render(message, code, lines, about))
+    except OSError as problem:
+        _log.warning("cannot write the error file %s: %s", path, problem.strerror)
+
+
+# -- signals -----------------------------------------------------------------------------------
+
+
+_NAMES = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # set by torch from its option, where it has one
+
+
+def stopping(env: Mapping[str, str]) -> frozenset[int]:
+    """The signals on which torchrun stops its workers and ends."""
+    names = [name.strip() for name in env.get(_NAMES, "").split(",")]
+    numbers = {int(signal.Signals[name]) for name in names if name in signal.Signals.__members__}
+    return frozenset(numbers) or frozenset(map(int, STOP_SIGNALS))
+
+
+class StopRequest:
+    """Calls a function, in a thread, when torchrun is asked to stop.
+
+    The interpreter writes the number of each signal to a descriptor, whoever handles it, so that no handler of
+    torch's is replaced.
+    """
+
+    def __init__(self, numbers: frozenset[int], asked: Callable[[], None]) -> None:
+        self._numbers, self._asked = numbers, asked
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        with contextlib.suppress(ValueError):  # not in the main thread: somebody else's program
+            before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            if before != -1:
+                signal.set_wakeup_fd(before)
+        threading.Thread(target=self._look, name="stop request", daemon=True).start()
+
+    def _look(self) -> None:
+        while self._numbers.isdisjoint(os.read(self._read, 64)):
+            pass
+        self._asked()
+
+
+class Relay:
+    """Hands signals on to the workers that torchrun itself would die of; `given` tells whether it has."""
+
+    def __init__(self, numbers: frozenset[int], workers: Callable[[], list[int]]) -> None:
+        self._workers = workers
+        self.given = False
+        for number in numbers:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, self._hand_on)
+
+    def _hand_on(self, number: int, _frame: object) -> None:
+        self.given = True
+        for pid in self._workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def torchrun_signals_relayed(env: Mapping[str, str]) -> frozenset[int]:
+    """The signals that a launcher hands on and torchrun does not handle."""
+    return frozenset(map(int, RELAYED)) - stopping(env)

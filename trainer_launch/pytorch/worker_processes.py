@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from string import Template
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Process, Workers
 from trainer_launch.planning import torchrun_logs
-from trainer_launch.pytorch import worker_environment
+from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 from trainer_launch.supervisor.worker_samples import Place
 
 _NAME = "rank "
@@ -16,13 +19,13 @@ def of(
     workers: Workers, membership: Membership, formed: say.Formed, go: say.Go, attempt_folder: str
 ) -> tuple[Process, ...]:
     """One process for each worker, by local rank."""
-    added = worker_environment.environments(workers, membership, formed, go, attempt_folder)
+    added = environments(workers, membership, formed, go, attempt_folder)
     ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
     streams = torchrun_logs.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
     return tuple(
         Process(
             name=f"{_NAME}{rank}",
-            argv=worker_environment.arguments(workers.argv, local_rank),
+            argv=arguments(workers.argv, local_rank),
             env={**workers.env, **added[local_rank]},
             cwd=workers.cwd,
             label=None if workers.node_label is None else f"{workers.node_label}:{rank}",
@@ -40,7 +43,7 @@ def places(workers: Workers, formed: say.Formed, attempt_folder: str, *, are_for
             formed.first_rank + local_rank,
             local_rank,
             stacks_file(workers.run_dir, local_rank) if are_forked else None,
-            worker_environment.error_file(attempt_folder, local_rank),
+            error_file(attempt_folder, local_rank),
         )
         for local_rank in range(workers.count)
     }
@@ -55,3 +58,66 @@ def rank_of(name: str) -> int | None:
     """The rank of the worker that a process is."""
     number = name.removeprefix(_NAME)
     return int(number) if name.startswith(_NAME) and number.isdecimal() else None
+
+
+# -- environment -------------------------------------------------------------------------------
+
+
+_ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+def environments(
+    workers: Workers, membership: Membership, formed: say.Formed, go: say.Go, attempt_folder: str
+) -> dict[int, dict[str, str]]:
+    """What each worker gets beside `workers.env`, by local rank.
+
+    `attempt_folder` holds one folder for each worker, for its error file; "" leaves workers without error files.
+    """
+    return {
+        local_rank: {
+            **_of_the_group(workers, membership, formed, go),
+            "RANK": str(formed.first_rank + local_rank),
+            "ROLE_RANK": str(formed.first_role_rank + local_rank),
+            "TORCHELASTIC_ERROR_FILE": error_file(attempt_folder, local_rank),
+            **_device(workers, local_rank),
+        }
+        for local_rank in range(workers.count)
+    }
+
+
+def arguments(argv: Sequence[str], local_rank: int) -> tuple[str, ...]:
+    """The command of one worker: torchrun replaces ${local_rank} in arguments, and $$ by $."""
+    program, *words = argv
+    return (program, *(Template(word).safe_substitute(local_rank=str(local_rank)) for word in words))
+
+
+def error_file(attempt_folder: str, local_rank: int) -> str:
+    """Where a worker under torch's @record writes its error."""
+    return f"{attempt_folder}/{local_rank}/error.json" if attempt_folder else ""
+
+
+def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, go: say.Go) -> dict[str, str]:
+    """What all workers of this node share."""
+    return {
+        "GROUP_RANK": str(formed.group_rank),
+        "ROLE_NAME": workers.role,
+        "LOCAL_WORLD_SIZE": str(workers.count),
+        "WORLD_SIZE": str(formed.world_size),
+        "GROUP_WORLD_SIZE": str(formed.size),
+        "ROLE_WORLD_SIZE": str(formed.role_world_size),
+        "MASTER_ADDR": go.host,
+        "MASTER_PORT": str(go.port),
+        "TORCHELASTIC_RESTART_COUNT": str(formed.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(membership.max_restarts),
+        "TORCHELASTIC_RUN_ID": membership.job,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store process serves it, no worker does
+        _ASYNC: workers.env.get(_ASYNC, "1"),
+    }
+
+
+def _device(workers: Workers, local_rank: int) -> dict[str, str]:
+    """LOCAL_RANK; with --virtual-local-rank each worker sees one device, as number 0."""
+    if not workers.virtual_local_rank:
+        return {"LOCAL_RANK": str(local_rank)}
+    visible = visible_devices(workers.env)
+    return {"LOCAL_RANK": "0", DEVICES: str(local_rank) if visible is None else visible[local_rank]}

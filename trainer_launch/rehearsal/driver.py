@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,15 +27,15 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability.termination_message import use_color
 from trainer_launch.rehearsal.controllers import job_lifecycle
-from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
+from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, State, StopAsked
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, Start, Stop, own_init
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.driver_inputs import Senses
 from trainer_launch.rehearsal.faults.injection import Faults
 from trainer_launch.rehearsal.faults.validation import NOTHING, Asked
-from trainer_launch.rehearsal.kubelet import watchdog
 from trainer_launch.rehearsal.kubelet.pod_processes import Inside
 from trainer_launch.rehearsal.kubelet.pods import Setting, Stage
-from trainer_launch.rehearsal.report import end_table, history_entries, restarts
+from trainer_launch.rehearsal.report import end_table
 from trainer_launch.rehearsal.report.audience import NOBODY, Audience
 from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
 from trainer_launch.rehearsal.report.recorder import Recorder
@@ -69,7 +71,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
         stage = Stage(job.workload, scratch, setting)
-        with contextlib.closing(stage), watchdog.held(scratch):
+        with contextlib.closing(stage), held(scratch):
             stage.check()
             senses = Senses() if job.is_watched else None
             system = System(color=use_color(settings), listener=senses.hear if senses else None)
@@ -98,7 +100,7 @@ class Rehearsal:
         job.audience.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
         self._began_s = system.now()
         self.state, actions, said = job_lifecycle.begin(job.workload, stage.pods, self._began_s)
-        self._tell_all(history_entries.happened(None, self.state, None, actions))
+        self._tell_all(happened(None, self.state, None, actions))
         self._faults = Faults(job.asked, self)
         if senses is not None:  # a pod's first line may be the one
             senses.wake, senses.patterns = system.poke, self._faults.patterns
@@ -247,10 +249,10 @@ class Rehearsal:
         if isinstance(event, job_lifecycle.Exited):
             path = self.stage.last_words(self.state.pods[event.pod], event.container)
             said = [
-                *filter(None, [restarts.told(before, self.state, event, _text_of(path).partition("\n")[0])]),
+                *filter(None, [told(before, self.state, event, _text_of(path).partition("\n")[0])]),
                 *said,
             ]
-        self._tell_all(history_entries.happened(before, self.state, event, actions))
+        self._tell_all(happened(before, self.state, event, actions))
         self._do(actions, said)
 
     def _tell_all(self, happenings: Iterable[Happening]) -> None:
@@ -297,3 +299,123 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+# -- watchdog ----------------------------------------------------------------------------------
+
+
+_WAITS = Path(__file__).with_name("watchdog_process.py")
+_START_S = 20.0
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """While it is held, a process watches this one; `folder` stands in the environment of each pod's processes."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        argv = (sys.executable, "-I", "-S", str(_WAITS), str(folder))
+        null = subprocess.DEVNULL
+        try:
+            subprocess.run(
+                argv, stdin=read, stdout=null, stderr=null, start_new_session=True, timeout=_START_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as problem:
+            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", problem)
+        finally:
+            os.close(read)
+        yield
+        with contextlib.suppress(OSError):
+            os.write(write, b".")
+    finally:
+        os.close(write)
+
+
+# -- history -----------------------------------------------------------------------------------
+
+
+INIT = "init"  # the text of the start of a container that ends before the others begin
+_ASKERS: tuple[tuple[type, str], ...] = ((PodDeleted, "fault"), (StopAsked, "user"))
+
+
+def happened(before: State | None, after: State, event: Event | None, actions: Iterable[Action]) -> list[Happening]:
+    """All that came of one event, in its order; without an event, of the beginning."""
+    at_s = (after.began_s if event is None else event.at_s) - after.began_s
+    asker = next((word for kind, word in _ASKERS if isinstance(event, kind)), "controller")
+    return [
+        *_ends(before, after, event, at_s),
+        *_begins(before, after, at_s),
+        *_done(after, actions, at_s, asker),
+        *_condition(before, after, at_s),
+    ]
+
+
+def _ends(before: State | None, after: State, event: Event | None, at_s: float) -> Iterator[Happening]:
+    if isinstance(event, Exited):
+        yield Happening(
+            at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code
+        )
+    for name, old in ({} if before is None else before.states).items():
+        new = after.states[name]
+        if _lives(old) and (new.starts > old.starts or not _lives(new)):
+            phase = Phase.FAILED if new.starts > old.starts else new.phase  # made anew at once, for it has failed
+            yield Happening(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
+
+
+def _begins(before: State | None, after: State, at_s: float) -> Iterator[Happening]:
+    for name, new in after.states.items():
+        old = PodState() if before is None else before.states.get(name, PodState())
+        if new.starts > old.starts:
+            yield Happening(at_s=at_s, what=What.POD_STARTED, pod=name, attempt=new.starts)
+
+
+def _done(after: State, actions: Iterable[Action], at_s: float, asker: str) -> Iterator[Happening]:
+    for action in actions:
+        pod, container = action.pod, action.container
+        if isinstance(action, Start):
+            first = any(one.name == container and not one.sidecar for one in own_init(after.pods[pod]))
+            attempt = after.states[pod].restarts.get(container, 0) + 1
+            what, text = What.CONTAINER_STARTED, INIT if first else ""
+            yield Happening(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt, text=text)
+        elif isinstance(action, Stop) and not action.kill:
+            yield Happening(at_s=at_s, what=What.STOP_ASKED, pod=pod, container=container, text=asker)
+
+
+def _condition(before: State | None, after: State, at_s: float) -> Iterator[Happening]:
+    end = after.condition
+    if end is not None and (before is None or before.condition is None):
+        verdict = "Succeeded" if end.succeeded else "Failed"
+        text = f"{verdict} ({end.reason}): {end.message}"
+        yield Happening(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=text)
+
+
+def _lives(state: PodState) -> bool:
+    return state.phase in (Phase.INIT, Phase.RUNNING)
+
+
+# -- restarts ----------------------------------------------------------------------------------
+
+
+def told(before: State, after: State, event: Exited, message: str) -> str:
+    """One sentence, empty where there is nothing to explain; `message` is the first line it left at its end."""
+    old, new = before.states[event.pod], after.states[event.pod]
+    if before.condition is not None or before.asked:
+        return ""  # everything ends
+    followed = _followed(old, new, event) if after.condition is None else ""
+    if event.code == exit_codes.SUCCEEDED and not followed:
+        return ""
+    is_main = event.container == after.pods[event.pod].draft.main
+    who = event.pod if is_main else f"{event.pod}/{event.container}"
+    why = message.partition(" | ")[2] or exit_codes.describe(event.code)
+    return f"{who} ended with exit code {event.code} ({why})" + (f"; {followed}" if followed else "")
+
+
+def _followed(old: PodState, new: PodState, event: Exited) -> str:
+    if old.stopping:
+        if new.running or not old.disrupted:
+            return ""
+        return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
+    count = new.restarts.get(event.container, 0)
+    if new.starts == old.starts and count > old.restarts.get(event.container, 0):
+        wait_s = new.due_s.get(event.container, event.at_s) - event.at_s
+        return f"restart {count} " + (f"in {wait_s:g} s" if wait_s else "now")
+    return ""

@@ -5,12 +5,15 @@ Only what the chronicle proves is held against a program; what cannot be judged 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
+from trainer_launch.rehearsal.report.lanes import INIT
 from trainer_launch.rehearsal.report.overview import Story
 from trainer_launch.rehearsal.resume_check import Resume
-from trainer_launch.rehearsal.sigterm_check import of_stops
 from trainer_launch.rehearsal.verdict import Broken, Promise, Verdict
 
 MAX_LOST_STEPS = 100  # the default of --max-lost-steps
@@ -71,3 +74,82 @@ def _remarks(story: Story) -> Iterator[str]:
     job = [one for one in story.resumes if one.is_counted and not one.is_apart]
     if job and all(one.begins_anew and one.sure <= one.first for one in job):
         yield "whether the script resumes, because hardly a step was done. Inject the fault later (at=step:20)"
+
+
+# -- SIGTERM check -----------------------------------------------------------------------------
+
+
+KILLED = 137  # 128 + SIGKILL
+BY_FAULT = "fault"  # who asked to stop
+_LAST_STEP = re.compile(r"\bstep[ =:]+(\d+)\s*(?:/|of)\s*(\d+)", re.IGNORECASE)
+
+
+def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
+    """The checks that they failed; none by a job that had succeeded before, or by work that was just done."""
+    said_by = {one.container for one in chronicle.happenings if one.what is What.STEP}
+    asked: dict[tuple[str, str | None], Happening] = {}
+    steps: dict[str, Happening] = {}  # the newest of each pod
+    has_succeeded = False
+    for one in chronicle.happenings:
+        key = (one.pod or "", one.container)
+        if one.what is What.STEP:
+            steps[key[0]] = one
+        elif one.what is What.CONDITION:
+            has_succeeded = one.code == exit_codes.SUCCEEDED or one.text.startswith("Succeeded")
+        elif one.what is What.STOP_ASKED:
+            if one.text == BY_FAULT:
+                asked.setdefault(key, one)
+            else:
+                asked.pop(key, None)
+        elif one.what is What.CONTAINER_STARTED:
+            asked.pop(key, None)
+        elif one.what is What.FAULT and one.text.strip().startswith("kill"):
+            asked = {key: stop for key, stop in asked.items() if one.pod not in (None, key[0])}
+        elif one.what is What.CONTAINER_ENDED:
+            stop = asked.pop(key, None)
+            is_suspect = stop and one.code in (exit_codes.SUCCEEDED, KILLED) and not has_succeeded
+            if stop and is_suspect and _is_judged(chronicle, key, said_by):
+                yield from _of_stop(chronicle, stop, one, steps.get(key[0]))
+
+
+def _of_stop(chronicle: Chronicle, stop: Happening, end: Happening, last: Happening | None) -> Iterator[Broken]:
+    pod, seconds = end.pod or "", end.at_s - stop.at_s
+    faults = [one for one in chronicle.happenings if one.what is What.FAULT and one.pod in (None, pod)]
+    fault = next((one for one in reversed(faults) if one.at_s <= stop.at_s), None)
+    asked = f"container {end.container} was asked to stop"
+    reached = "" if last is None else f" at step {last.step}"
+    if end.code == exit_codes.SUCCEEDED and not _has_finished(chronicle, pod, last, end):
+        text = f"{asked} and exited with 0{reached} after {seconds:.1f} s, before its work was done"
+        yield Broken(promise=Promise.EXIT_CODE, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
+    elif end.code == KILLED:
+        text = f"{asked}{reached}, and was killed {seconds:.1f} s later, at the end of its grace period"
+        yield Broken(promise=Promise.SIGTERM, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
+
+
+def _is_judged(chronicle: Chronicle, key: tuple[str, str | None], said_by: set[str | None]) -> bool:
+    """Whether a container trains: it says steps, as its like in other pods, or is its pod's only one."""
+    started = [one for one in chronicle.happenings if one.what is What.CONTAINER_STARTED and one.pod == key[0]]
+    if any(one.container == key[1] and one.text == INIT for one in started):
+        return False
+    mine = {one.container for one in started if one.text != INIT}
+    return key[1] in said_by if mine & said_by else mine == {key[1]}
+
+
+def _has_finished(chronicle: Chronicle, pod: str, last: Happening | None, end: Happening) -> bool:
+    """Whether it had just done its last step: as its line says, or as another pod's end with 0 shows."""
+    if last is None:
+        return False
+    said = _LAST_STEP.search(last.text)
+    if said and said[1] == said[2]:
+        return True
+    asked = {one.pod for one in chronicle.happenings if one.what is What.STOP_ASKED and one.at_s <= end.at_s}
+    ended = {one.pod for one in chronicle.happenings if one.what is What.CONTAINER_ENDED and one.code == 0}
+    again = any(
+        one.pod == pod and one.at_s > end.at_s and one.what is What.CONTAINER_STARTED
+        for one in chronicle.happenings
+    )
+    tops: dict[str, int] = {}
+    for one in chronicle.happenings:
+        if one.what is What.STEP and one.pod in ended - asked and one.step is not None:
+            tops[one.pod or ""] = max(tops.get(one.pod or "", 0), one.step)
+    return not again and bool(tops) and max(tops.values()) <= (last.step or 0)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from trainer_launch.host import stacks
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import hang_detection, stack_summary
-from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
+from trainer_launch.supervisor import hang_detection
+from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker, ranges
 from trainer_launch.supervisor.worker_samples import Workers
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,7 @@ class Watch:
             return found
         since_s = now_s - found.for_s
         if self._asked_at_s is None or since_s > self._asked_at_s + self._watched.rules.pace_s:
-            waits = {
-                worker: stack_summary.waits_for_others(frame) for worker, frame in self._main_threads().items()
-            }
+            waits = {worker: waits_for_others(frame) for worker, frame in self._main_threads().items()}
             self._asked_at_s = since_s
             self._elsewhere = tuple(worker for worker, waiting in waits.items() if waiting is False)
         if self._elsewhere and len(self._elsewhere) < len(self._node.tracks):
@@ -76,16 +75,16 @@ class Watch:
             else None
         )
 
-    def _main_threads(self) -> dict[Worker, tuple[stack_summary.Frame, ...]]:
+    def _main_threads(self) -> dict[Worker, tuple[Frame, ...]]:
         texts = self._workers.ask_all(self._node.tracks)
-        return {worker: stack_summary.main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
+        return {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
 
     # -- acting -------------------------------------------------------------------------------
 
     def _strike(self, found: Hang, now_s: float) -> ev.Hung:
         workers = tuple(self._node.tracks)
         texts = self._workers.ask_all(workers)
-        digest = stack_summary.digest({worker: self._place(worker, texts) for worker in workers})
+        digest = stack_summary_digest({worker: self._place(worker, texts) for worker in workers})
         digest += self._loaders(workers, texts)
         path = _save(self._watched.folder, self._report(found, workers, texts, digest))
         text = f"{found.text}; the stacks of all workers are in {path}" if path else found.text
@@ -98,9 +97,9 @@ class Watch:
         return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank)
 
     def _place(self, worker: Worker, texts: Mapping[int, str]) -> str:
-        known = stack_summary.main_thread(texts.get(worker.pid, ""))
+        known = main_thread(texts.get(worker.pid, ""))
         if known:
-            return stack_summary.where(known)
+            return where(known)
         kernel = stacks.sleeps_in(worker.pid)
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
@@ -108,10 +107,10 @@ class Watch:
     def _loaders(self, workers: tuple[Worker, ...], texts: Mapping[int, str]) -> tuple[str, ...]:
         """What the processes below the workers are doing, where they tell."""
         return tuple(
-            f"{worker.name}'s {entry.name} (pid {entry.pid}): {stack_summary.where(known)}"
+            f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"
             for worker in workers
             for entry in self._workers.children(worker)
-            if (known := stack_summary.main_thread(texts.get(entry.pid, "")))
+            if (known := main_thread(texts.get(entry.pid, "")))
         )
 
     def _report(
@@ -141,3 +140,91 @@ def _save(folder: str, text: str) -> str | None:
         log.warning("cannot save the stacks in %s (%s); set --hang-dir", folder, problem.strerror)
         return None
     return path
+
+
+# -- stacks ------------------------------------------------------------------------------------
+
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
+# Where a rank waits for the others: in a collective, or in what torch runs one from.
+_COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher)|autograd/|nn/parallel/)")
+_DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether this is not the user's own code."""
+        return _LIBRARY.search(self.file) is not None
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        start, frame = _THREAD.match(line), _FRAME.match(line)
+        if start:
+            threads.append((start[1] == "Current thread", []))
+        elif frame and threads:
+            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    # The kernel gives a process's signal to its main thread; that is also the oldest, which comes last.
+    current = [frames for is_current, frames in threads if is_current]
+    chosen = current or [frames for _, frames in threads]
+    return tuple(chosen[-1]) if chosen else ()
+
+
+def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
+    """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
+    inner = [frame for frame in _down_to_user(frames) if frame.is_library]
+    return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
+
+
+def where(frames: tuple[Frame, ...]) -> str:
+    """One phrase: the user's own innermost line, and the library call that it is in."""
+    down = _down_to_user(frames)
+    user = down[-1] if down and not down[-1].is_library else None
+    inner = [frame for frame in down if frame.is_library]
+    calls = [frame for frame in reversed(inner) if frame.function not in _DECORATORS]
+    if user is None:
+        return str(frames[0]) if frames else "unknown"
+    if not calls:
+        return f"in {user}"
+    waits = "waits in" if waits_for_others(frames) else "in"
+    return f"{waits} {calls[0].function}, called from {user}"
+
+
+def stack_summary_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
+    """Alike ranks together: `ranks 0-2,4-7: waits in all_reduce, called from train.py:31 (main)`."""
+    groups: dict[str, list[Worker]] = {}
+    for worker, place in places.items():
+        groups.setdefault(place, []).append(worker)
+    few_first = sorted(groups.items(), key=lambda group: len(group[1]))
+    return tuple(f"{_label(workers)}: {place}" for place, workers in few_first)
+
+
+def _label(workers: Iterable[Worker]) -> str:
+    workers = list(workers)
+    ranks = [worker.rank for worker in workers if worker.rank is not None]
+    if len(ranks) < len(workers):
+        return ", ".join(worker.name for worker in workers)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+
+
+def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """From the innermost call down to the first of the user's own."""
+    for depth, frame in enumerate(frames):
+        if not frame.is_library:
+            return frames[: depth + 1]
+    return frames

@@ -30,7 +30,6 @@ from typing import Any
 from trainer_launch.model import Exit, Plan, exit_codes
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
-from trainer_launch.supervisor import daemons
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
 
@@ -126,7 +125,7 @@ def _note(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
 
 def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     """One has ended: what it left behind is told to go, and perhaps the others too."""
-    if (again := daemons.respawned(state, event)) is not None:
+    if (again := respawned(state, event)) is not None:
         return again
     state, looks = _note(state, event)
     end = state.exits[-1]
@@ -146,9 +145,9 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
 
 def _clear(state: State, at_s: float) -> Step:
     kill_at_s = max([at_s + state.clear_s(at_s), *[bound for _, bound in state.leftovers]])
-    state = replace(state, tell_all_at_s=daemons.next_look_s(state, at_s), stop_at_s=None, leftovers=())
+    state = replace(state, tell_all_at_s=next_look_s(state, at_s), stop_at_s=None, leftovers=())
     cleared = replace(state, phase=Phase.CLEARING, kill_at_s=kill_at_s)
-    return cleared, (daemons.ask(cleared, at_s),)
+    return cleared, (ask(cleared, at_s),)
 
 
 def _kill_leftovers(state: State, at_s: float) -> Step:
@@ -233,7 +232,7 @@ def _ask_clearing(state: State, event: ev.Signalled) -> Step:
 
 
 def _tick_clearing(state: State, event: ev.Deadline) -> Step:
-    return daemons.tick(state, event.at_s) if _early(state.kill_at_s, event) else _kill(state, event.at_s)
+    return tick(state, event.at_s) if _early(state.kill_at_s, event) else _kill(state, event.at_s)
 
 
 # -- killing ----------------------------------------------------------------------------------
@@ -343,3 +342,45 @@ def _is_guiltier(state: State, end: Exit) -> bool:
         and is_innocent(state.cause)
         and not is_innocent(end)
     )
+
+
+# -- daemons -----------------------------------------------------------------------------------
+
+
+TOO_SOON_S = 1.0  # who ends by itself within it cannot run at all
+ASK_EVERY_S = 0.25  # whether daemons are alone by now
+SPARED = 0.8  # of the grace; then daemons are asked whatever runs below them
+
+
+def respawned(state: State, event: ev.Exited | ev.SpawnFailed) -> Step | None:
+    """Start again what has ended by itself, alone; None where that is not wanted or would be in vain."""
+    wanted = state.phase is Phase.RUNNING and not state.asked and not state.draining
+    recent = state.restarts_before(event.at_s)
+    if not wanted or isinstance(event, ev.SpawnFailed) or len(recent) >= state.plan.respawns:
+        return None
+    end = event.exit
+    began_s = max((state.started_at_s, *recent))
+    if end.signal is None and event.at_s - began_s < TOO_SOON_S:
+        return None
+    process = next(process for process in state.plan.processes if process.name == end.process)
+    count = f"restart {len(recent) + 1} of at most {state.plan.respawns} per hour"
+    text = f"restarting {end.process} ({count}); its child processes keep running"
+    return state.started_again(event.at_s), (ev.Say(text), ev.Spawn(process))
+
+
+def next_look_s(state: State, at_s: float) -> float | None:
+    """When to look again whether daemons are alone."""
+    return at_s + ASK_EVERY_S if state.plan.daemons else None
+
+
+def ask(state: State, at_s: float) -> ev.SignalAll:
+    """SIGTERM to all who have not had it; to daemons only once they are alone, or most of the grace is over."""
+    patient = state.kill_at_s is not None and at_s < state.kill_at_s - (1 - SPARED) * state.plan.grace_s
+    return ev.SignalAll(signal.SIGTERM, sparing=state.plan.daemons if patient else frozenset())
+
+
+def tick(state: State, at_s: float) -> Step:
+    """Ask again, when it is time."""
+    if state.tell_all_at_s is None or at_s < state.tell_all_at_s:
+        return state, ()
+    return replace(state, tell_all_at_s=next_look_s(state, at_s)), (ask(state, at_s),)

@@ -7,6 +7,7 @@ a descriptor that wakes the loop; no code of ours runs in a handler. One at a ti
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -14,15 +15,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from trainer_launch.host import process_tree
+from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.model import Exit, Process, exit_codes
+from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
+from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import inherited, spawn_errors
+from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.dns_wait import Gate, Resolve, resolve
-from trainer_launch.supervisor.evidence import Witness
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 from trainer_launch.supervisor.rate_limit import Flood
 
@@ -81,7 +84,7 @@ class System:
         try:
             ours = self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
-            raise spawn_errors.exhausted(process, error) from error
+            raise exhausted(process, error) from error
         self._witness.begin()
         try:
             out, err = ours.get(1), ours.get(2)
@@ -95,7 +98,7 @@ class System:
                 preexec_fn=prepare,  # noqa: PLW1509  it calls the kernel only
             )
         except (OSError, ValueError) as error:
-            raise spawn_errors.why(process, error) from error
+            raise why(process, error) from error
         finally:
             for fd in {*ours.values()}:
                 os.close(fd)
@@ -108,7 +111,7 @@ class System:
         try:
             return self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
-            raise spawn_errors.exhausted(process, error) from error
+            raise exhausted(process, error) from error
 
     def need_descriptors(self, count: int) -> None:
         """See that so many can be opened: without them nobody could even say what is wrong.
@@ -121,7 +124,7 @@ class System:
             while len(opened) < count:
                 opened.append(os.dup(self._wake_read))
         except OSError as error:
-            raise spawn_errors.exhausted(Process(name="the workers", argv=(), env={}), error) from error
+            raise exhausted(Process(name="the workers", argv=(), env={}), error) from error
         finally:
             for fd in opened:
                 os.close(fd)
@@ -372,3 +375,92 @@ class System:
 def _collect(pid: int) -> int:
     """The status of a child that has ended, as Popen has it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- evidence ----------------------------------------------------------------------------------
+
+
+_LARGEST = 3
+
+
+class Witness:
+    """Knows the count of OOM kills from before the last start."""
+
+    def __init__(self, shm: str = "/dev/shm") -> None:
+        self._groups = cgroup.own_groups()
+        self._before: int | None = None
+        self._shm = shm
+
+    def begin(self) -> None:
+        """Something is about to start: who was killed before is not what it dies of."""
+        self._before = cgroup.oom_kills(self._groups)
+
+    def look(self) -> Evidence:
+        """Return what can be seen now."""
+        room = shm.room(self._shm)
+        seen = Evidence(
+            oom_kills_before=self._before,
+            oom_kills_after=cgroup.oom_kills(self._groups),
+            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
+            memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
+            shm_free_bytes=None if room is None else room.free_bytes,
+            shm_size_bytes=None if room is None else room.size_bytes,
+        )
+        return replace(seen, shm_largest=_largest(self._shm)) if seen.shm_full else seen
+
+
+def _largest(folder: str) -> tuple[str, ...]:
+    """The three largest segments, and who has them."""
+    found = shm.segments(folder)[:_LARGEST]
+    users = shm.holders(found)
+    return tuple(
+        f"{segment.name} ({in_units(segment.size_bytes)}, of {_named(users.get(segment.key, ()))})"
+        for segment in found
+    )
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    if not pids:
+        return "nobody that we can see"
+    return ("pid " if len(pids) == 1 else "pids ") + " ".join(map(str, pids[:_LARGEST]))
+
+
+# -- spawn errors ------------------------------------------------------------------------------
+
+
+_SHOWN_BYTES = 120
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
+
+
+def exhausted(process: Process, error: OSError) -> NodeError:
+    """This machine has run out of something."""
+    return NodeError(
+        f"cannot start {process.name}: {error.strerror}; raise the container's limit (ulimit -n, pids, memory) "
+        f"or start fewer processes"
+    )
+
+
+def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnableError:
+    """What the error of a start means."""
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return exhausted(process, error)
+    number = error.errno if isinstance(error, OSError) else None
+    place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
+    found = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
+    text = os.strerror(number) if number else str(error)
+    if number == errno.ENOENT and found:
+        text = f"its interpreter does not exist: {_first_line(place)}"
+    elif number == errno.ENOENT and "/" not in place:
+        text = f"not found in PATH ({process.env.get('PATH', 'not set')})"
+    return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", found=found)
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_SHOWN_BYTES)
+    except OSError as problem:
+        return str(problem.strerror)
+    return (
+        repr(line.decode(errors="replace").strip()) if line.startswith(b"#!") else "the dynamic loader of a binary"
+    )

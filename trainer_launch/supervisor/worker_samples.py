@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from trainer_launch.host import process_activity, process_tree, runtime_directory, stacks
+from trainer_launch.host import process_tree, runtime_directory, stacks
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.supervisor.hang_detection import Sample, Worker
@@ -105,10 +107,10 @@ class Workers:
     # -- sampling -----------------------------------------------------------------------------
 
     def _sample(self, name: str, worker: Worker, below: Below) -> Sample | None:
-        own = process_activity.read(worker.pid)
+        own = read(worker.pid)
         if own is None:
             return None
-        others = [process_activity.read(entry.pid) for entry in _subtree(worker.pid, below)]
+        others = [read(entry.pid) for entry in _subtree(worker.pid, below)]
         seen = [own, *[one for one in others if one is not None]]
         pids = (worker.pid, *[entry.pid for entry in _subtree(worker.pid, below)])
         return Sample(
@@ -129,7 +131,7 @@ class Workers:
 
     def _ask(self, worker: Worker, pid: int, until_s: float) -> str:
         """Let one process write its stacks; "" when it has no handler, or does not come to it."""
-        seen = process_activity.read(pid)
+        seen = read(pid)
         if worker.stacks is None or seen is None or seen.state in "TtDZX":
             return ""
         if not stacks.catches(pid, STACKS_SIGNAL):
@@ -198,3 +200,32 @@ def _tail(path: str, start: int) -> str:
             return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+# -- what a process has done -------------------------------------------------------------------
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One process, with all its threads."""
+
+    state: str  # of the main thread; T: suspended, t: held by a debugger, D: in the kernel
+    cpu_s: float
+    switches: int  # how often its main thread went to sleep by itself
+
+
+def read(pid: int, proc: str = "/proc") -> Activity | None:
+    """Look at one process, None when it is gone."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"{proc}/{pid}/status", "rb") as file:
+            switches = _SWITCHES.search(file.read())
+        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        return Activity(fields[0].decode(), cpu_s, int(switches[1]) if switches else 0)
+    except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
+        return None

@@ -24,7 +24,7 @@ from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_min
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import reference_values, thresholds
 from trainer_launch.pytorch import torchrun_rendezvous_options
-from trainer_launch.rehearsal.faults import requests, yaml_files
+from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.kubelet import containers, kubectl
 from trainer_launch.rehearsal.report import audience
 
@@ -139,7 +139,7 @@ def argv(data: bytes) -> None:
     if name == "local":
         attempt(local._nodes, found.settings, names="--nodes")
         attempt(local._nproc, found.settings, names="--nproc-per-node")
-        if not any(map(yaml_files.names_file, found.flags["fault"] or ())):
+        if not any(map(requests.names_file, found.flags["fault"] or ())):
             attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
 
 

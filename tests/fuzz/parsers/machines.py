@@ -8,24 +8,14 @@ from pathlib import Path
 
 from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
-from trainer_launch.host import (
-    cgroup,
-    dns,
-    gpu,
-    interfaces,
-    limits,
-    process_activity,
-    process_tree,
-    shm,
-    sockets,
-    stacks,
-)
+from trainer_launch.host import cgroup, dns, gpu, interfaces, limits, process_tree, shm, sockets, stacks
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import ssh_config
 from trainer_launch.planning import ssh_environment
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
-from trainer_launch.rehearsal import worker_ranks
+from trainer_launch.rehearsal.kubelet import pod_processes
+from trainer_launch.supervisor import worker_samples
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
@@ -74,7 +64,7 @@ def _processes(proc: str) -> None:
     if os.path.exists(f"{proc}/7/stat"):
         process_tree.read(7, proc)
     if os.path.exists(f"{proc}/7/status"):
-        process_activity.read(7, proc)
+        worker_samples.read(7, proc)
 
 
 @target("bytes", 600)
@@ -142,5 +132,5 @@ def proc_file(data: bytes) -> None:
     assert found is None or all("\0" not in name for name in found)
     assert all(pid > 0 for pid in process_tree.children(9, proc) or ())
     for name in ("RANK", "LOCAL_RANK"):
-        rank = worker_ranks.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
+        rank = pod_processes.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
         assert rank in (None, 9, 10)

@@ -11,16 +11,9 @@ from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model import user_patterns
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_host
-from trainer_launch.rehearsal.controllers import (
-    documents,
-    job_lifecycle,
-    local_network,
-    pods,
-    snapshots,
-    workload_of,
-)
+from trainer_launch.rehearsal.controllers import documents, job_lifecycle, loading, local_network, pods, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.faults import chaos, grammar, yaml_files
+from trainer_launch.rehearsal.faults import chaos, grammar, requests
 
 
 @target("yaml", 8000)
@@ -41,7 +34,7 @@ def _check(job: Workload) -> None:
         return
     for pod in made:
         assert parse_host(pod.name) == pod.name, f"a pod is called {pod.name!r}"
-    for name, told in snapshots.rendered(made).items():
+    for name, told in loading.rendered(made).items():
         assert "/" not in name
         assert name not in (".", "..")
         attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
@@ -79,7 +72,7 @@ def fault(data: bytes) -> None:
 def fault_file(data: bytes) -> None:
     """Faults as a list in a file."""
     found = attempt(
-        yaml_files.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
+        requests.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
     )
     if not isinstance(found, Refused):
         assert all(grammar.parse(one.text) == one for one in found)

@@ -13,12 +13,12 @@ from tests.fuzz.registry import target
 from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import (
+    agent_hosts,
     failure_causes,
     horovod,
     host_readiness,
     mpi_version,
     mpirun_messages,
-    remote_scripts,
     ssh_client,
     ssh_keys,
     sshd,
@@ -27,8 +27,8 @@ from trainer_launch.mpi.state import Exited
 from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_script, ssh_refusals
-from trainer_launch.rehearsal import output_watch, sigterm_check
-from trainer_launch.supervisor import death_clues, error_lines, failure, outcome, stack_summary
+from trainer_launch.rehearsal import output_watch, script_checks
+from trainer_launch.supervisor import death_clues, error_lines, failure, hang_watch, outcome
 from trainer_launch.supervisor.line_buffer import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
@@ -55,10 +55,10 @@ def symptom(data: bytes) -> None:
 def stacks(data: bytes) -> None:
     """What faulthandler has written, cut anywhere."""
     text = data.decode("utf-8", "replace")
-    found = stack_summary.main_thread(text)
-    stack_summary.waits_for_others(found)
-    assert isinstance(stack_summary.where(found), str)
-    stack_summary.main_thread((text * 20)[:60_000])
+    found = hang_watch.main_thread(text)
+    hang_watch.waits_for_others(found)
+    assert isinstance(hang_watch.where(found), str)
+    hang_watch.main_thread((text * 20)[:60_000])
 
 
 @target("text")
@@ -96,7 +96,7 @@ def heard(data: bytes) -> None:
     kept = written.replace(b"[x] ", b"")
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
     source.last_lines(60)
-    sigterm_check._LAST_STEP.search(data.decode("utf-8", "replace"))
+    script_checks._LAST_STEP.search(data.decode("utf-8", "replace"))
 
 
 @target("bytes")
@@ -136,7 +136,7 @@ def ssh_said(data: bytes) -> None:
     for pattern in (sshd._MISSING, sshd._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
-    why = remote_scripts.words_of(text)
+    why = agent_hosts.words_of(text)
     seen = {
         f"host-{number}": host_readiness.Sight(host_readiness.Stage(number % 5), why)
         for number in range(len(data) % 30)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.mpi.ssh.secrets import client_of, secret, ssh, worker
 from tests.waiting import eventually
-from trainer_launch.mpi.sshd_log import Unheard
+from trainer_launch.commands.sshd import Unheard
 
 PROBE = (
     b"kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 4242\n"

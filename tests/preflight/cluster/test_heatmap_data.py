@@ -13,7 +13,8 @@ import pytest
 
 from tests.conftest import require
 from tests.preflight.cluster.job import Simulation
-from trainer_launch.preflight.cluster import pair_results, plot
+from trainer_launch.commands import preflight
+from trainer_launch.preflight.cluster import pair_results
 from trainer_launch.preflight.cluster.heatmap_data import Seen, drawing
 from trainer_launch.preflight.fault_isolation import Guilty, Link
 
@@ -75,9 +76,9 @@ def matplotlib() -> None:
 @pytest.mark.parametrize("nodes", [4, 64, 600])
 def test_the_guilty_row_is_in_the_picture_by_name(tmp_path: Path, nodes: int) -> None:
     told = seen(nodes, bad=nodes // 2, link=(0, 1))
-    plot.plot(str(tmp_path / "pairs.png"), told)
+    preflight.plot(str(tmp_path / "pairs.png"), told)
     assert (tmp_path / "pairs.png").read_bytes().startswith(PNG)
-    plot.plot(str(tmp_path / "pairs.svg"), told)
+    preflight.plot(str(tmp_path / "pairs.svg"), told)
     text = (tmp_path / "pairs.svg").read_text()
     assert f"<!-- node {nodes // 2} (job-node-0-{nodes // 2}) -->" in text
     assert "#d62728" in text
@@ -90,16 +91,16 @@ def test_why_it_was_not_drawn_is_said_plainly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    plot.plot("pairs.png", None)
-    plot.plot("pairs.png", Seen())
+    preflight.plot("pairs.png", None)
+    preflight.plot("pairs.png", Seen())
     assert caplog.text.count("--plot: pairs.png was not written: no pairs of nodes were tested") == 2
     told = seen(4, bad=1)
-    plot.plot(str(tmp_path / "no" / "pairs.png"), told)
+    preflight.plot(str(tmp_path / "no" / "pairs.png"), told)
     assert "pairs.png was not written: No such file or directory" in caplog.text
-    plot.plot(str(tmp_path / "pairs.docx"), told)
+    preflight.plot(str(tmp_path / "pairs.docx"), told)
     assert "pairs.docx was not written: Format 'docx' is not supported" in caplog.text
     (tmp_path / "matplotlib.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    plot.plot(str(tmp_path / "pairs.png"), told)
+    preflight.plot(str(tmp_path / "pairs.png"), told)
     assert "it needs matplotlib: pip install 'trainer-launch[report]'" in caplog.text
     assert not (tmp_path / "pairs.png").exists()

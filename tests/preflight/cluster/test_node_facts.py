@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer_launch.commands.preflight import explained, merged
 from trainer_launch.host import source_fingerprint
 from trainer_launch.host.source_fingerprint import code_hash
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
@@ -22,7 +23,6 @@ from trainer_launch.preflight.cluster.comparison import clocks, differences
 from trainer_launch.preflight.cluster.node_names import names_of
 from trainer_launch.preflight.cluster.participation import CHECKS, failing_nodes
 from trainer_launch.preflight.cluster.protocol import MAX_FACTS, Record, parse, render
-from trainer_launch.preflight.merged_findings import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
 

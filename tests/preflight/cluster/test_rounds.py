@@ -8,8 +8,8 @@ from tests.preflight.cluster.job import Simulation
 from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.fault_isolation import double_tree
 from trainer_launch.preflight.measurements import Measure
-from trainer_launch.preflight.nccl_trees import double_tree
 from trainer_launch.preflight.reference_values import load
 
 NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"

@@ -21,12 +21,12 @@ from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
+from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster import running_job
 from trainer_launch.preflight.cluster import verdict as ending
 from trainer_launch.preflight.cluster.client import Caller, Verdict
 from trainer_launch.preflight.cluster.node_names import Names
-from trainer_launch.preflight.cluster.running_job import Lookout
+from trainer_launch.preflight.cluster.participation import Lookout
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -35,7 +35,7 @@ CLAIM = Claim(3, 1, "0-2", sure=True)
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_job, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(participation, "_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def standby() -> Iterator[Endpoint]:
 
 
 def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
-    told = [place.host for place in running_job.seats(NAMES, NodeRange(1, 4), own_rank=2)]
+    told = [place.host for place in participation.seats(NAMES, NodeRange(1, 4), own_rank=2)]
     assert told == ["job-node-0-1.job", "job-node-0-3.job"]
-    assert running_job.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
-    assert running_job.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
+    assert participation.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
+    assert participation.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(

@@ -12,7 +12,7 @@ import pytest
 from trainer_launch.host.sockets import free_port
 from trainer_launch.model import Member, PortRange
 from trainer_launch.model.findings import Fault, Status
-from trainer_launch.preflight.mpi import daemon_tree, host_queries, host_script, verdicts
+from trainer_launch.preflight.mpi import host_queries, host_script, launcher_checks, verdicts
 from trainer_launch.preflight.mpi.host_script import Answer, Question
 from trainer_launch.preflight.mpi.ssh_refusals import Refusal, Stage, refusal
 
@@ -252,4 +252,4 @@ def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
     ],
 )
 def test_daemons_are_started_by_a_tree_with_the_launcher_at_its_root(n_hosts, radix, edges) -> None:
-    assert daemon_tree.edges(n_hosts, radix) == edges
+    assert launcher_checks.edges(n_hosts, radix) == edges

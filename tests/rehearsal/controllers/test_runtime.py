@@ -9,7 +9,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pods import expanded, pods
 from trainer_launch.rehearsal.controllers.quantity import whole
-from trainer_launch.rehearsal.controllers.strategic_merge import merged
+from trainer_launch.rehearsal.controllers.runtime import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 

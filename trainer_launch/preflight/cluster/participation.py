@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from trainer_launch.host.deadline_call import Tried
 from trainer_launch.host.secret import read_secret
+from trainer_launch.membership import status_query
 from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.errors import NodeError
@@ -37,13 +42,12 @@ from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.client import Caller, Verdict
 from trainer_launch.preflight.cluster.collective_tests import Collectives
 from trainer_launch.preflight.cluster.heatmap_data import Seen
-from trainer_launch.preflight.cluster.node_names import names_of
+from trainer_launch.preflight.cluster.node_names import Names, names_of
 from trainer_launch.preflight.cluster.pair_test import Bench
-from trainer_launch.preflight.cluster.running_job import Lookout, seats
 from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.shared_storage import SEEK_S
 from trainer_launch.preflight.cluster.state import Settings as Calling
 from trainer_launch.preflight.cluster.state import label
-from trainer_launch.preflight.cluster.storage_tokens import Tokens
 from trainer_launch.preflight.container import dns
 from trainer_launch.preflight.gpu import checksums
 from trainer_launch.preflight.measurements import Measure
@@ -303,3 +307,97 @@ def failing_nodes(findings: Sequence[Finding]) -> str:
 def beside(report: str) -> str:
     """Where the list of failing nodes belongs."""
     return os.path.join(os.path.dirname(report), FAILING_NODES)
+
+
+# -- a running job -----------------------------------------------------------------------------
+
+
+_MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
+_PAUSE_S = 1.0  # before each is asked
+_ANSWER_S = 1.0
+
+
+class Lookout:
+    """A daemon thread that asks one seat after the other until `stop`; `found` is called with who is at work."""
+
+    def __init__(
+        self, seats: Sequence[Endpoint], job: str, secret: bytes | None, found: Callable[[str], None]
+    ) -> None:
+        self._seats, self._job, self._secret, self._found = seats, job, secret, found
+        self._over = threading.Event()
+        if seats:
+            threading.Thread(target=self._run, name="lookout", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask nobody any more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while True:
+            for seat in self._seats:
+                if self._over.wait(_PAUSE_S):
+                    return None
+                if self._is_at_work(seat):
+                    return self._found(seat.host)
+
+    def _is_at_work(self, seat: Endpoint) -> bool:
+        """A standby of a job that has not begun answers, too."""
+        try:
+            told = status_query.ask(seat, self._job, self._secret, _ANSWER_S)
+        except NodeError:
+            return False
+        return told.generation > 0 and told.end is None
+
+
+def seats(names: Names, nodes: NodeRange, own_rank: int) -> list[Endpoint]:
+    """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
+    others = [rank for rank in range(1, min(nodes.max, _MAX_SEATS)) if rank != own_rank]
+    places = [names.place(rank) for rank in others] if nodes.min < nodes.max else []
+    return [place for place in places if place is not None]
+
+
+# -- tokens in shared folders ------------------------------------------------------------------
+
+
+_LEAVE_S = 8.0
+_ABREAST = 8
+
+
+class Tokens:
+    """Those of one node."""
+
+    def __init__(self, folders: Sequence[str], rank: int, try_out: Callable[[str, str, float], Tried]) -> None:
+        self._folders, self._rank, self._try_out = folders, rank, try_out
+        self._salt = ""
+
+    def leave(self, salt: str) -> None:
+        """Leave them under a name that only this cluster preflight has; where that fails, others do not find it."""
+        self._salt = salt
+        tried = self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
+        self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough
+
+    def seek(self, others: Sequence[str]) -> dict[str, str]:
+        """By folder, whose tokens are there; a folder that could not be looked into is left out."""
+        tried = self._in_each("seek", [self._name(other) for other in others], SEEK_S)
+        return {
+            folder: ",".join(other for other in others if its.values.get(self._name(other)))
+            for folder, its in tried.items()
+            if its.is_good
+        }
+
+    def remove(self) -> None:
+        """Once is enough."""
+        if self._salt:
+            self._in_each("remove", (self._name(str(self._rank)),), _LEAVE_S)
+        self._salt = ""
+
+    def _name(self, of: str) -> str:
+        return f".trainer-launch-token-{self._salt}-{of}"
+
+    def _in_each(self, what: str, names: Sequence[str], limit_s: float) -> Mapping[str, Tried]:
+        if not self._folders:
+            return {}
+        words = [json.dumps({"folder": folder, "names": list(names)}) for folder in self._folders]
+        with ThreadPoolExecutor(_ABREAST) as pool:
+            tried = pool.map(lambda word: self._try_out(what, word, limit_s), words)
+            return dict(zip(self._folders, tried, strict=True))

@@ -7,15 +7,18 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from trainer_launch.host import deadline_subprocess, sockets
 from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.model import Member, hostfile
-from trainer_launch.model.findings import Finding, Status
+from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import forwarded_variables, hydra, openmpi
 from trainer_launch.mpi.mpi_version import Dialect
+from trainer_launch.mpi.ssh_client import Client
+from trainer_launch.mpi.ssh_config import AGENT
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.gather import ports_of
@@ -24,7 +27,7 @@ from trainer_launch.planning.mpi_launch_spec import KUBEXEC
 from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight.check_context import Subject
 from trainer_launch.preflight.cluster.pair_results import Thresholds
-from trainer_launch.preflight.mpi import daemon_tree, ring, verdicts
+from trainer_launch.preflight.mpi import host_queries, ring, verdicts
 from trainer_launch.preflight.mpi import hosts as looking
 
 CHECKS = verdicts.CHECKS
@@ -83,7 +86,7 @@ def findings(
         seen = looking.look(about)
         found = [*seen.findings]
         if verdicts.TREE in wanted and seen.client is not None:
-            found += daemon_tree.findings(seen.let_in, seen.client, about.env)
+            found += daemon_tree_findings(seen.let_in, seen.client, about.env)
         if settings.level not in _WITHOUT_RING and verdicts.RING in wanted:
             found += _ring(about, seen, taken, thresholds, folder)
     finally:
@@ -169,3 +172,60 @@ def _python(program: Sequence[str]) -> str:
     """The interpreter that the job's own program uses."""
     first = program[0] if program else ""
     return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"
+
+
+# -- tree of daemons ---------------------------------------------------------------------------
+
+
+RADIX = 64  # of PRRTE's tree, and of Open MPI 4's: up to so many hosts the launcher starts all daemons itself
+_TRY_S = 20.0
+
+_MAX_CHARS = 200
+
+
+def edges(n_hosts: int, radix: int = RADIX) -> tuple[tuple[int, int], ...]:
+    """Hosts that start others' daemons, with each of those, by index; the launcher is the root of the tree."""
+    return tuple(((node - 1) // radix - 1, node - 1) for node in range(radix + 1, n_hosts + 1))
+
+
+def daemon_tree_findings(
+    hosts: Sequence[str], client: Client, env: Mapping[str, str], radix: int = RADIX
+) -> tuple[Finding, ...]:
+    """Try every edge of the tree, as many at once as mpirun would."""
+    tried = edges(len(hosts), radix)
+    if not tried:
+        return ()
+
+    def attempt(edge: tuple[int, int]) -> deadline_subprocess.Told:
+        parent, child = (hosts[end] for end in edge)
+        # Sessions of `trainer-launch sshd` find an ssh that has the job's key and configuration.
+        with_port = f"-p {client.port} -o BatchMode=yes -o ConnectTimeout=5 {child} true"
+        command = f"if command -v {AGENT} >/dev/null; then {AGENT} {with_port}; else ssh {with_port}; fi"
+        return deadline_subprocess.run(client.argv(parent, command), env, _TRY_S)
+
+    with ThreadPoolExecutor(max_workers=min(host_queries.AT_ONCE, len(tried))) as pool:
+        told = dict(zip(tried, pool.map(attempt, tried), strict=True))
+    bad = {edge: one for edge, one in told.items() if one.code != 0}
+    if not bad:
+        text = f"all {len(tried)} paths between workers that a tree of daemons uses are open"
+        return (Finding(check=verdicts.TREE, status=Status.PASS, scope=Scope.JOB, text=text),)
+    whys = [f"{hosts[one]} - {hosts[other]}: {_why(bad[one, other])}" for one, other in list(bad)[:_SHOWN]]
+    one, other = next(iter(bad))
+    more = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
+    return (
+        Finding(
+            check=verdicts.TREE,
+            status=Status.WARN,
+            scope=Scope.LINK,
+            subject=f"{hosts[one]} - {hosts[other]}{more}",
+            text=f"{hosts[one]} cannot log in to {hosts[other]}{more}: {_why(bad[one, other])}",
+            evidence=tuple(whys),
+            action=f"let workers reach each other's sshd with the job's key: of over {radix} daemons some start "
+            "the others, unless this launcher runs mpirun, which starts all by itself",
+        ),
+    )
+
+
+def _why(told: deadline_subprocess.Told) -> str:
+    lines = [line.strip() for line in told.err.splitlines() if line.strip()]
+    return lines[-1][:_MAX_CHARS] if lines else "no answer in time" if told.code is None else f"code {told.code}"

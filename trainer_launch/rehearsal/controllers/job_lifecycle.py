@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainer_launch.rehearsal.controllers import decisions, pod_lifecycle, restart_decisions, start_order
+from trainer_launch.model import exit_codes
+from trainer_launch.rehearsal.controllers import decisions, pod_lifecycle, restart_decisions
 from trainer_launch.rehearsal.controllers.decisions import Again, AllAgain, Condition, Decision
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
@@ -166,8 +167,8 @@ def _settle(state: State, now_s: float) -> Step:
     if state.condition is None:
         state, more = _start_ready(state, now_s)
         actions += more
-        if start_order.is_stuck(state.states, now_s):
-            state = replace(state, condition=start_order.without_the_lost(state.states))
+        if is_stuck(state.states, now_s):
+            state = replace(state, condition=without_the_lost(state.states))
     elif state.stop_at_s is not None and now_s >= state.stop_at_s:
         state, more = _stop_all(replace(state, stop_at_s=None), now_s)
         actions += more
@@ -258,7 +259,7 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
             one.phase is Phase.PENDING
             and not one.running
             and now_s >= one.not_before_s
-            and start_order.may_start(pod, state.pods, state.states, state.rules)
+            and may_start(pod, state.pods, state.states, state.rules)
         ):
             born, more = pod_lifecycle.born(pod, one)
             begun = {pod.draft.child: now_s, **state.begun}
@@ -290,3 +291,46 @@ def _stop_all(
 
 def _with(state: State, name: str, pod: PodState) -> State:
     return replace(state, states={**state.states, name: pod})
+
+
+# -- order of start ----------------------------------------------------------------------------
+
+
+States = Mapping[str, PodState]
+
+
+def may_start(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
+    """Whether its Job's predecessors are ready, or complete, and nothing of its Job's last life runs any more."""
+    if _old_ones_run(pod, pods, states, rules):
+        return False
+    for condition in pod.draft.after:
+        child, _, status = condition.partition("=")
+        phases = [states[name].phase for name, other in pods.items() if other.draft.child == child]
+        wanted = (Phase.SUCCEEDED,) if status == "Complete" else (Phase.RUNNING, Phase.SUCCEEDED)
+        if not all(phase in wanted for phase in phases):
+            return False
+    return True
+
+
+def _old_ones_run(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
+    """Pods that have to start again and still run: of the same Job, or any where the JobSet waits for all."""
+    return any(
+        one.stopping and one.running and one.stop_as is Phase.PENDING and not one.disrupted
+        for name, one in states.items()
+        if rules.is_blocking or (pod.draft.child and pods[name].draft.child == pod.draft.child)
+    )
+
+
+def is_stuck(states: States, now_s: float) -> bool:
+    """Whether nothing runs or will by itself, and the job has not ended: a pod that it needs never comes back."""
+    return not any(
+        one.running or one.due_s or (one.phase is Phase.PENDING and one.not_before_s > now_s)
+        for one in states.values()
+    )
+
+
+def without_the_lost(states: States) -> Condition:
+    """How a job ends that is stuck."""
+    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED]
+    text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
+    return Condition(False, "PodLost", text, exit_codes.INFRASTRUCTURE)

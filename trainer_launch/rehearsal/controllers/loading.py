@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, read_documents
 from trainer_launch.rehearsal.controllers.fields import Field
-from trainer_launch.rehearsal.controllers.pod_values import Workload
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Workload
 from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.controllers.snapshots import rendered
 
 MAX_FILES = 16
 _log = logging.getLogger(__name__)
@@ -78,3 +79,47 @@ def text_of(path: str, flag: str) -> str:
         raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None
+
+
+# -- snapshots ---------------------------------------------------------------------------------
+
+
+def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
+    """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
+    made: dict[str, Json] = {}
+    for pod in pods:
+        for container in (*pod.init, *pod.containers):
+            is_main = container is pod.main
+            made[f"{pod.name}.json" if is_main else f"{pod.name}.{container.name}.json"] = snapshots_snapshot(
+                pod, container
+            )
+    return made
+
+
+def snapshots_snapshot(pod: Pod, container: Container) -> dict[str, Json]:
+    """What one container sees; without keys, Secrets, and what the platform writes itself."""
+
+    def shown(text: str) -> str:
+        return REDACTED if text in container.hidden else text
+
+    return {
+        "env": {name: shown(value) for name, value in container.env.items()},
+        "files": {path: REDACTED if file.is_secret else file.text for path, file in container.files.items()},
+        "hostname": pod.name,
+        "namespace": pod.namespace,
+        "command": [shown(word) for word in container.command],
+        "args": [shown(word) for word in container.args],
+        "pod": _about(pod, container),
+    }
+
+
+def _about(pod: Pod, container: Container) -> Mapping[str, Json]:
+    draft = pod.draft
+    return {
+        "role": draft.role,
+        "container": container.name,
+        "init": container in pod.init,
+        "restart_policy": draft.restart,
+        "labels": {**draft.template.labels, **draft.labels},
+        "modes": {path: f"{file.mode:04o}" for path, file in container.files.items()},
+    }

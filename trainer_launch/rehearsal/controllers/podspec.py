@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import config_references
 from trainer_launch.rehearsal.controllers.fields import Field
-from trainer_launch.rehearsal.controllers.pod_values import Container, EnvItem, Mount, Template
+from trainer_launch.rehearsal.controllers.pod_values import Container, EnvItem, Filling, Mount, Ref, Template
 from trainer_launch.rehearsal.controllers.quantity import whole
 
 RESTARTS = ("Always", "OnFailure", "Never")
@@ -78,9 +77,7 @@ def read_template(template: Field) -> Template:
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=MappingProxyType(volumes),
         memory=dict(_in_memory(spec.get("volumes"))),
-        fillings={
-            name.get("name").text(): config_references.of_volume(name) for name in spec.get("volumes").items()
-        },
+        fillings={name.get("name").text(): of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
         ignored=tuple(dict.fromkeys(_ignored(spec))),
@@ -97,7 +94,7 @@ def read_container(found: Field) -> Container:
         command=found.get("command").texts(),
         args=found.get("args").texts(),
         items=read_env(found.get("env")),
-        sources=tuple(config_references.of_env_from(found.get("envFrom"))),
+        sources=tuple(of_env_from(found.get("envFrom"))),
         mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
         workdir=found.get("workingDir").text("") or None,
         ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
@@ -121,7 +118,7 @@ def _env_item(found: Field) -> EnvItem | None:
     if not source.given:
         return EnvItem(name=name, value=found.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
-    ref = config_references.of_env(source)
+    ref = of_env(source)
     if ref is not None:
         return EnvItem(name=name, ref=ref)
     resource = source.get("resourceFieldRef")
@@ -225,7 +222,7 @@ def _ignored(spec: Field) -> Iterator[str]:
             yield key
     for volume in spec.get("volumes").items():
         kind = next((key for key in volume.mapping() if key != "name"), "")
-        left = ", ".join(dict.fromkeys(config_references.left_empty(volume)))
+        left = ", ".join(dict.fromkeys(left_empty(volume)))
         if kind == "projected" and left:
             yield f"volume {volume.get('name').text()} (projected): without {left}"
         elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
@@ -249,3 +246,83 @@ def _ignored_of_container(container: Field) -> Iterator[str]:
         if item.get("valueFrom").given and (_env_item(item) is None or (wanted and wanted not in named)):
             source = next(iter(item.get("valueFrom").mapping()), "nothing")
             yield f"variable {item.get('name').text()} (from {source})"
+
+
+# -- references to ConfigMaps and Secrets ------------------------------------------------------
+
+
+_ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
+_ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+_VOLUMES = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
+_PROJECTED = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "name")}
+_FILE_MODE = 0o644
+_MAX_MODE = 0o777
+
+
+def of_env(source: Field) -> Ref | None:
+    """What the `valueFrom` of a variable refers to, None when that is something else."""
+    for key, kind in _ENV.items():
+        found = source.get(key)
+        if found.given:
+            found.only(("name", "key", "optional"))
+            return _ref(found, kind, "name", found.get("key").text())
+    return None
+
+
+def of_env_from(found: Field) -> Iterator[tuple[str, Ref]]:
+    """Prefix and reference of each member of `envFrom`."""
+    for one in found.items():
+        one.only(("prefix", *_ENV_FROM))
+        given = [(key, kind) for key, kind in _ENV_FROM.items() if one.get(key).given]
+        if len(given) != 1:
+            raise one.bad("a configMapRef or a secretRef")
+        key, kind = given[0]
+        one.get(key).only(("name", "optional"))
+        yield one.get("prefix").text(""), _ref(one.get(key), kind, "name")
+
+
+def of_volume(volume: Field) -> tuple[Filling, ...]:
+    """What fills a volume of the kinds configMap, secret and projected."""
+    made = [
+        _filling(volume.get(key), kind, name) for key, (kind, name) in _VOLUMES.items() if volume.get(key).given
+    ]
+    projected = volume.get("projected")
+    mode = _mode(projected.get("defaultMode"), _FILE_MODE)
+    for source in projected.get("sources").items():
+        for key, (kind, name) in _PROJECTED.items():
+            if source.get(key).given:
+                made.append(_filling(source.get(key), kind, name, mode))
+    return tuple(made)
+
+
+def left_empty(volume: Field) -> list[str]:
+    """Sources of a projected volume that nothing here can give."""
+    sources = volume.get("projected", "sources").items()
+    return [key for source in sources for key in source.mapping() if key not in _PROJECTED]
+
+
+def _filling(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Filling:
+    found.only((name, "items", "optional", "defaultMode"))
+    items = []
+    for item in found.get("items").items():
+        item.only(("key", "path", "mode"))
+        path = item.get("path").text()
+        if not path or path.startswith("/") or ".." in path.split("/"):
+            raise item.get("path").bad("a path inside the volume")
+        given = item.get("mode")
+        items.append((item.get("key").text(), path, _mode(given, 0) if given.given else None))
+    return Filling(ref=_ref(found, kind, name), items=tuple(items), mode=_mode(found.get("defaultMode"), mode))
+
+
+def _ref(found: Field, kind: str, name: str, key: str = "") -> Ref:
+    return Ref(
+        kind=kind,
+        name=found.get(name).text(),
+        key=key,
+        optional=found.get("optional").flag(),
+        where=f"{found.where}: {found.path}",
+    )
+
+
+def _mode(found: Field, default: int) -> int:
+    return found.number(default, most=_MAX_MODE)

@@ -15,7 +15,6 @@ from trainer_launch.rehearsal.controllers.pod_values import Container, EnvItem, 
 from trainer_launch.rehearsal.controllers.pods import env_items, upserted
 from trainer_launch.rehearsal.controllers.podspec import quantities, read_env, read_template
 from trainer_launch.rehearsal.controllers.request import Request
-from trainer_launch.rehearsal.controllers.strategic_merge import merged
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -271,3 +270,50 @@ def resources_of(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
     nodes = (one.template.container(NODE) for one in job.jobs if one.name == NODE or one.is_trainer)
     first = next((container for container in nodes if container is not None), None)
     return (first.limits, first.requests) if first else ({}, {})
+
+
+# -- strategic merge ---------------------------------------------------------------------------
+
+
+# The field by which members of a list of this name are the same thing; every other list is replaced as a whole.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "hostAliases": "ip",
+}
+
+
+def merged(base: Any, patch: Any, name: str = "") -> Any:
+    """`base` with `patch` over it; null removes."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        kept = {key: value for key, value in base.items() if key not in patch or patch[key] is not None}
+        over = {key: merged(base.get(key), value, key) for key, value in patch.items() if value is not None}
+        return {**kept, **over}
+    if isinstance(base, list) and isinstance(patch, list) and name in _KEYS:
+        return _lists(base, patch, _KEYS[name])
+    return patch
+
+
+def _lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
+    made = list(base)
+    fresh = []
+    for item in patch:
+        at = next(
+            (n for n, old in enumerate(made) if _of(old, key) is not None and _of(old, key) == _of(item, key)), None
+        )
+        if at is None:
+            fresh.append(item)
+        else:
+            made[at] = merged(made[at], item)
+    return [*fresh, *made]  # as Kubernetes has it: what is new comes first
+
+
+def _of(item: Any, key: str) -> Any:
+    return item.get(key) if isinstance(item, dict) else None

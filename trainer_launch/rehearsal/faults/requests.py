@@ -10,9 +10,11 @@ from typing import Any
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import shown
+from trainer_launch.rehearsal.controllers.documents import read_values
+from trainer_launch.rehearsal.controllers.fields import Field
 from trainer_launch.rehearsal.controllers.loading import text_of
 from trainer_launch.rehearsal.driver import Job
-from trainer_launch.rehearsal.faults import capabilities, grammar, isolation, yaml_files
+from trainer_launch.rehearsal.faults import capabilities, grammar, isolation
 from trainer_launch.rehearsal.faults import chaos as chances
 from trainer_launch.rehearsal.faults import validation as asking
 from trainer_launch.rehearsal.faults.fault import Fault
@@ -44,13 +46,9 @@ def asked(flags: Mapping[str, Any]) -> Asked:
     """
     faults: list[Fault] = []
     for text in flags["fault"] or ():
-        faults += (
-            yaml_files.read(text_of(text, "--fault"), text)
-            if yaml_files.names_file(text)
-            else [grammar.parse(text)]
-        )
-    if len(faults) > yaml_files.MAX_FAULTS:
-        raise UsageError(f"--fault has {len(faults)} faults; the maximum is {yaml_files.MAX_FAULTS}")
+        faults += read(text_of(text, "--fault"), text) if names_file(text) else [grammar.parse(text)]
+    if len(faults) > MAX_FAULTS:
+        raise UsageError(f"--fault has {len(faults)} faults; the maximum is {MAX_FAULTS}")
     text = flags["chaos"]
     return Asked(faults=tuple(faults), chaos=None if text is None else chances.parse(text))
 
@@ -91,3 +89,53 @@ def fitted(job: Job) -> Job:
     if grown and job.grown is not None:
         job.grown(len(grown))
     return replace(job, asked=wanted)
+
+
+# -- YAML files --------------------------------------------------------------------------------
+
+
+MAX_FAULTS = 1_000
+ENDS = (".yaml", ".yml")
+
+
+def names_file(text: str) -> bool:
+    """Whether `--fault` is given a file rather than a fault."""
+    return text.endswith(ENDS) and "=" not in text
+
+
+def read(text: str, source: str) -> tuple[Fault, ...]:
+    """All faults of a file, in its order; `source` is what messages call it.
+
+    Raises:
+        UsageError: it is no YAML, or a fault in it does not fit; the sentence names file and entry.
+    """
+    values = [value for value in read_values(text, source) if value is not None]
+    if len(values) != 1:
+        raise UsageError(f"{source} holds {len(values)} documents; expected one with faults: and a list")
+    document = Field(values[0], "", source)
+    document.only(("faults",))
+    entries = document.get("faults").items()
+    if not entries:
+        raise document.get("faults").bad("a list of faults")
+    if len(entries) > MAX_FAULTS:
+        raise UsageError(f"{source} holds {len(entries)} faults; the maximum is {MAX_FAULTS}")
+    return tuple(map(_fault, entries))
+
+
+def _fault(entry: Field) -> Fault:
+    where = f"{entry.where}: {entry.path}"
+    if isinstance(entry.value, str):
+        return grammar.parse(entry.value, where)
+    if not isinstance(entry.value, dict):
+        raise entry.bad("a text such as 'kill worker node=1', or an object with fault:")
+    kind = " ".join(entry.get("fault").text().split()[:5])
+    pairs = [(key, _word(field)) for key, field in entry.fields() if key != "fault" and field.given]
+    return grammar.build(kind, pairs, f"{where} ({shown(kind)[1:-1]})")
+
+
+def _word(field: Field) -> str:
+    """YAML makes numbers of some values."""
+    value: Any = field.value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)[:40]
+    return field.text()

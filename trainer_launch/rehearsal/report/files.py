@@ -9,15 +9,30 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from trainer_launch.host import atomic_file, logs
 from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.report import summary as words
+from trainer_launch.rehearsal.report.css import ATTEMPTS, SHEET
 from trainer_launch.rehearsal.report.history import Chronicle
 from trainer_launch.rehearsal.report.overview import Story, tell
-from trainer_launch.rehearsal.report.summary import cost_lines
+from trainer_launch.rehearsal.report.summary import (
+    FAULT_COLUMNS,
+    MOST_ROWS,
+    POD_COLUMNS,
+    Headline,
+    clean,
+    cost_lines,
+    short_name,
+    tick_text,
+    ticks,
+)
+from trainer_launch.rehearsal.report.timeline_svg import chart, legend
 from trainer_launch.rehearsal.script_checks import judge
-from trainer_launch.rehearsal.verdict import Verdict
+from trainer_launch.rehearsal.verdict import Verdict, names
 
 ENDINGS = (".html", ".png")
 _DRAW = (
@@ -73,7 +88,6 @@ def _write(path: str, story: Story, verdict: Verdict) -> None:
 
 
 def _page(path: str, story: Story, verdict: Verdict) -> str:
-    from trainer_launch.rehearsal.report.html_page import page
 
     try:
         atomic_file.replace(os.path.realpath(path), page(story, verdict).encode(errors="replace"), _MODE)
@@ -84,7 +98,6 @@ def _page(path: str, story: Story, verdict: Verdict) -> str:
 
 def _picture(path: str, story: Story, verdict: Verdict) -> str:
     """Drawn by a child that may take its time and its memory; why not, if not."""
-    from trainer_launch.rehearsal.report.timeline_data import drawing
 
     argv = (sys.executable, "-c", _DRAW, path)
     told = json.dumps(drawing(story, verdict))
@@ -98,3 +111,140 @@ def _picture(path: str, story: Story, verdict: Verdict) -> str:
         return f"a picture needs matplotlib: {_MENDED}"
     last = (drawn.stdout.strip() or drawn.stderr.strip()).splitlines()[-1:] or ["no word"]
     return last[0][:200] if drawn.returncode else ""
+
+
+# -- HTML page ---------------------------------------------------------------------------------
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever slips in, nothing is loaded or run
+_NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
+_WORDS = ("fault", "pod", "message")
+
+
+def page(story: Story, verdict: Verdict) -> str:
+    """The whole file."""
+    head = words.headline(story, verdict)
+    title = f"{head.text}; {story.chronicle.kind} {story.chronicle.name}"
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(clean(title))}</title>",
+            f"<style>{SHEET}</style></head><body>",
+            _header(head),
+            _broken(verdict),
+            "<section><h2>Pods over time</h2>",
+            legend(story),
+            chart(story),
+            "</section>",
+            _faults(story),
+            _table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
+            "<footer>Written by trainer-launch local.</footer>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _header(head: Headline) -> str:
+    sums = "".join(f"<li><b>{escape(figure)}</b><span>{escape(what)}</span></li>" for figure, what in head.sums)
+    return (
+        f'<header class="{head.tone}"><h1>{escape(head.text)}</h1><p>{escape(head.about)}</p>'
+        f'<ul class="sums">{sums}</ul></header>'
+    )
+
+
+def _broken(verdict: Verdict) -> str:
+    if not verdict.broken and not verdict.remarks:
+        return ""
+    items = "".join(
+        f"<li><b>{escape(one.promise.value)}</b>, {escape(clean(names(one.pods)))} at {one.at_s:.1f} s: "
+        f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.mend)}.</span></li>'
+        for one in verdict.broken
+    )
+    title = "<h2>Failed checks, and what to do</h2>" if items else ""
+    remarks = "".join(f'<p class="note">Not checked: {escape(clean(one))}.</p>' for one in verdict.remarks)
+    return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
+
+
+def _faults(story: Story) -> str:
+    if not story.costs:
+        return ""
+    left = len(story.costs) - MOST_ROWS
+    more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
+    return _table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)) + more
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    classes = ["n" if one in _NUMBERS else "t" if one in _WORDS else "" for one in columns]
+    heads = "".join(f'<th class="{kind}">{escape(one)}</th>' for one, kind in zip(columns, classes, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{kind}" data-of="{escape(column)}">{escape(cell)}</td>'
+            for cell, column, kind in zip(row, columns, classes, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<section><h2>{escape(title)}</h2><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{body}</tbody></table></section>"
+    )
+
+
+# -- data of the timeline ----------------------------------------------------------------------
+
+
+_MOST_ROWS = 60  # of a table, beyond which the page is the place to look
+_SPOKEN = 6  # faults that are written out
+
+
+def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
+    """As JSON takes it."""
+    head = words.headline(story, verdict)
+    hits = [one for one in story.costs if not one.is_missed]
+    times = ticks(max(story.totals.took_s, 0.001))
+    step_s = times[1] if len(times) > 1 else story.totals.took_s
+    return {
+        "tone": head.tone,
+        "title": head.text,
+        "about": [head.about, "   ".join(f"{figure} {what}" for figure, what in head.sums)],
+        "broken": [
+            f"{one.promise.value}, {clean(names(one.pods))} at {one.at_s:.1f} s: {clean(one.evidence)}."
+            f" What to do: {one.mend}."
+            for one in verdict.broken
+        ]
+        + [f"Not checked: {clean(one)}." for one in verdict.remarks],
+        "end_s": max(story.totals.took_s, 0.001),
+        "ticks": [[at_s, tick_text(at_s, step_s)] for at_s in times],
+        "colours": ATTEMPTS,
+        "lanes": [
+            {
+                "name": short_name(story, lane.pod),
+                "segments": [[one.begin_s, one.end_s, one.doing.value, one.attempt] for one in lane.segments],
+                "hits": [[one.fault.at_s, one.over_s] for one in hits if one.fault.pod in (None, lane.pod)],
+            }
+            for lane in story.lanes
+        ],
+        "faults": [
+            [one.fault.at_s, str(one.number), clean(one.fault.text) if len(hits) <= _SPOKEN else ""] for one in hits
+        ],
+        "curve": [[one.attempt, one.points] for one in story.curve],
+        "still": [[one.stands_s, one.goes_on_s] for one in hits if one.stands_s is not None],
+        "tables": [
+            _timeline_data_table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)),
+            _timeline_data_table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
+        ],
+    }
+
+
+def _timeline_data_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, Any]:
+    left = len(rows) - _MOST_ROWS
+    return {
+        "title": title,
+        "columns": columns,
+        "rows": rows[:_MOST_ROWS],
+        "more": f"... and {left} more: --report FILE.html has all" if left > 0 else "",
+    }
