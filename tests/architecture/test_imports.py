@@ -23,7 +23,6 @@ from tests.architecture.package import (
 OURS = "trainer_launch"
 BASE = {
     "model/__init__.py": {"addresses", "frozen", "signal_policy"},
-    "model/__init__.py": {"frozen"},
     "model/signal_policy.py": {"errors"},
     "model/exit_codes.py": set(),
     "model/errors.py": {"exit_codes"},

@@ -50,7 +50,7 @@ def reported(
 
 
 def text(*reports: Progress, standing: Standing | None = None) -> str:
-    return prometheus.prometheus_text(VIEW, standing or Standing(), reports, now_s=100.0, at_s=12.5)
+    return prometheus.metrics_text(VIEW, standing or Standing(), reports, now_s=100.0, at_s=12.5)
 
 
 def test_what_is_known_has_a_metric() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from trainer_launch.commands.run import differences
+from trainer_launch.commands.recheck import differences
 from trainer_launch.model.findings import Fault, Finding, Status
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")

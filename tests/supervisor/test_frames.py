@@ -64,8 +64,8 @@ def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():
     ranks = [Worker(f"rank {rank}", rank, 1, rank, rank) for rank in range(8)]
     places = {rank: "in read_batch" if rank.rank == 3 else "waits in all_reduce" for rank in ranks}
-    assert hang_watch.stack_summary_digest(places) == (
+    assert hang_watch.stacks_digest(places) == (
         "rank 3: in read_batch",
         "ranks 0-2,4-7: waits in all_reduce",
     )
-    assert hang_watch.stack_summary_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)
+    assert hang_watch.stacks_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)

@@ -10,33 +10,25 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer_launch import preflight
 from trainer_launch.commands.options import Parsed
-from trainer_launch.commands.preflight import STATE_FILE, subject_of
 from trainer_launch.contracts import bare
 from trainer_launch.host import logs
-from trainer_launch.host.deadline_call import Tried, try_out
-from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.probe import probe
 from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
-from trainer_launch.model.findings import Finding, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import runtime_events, setup
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.gather import Reading, live_pod, read, request_of
+from trainer_launch.planning.gather import live_pod, read, request_of
 from trainer_launch.planning.topology import place
-from trainer_launch.preflight import report_json
-from trainer_launch.preflight.check_context import with_container
 from trainer_launch.pytorch import early_fork_server
 from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import AnyWatch, supervise
@@ -159,7 +151,9 @@ def _planned(
     programs.check_plug_in(plan)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
-        compare(settings.state_dir, reading, settings)
+        from trainer_launch.commands import recheck  # only who has a preflight needs the checks
+
+        recheck.compare(settings.state_dir, reading, settings)
     return request, plan
 
 
@@ -220,59 +214,3 @@ def _become(plan: Plan) -> NoReturn:
     except OSError as problem:
         found = not isinstance(problem, FileNotFoundError)
         raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", found=found) from None
-
-
-# -- checks that are repeated ------------------------------------------------------------------
-
-
-LIMIT_S = 0.12  # for all of it: workers are waiting
-_CHILD_S = 0.1
-_KNOWN = (Status.PASS, Status.WARN, Status.FAIL)  # from good to bad
-
-
-def compare(folder: str, reading: Reading, settings: Settings) -> None:
-    """Say what differs here from what the preflight found; without its report, nothing is done."""
-    path = os.path.join(folder, STATE_FILE)
-    data = LiveFiles(report_json.MAX_BYTES + 1).read(path)
-    if data is None:
-        if os.path.exists(path):
-            _log.warning("cannot read %s; run both containers as the same user", path)
-        return
-    try:
-        before = {finding.check: finding for finding in report_json.parse(data)}
-    except ValueError as problem:
-        _log.warning("%s was not written by a preflight of this version: %s", path, problem)
-        return
-    fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
-    subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)
-    report = preflight.run(subject, preflight.OF_A_CONTAINER, limit_s=LIMIT_S)
-    for level, sentence in differences(before, report.findings):
-        _log.log(level, "%s", sentence)
-
-
-def differences(before: Mapping[str, Finding], now: tuple[Finding, ...]) -> Iterator[tuple[int, str]]:
-    """A level and a sentence for each value that is another one here; what is unknown says nothing."""
-    for finding in now:
-        then = before.get(finding.check)
-        if then is None or then.status not in _KNOWN or finding.status not in _KNOWN:
-            continue
-        is_worse = _KNOWN.index(finding.status) > _KNOWN.index(then.status)
-        if is_worse or then.measured != finding.measured:
-            yield (
-                logging.WARNING if is_worse else logging.INFO,
-                f"{finding.check}: preflight's container had {_shown(then.measured, finding.unit)}, this one has "
-                f"{_shown(finding.measured, finding.unit)}"
-                + (f": {finding.text}. What to do: {finding.action}" if is_worse else ""),
-            )
-
-
-def _in_a_hurry(what: str, argument: str, limit_s: float) -> Tried:
-    return try_out(what, argument, min(limit_s, _CHILD_S))
-
-
-def _shown(value: Value, unit: str) -> str:
-    """The other container wrote it: nothing of it may break a line of the log."""
-    if value is None:
-        return "no limit"
-    text = "".join(letter if letter.isprintable() else "?" for letter in str(value)[:40])
-    return f"{text} {unit}".strip()

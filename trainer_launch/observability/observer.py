@@ -84,7 +84,7 @@ class Observer:
 
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
-        return prometheus_text(self.view, runtime_events.standing(folder), progress.read(folder), **clocks)
+        return metrics_text(self.view, runtime_events.standing(folder), progress.read(folder), **clocks)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -247,9 +247,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
 Sample = tuple[Mapping[str, str], float]
 
 
-def prometheus_text(
-    view: View, standing: Standing, reports: Sequence[Progress], *, now_s: float, at_s: float
-) -> str:
+def metrics_text(view: View, standing: Standing, reports: Sequence[Progress], *, now_s: float, at_s: float) -> str:
     """All metrics; `now_s` is the time since the epoch, `at_s` the monotonic clock's."""
     return "".join((*_of_node(view, now_s), *_of_job(standing, view), *_of_reports(reports, at_s)))
 

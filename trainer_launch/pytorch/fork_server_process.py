@@ -287,7 +287,8 @@ def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
     try:
         os.setsid()
         process_attributes.allow_many_files()  # each rank takes one
-        process_attributes.ask_no_name_server()  # torch asks for the name of each rank that connects, one after the other
+        # torch asks for the name of each rank that connects, one after the other
+        process_attributes.ask_no_name_server()
         store = _open(request)
         signs.tell("port", store.port)
         os.close(signs.report)

@@ -82,7 +82,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         if self._folder:
             process_attributes.die_with_parent(signal.SIGTERM)
         # A launcher hands signals on.
-        relayed = torchrun_signals_relayed(os.environ) if self._folder else frozenset()
+        relayed = relayed_signals(os.environ) if self._folder else frozenset()
         self._relay = Relay(relayed, self._first.living)
         StopRequest(stopping(os.environ), self._leave_when_asked)
         super().__init__(
@@ -340,6 +340,6 @@ class Relay:
                 os.kill(pid, number)
 
 
-def torchrun_signals_relayed(env: Mapping[str, str]) -> frozenset[int]:
+def relayed_signals(env: Mapping[str, str]) -> frozenset[int]:
     """The signals that a launcher hands on and torchrun does not handle."""
     return frozenset(map(int, RELAYED)) - stopping(env)

@@ -84,7 +84,7 @@ class Watch:
     def _strike(self, found: Hang, now_s: float) -> ev.Hung:
         workers = tuple(self._node.tracks)
         texts = self._workers.ask_all(workers)
-        digest = stack_summary_digest({worker: self._place(worker, texts) for worker in workers})
+        digest = stacks_digest({worker: self._place(worker, texts) for worker in workers})
         digest += self._loaders(workers, texts)
         path = _save(self._watched.folder, self._report(found, workers, texts, digest))
         text = f"{found.text}; the stacks of all workers are in {path}" if path else found.text
@@ -205,7 +205,7 @@ def where(frames: tuple[Frame, ...]) -> str:
     return f"{waits} {calls[0].function}, called from {user}"
 
 
-def stack_summary_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
+def stacks_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
     """Alike ranks together: `ranks 0-2,4-7: waits in all_reduce, called from train.py:31 (main)`."""
     groups: dict[str, list[Worker]] = {}
     for worker, place in places.items():

@@ -122,7 +122,8 @@ class Workers:
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
-        report = f"{sources.run_dir}/{runtime_directory.PROGRESS}{worker.local_rank or 0}{runtime_directory.PROGRESS_END}"
+        name_of_report = f"{runtime_directory.PROGRESS}{worker.local_rank or 0}{runtime_directory.PROGRESS_END}"
+        report = f"{sources.run_dir}/{name_of_report}"
         file = sources.progress_file
         changed = _changed(file) if file else 0
         return sources.heard(name), _changed(report), changed

@@ -40,7 +40,7 @@ def agents_note(data: bytes) -> None:
     standing = runtime_events.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
-    assert_encodable(observer.prometheus_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
+    assert_encodable(observer.metrics_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
 
 
 @target("json")
@@ -49,7 +49,7 @@ def report(data: bytes) -> None:
     found = progress.parse(data)
     if found is None:
         return
-    text = observer.prometheus_text(_VIEW, runtime_events.Standing(), (found,), now_s=1.0, at_s=1.0)
+    text = observer.metrics_text(_VIEW, runtime_events.Standing(), (found,), now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
     assert_terminal(tables._report({**asdict(found), "age_s": 1.0}))
@@ -67,7 +67,7 @@ def launchers_view(data: bytes) -> None:
     )
     view = node_view.read(_FOLDER.name)
     if view is not None:
-        assert_encodable(observer.prometheus_text(view, runtime_events.Standing(), (), now_s=1.0, at_s=1.0))
+        assert_encodable(observer.metrics_text(view, runtime_events.Standing(), (), now_s=1.0, at_s=1.0))
         known = {**asdict(view), "standing": asdict(runtime_events.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
         assert_terminal(tables.launchers([known], 1.8e9))

@@ -52,7 +52,10 @@ def train(tmp_path: Path) -> str:
 def test_what_the_profile_refuses_is_found_out_in_a_child() -> None:
     require(platform.machine() in seccomp.CALLS, "needs a processor whose system calls are known")
     assert try_out("copy", "-", 10).is_good
-    script = "from trainer_launch.host.deadline_call import try_out; it = try_out('copy', '-', 10); print(it.stage, it.errno)"
+    script = (
+        "from trainer_launch.host.deadline_call import try_out\n"
+        "it = try_out('copy', '-', 10); print(it.stage, it.errno)"
+    )
     done = subprocess.run(
         (*FILTER, sys.executable, "-c", script), capture_output=True, text=True, timeout=DEADLINE_S
     )

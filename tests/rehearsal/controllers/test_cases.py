@@ -17,7 +17,7 @@ from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi, workload_of
 from trainer_launch.rehearsal.controllers.documents import read_documents
-from trainer_launch.rehearsal.controllers.loading import snapshots_snapshot as snapshot
+from trainer_launch.rehearsal.controllers.loading import snapshot_of as snapshot
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
 from trainer_launch.rehearsal.controllers.pods import pods
 

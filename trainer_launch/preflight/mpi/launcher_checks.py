@@ -86,7 +86,7 @@ def findings(
         seen = looking.look(about)
         found = [*seen.findings]
         if verdicts.TREE in wanted and seen.client is not None:
-            found += daemon_tree_findings(seen.let_in, seen.client, about.env)
+            found += tree_findings(seen.let_in, seen.client, about.env)
         if settings.level not in _WITHOUT_RING and verdicts.RING in wanted:
             found += _ring(about, seen, taken, thresholds, folder)
     finally:
@@ -188,7 +188,7 @@ def edges(n_hosts: int, radix: int = RADIX) -> tuple[tuple[int, int], ...]:
     return tuple(((node - 1) // radix - 1, node - 1) for node in range(radix + 1, n_hosts + 1))
 
 
-def daemon_tree_findings(
+def tree_findings(
     hosts: Sequence[str], client: Client, env: Mapping[str, str], radix: int = RADIX
 ) -> tuple[Finding, ...]:
     """Try every edge of the tree, as many at once as mpirun would."""

@@ -90,13 +90,13 @@ def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     for pod in pods:
         for container in (*pod.init, *pod.containers):
             is_main = container is pod.main
-            made[f"{pod.name}.json" if is_main else f"{pod.name}.{container.name}.json"] = snapshots_snapshot(
+            made[f"{pod.name}.json" if is_main else f"{pod.name}.{container.name}.json"] = snapshot_of(
                 pod, container
             )
     return made
 
 
-def snapshots_snapshot(pod: Pod, container: Container) -> dict[str, Json]:
+def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
     """What one container sees; without keys, Secrets, and what the platform writes itself."""
 
     def shown(text: str) -> str:

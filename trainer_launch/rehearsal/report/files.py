@@ -234,13 +234,13 @@ def drawing(story: Story, verdict: Verdict) -> dict[str, Any]:
         "curve": [[one.attempt, one.points] for one in story.curve],
         "still": [[one.stands_s, one.goes_on_s] for one in hits if one.stands_s is not None],
         "tables": [
-            _timeline_data_table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)),
-            _timeline_data_table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
+            _rows_of_table("Cost of each fault", FAULT_COLUMNS, words.fault_rows(story)),
+            _rows_of_table("Pods and their messages", POD_COLUMNS, words.pod_rows(story)),
         ],
     }
 
 
-def _timeline_data_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, Any]:
+def _rows_of_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, Any]:
     left = len(rows) - _MOST_ROWS
     return {
         "title": title,

@@ -1,4 +1,4 @@
-"""preflight/children/gpu_bench.py, played: says the same lines; the file that FAKE_NVML names says what a card does."""
+"""Stands in for preflight/children/gpu_bench.py: the file that FAKE_NVML names says what a card does."""
 
 from __future__ import annotations
 
