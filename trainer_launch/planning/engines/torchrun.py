@@ -1,7 +1,7 @@
 """The image's own torchrun, unmodified: PID 1 supervises it; its nodes meet at our coordinator through the plug-in.
 
-PID 1 hosts the coordinator on node 0; torchrun joins it as a member (`pytorch/torchrun_rendezvous.py`). How a worker
-ended is read from the error file that torchrun writes: torchrun itself ends with 1.
+PID 1 hosts the coordinator on node 0; torchrun joins it as a member (`pytorch/torchrun_rendezvous.py`). How a
+worker ended is read from the error file that torchrun writes: torchrun itself ends with 1.
 """
 
 from __future__ import annotations
