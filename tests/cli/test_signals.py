@@ -48,6 +48,31 @@ def test_a_checkpoint_and_then_a_drain_reach_each_worker_once(tmp_path: Path) ->
     assert output.count("ready") == 2, "nothing was started again"
 
 
+DEAF_ONCE = """
+import os, signal, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("ready\\n", end="", flush=True)
+while len(told) < 2:
+    time.sleep(0.05)
+print("saved\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.process
+def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_path: Path) -> None:
+    """The second SIGTERM goes to all at once: their ends and the news that nobody is left come together."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    with start("run", "--nproc-per-node", "2", "--grace", "2", "--", script(tmp_path, DEAF_ONCE)) as launcher:
+        launcher.read_until("ready", times=2)
+        launcher.signal(signal.SIGTERM)
+        code, output = launcher.end()
+    assert code == 143, output
+    assert output.count("saved") == 2, output
+    assert "cannot take" not in output, output
+
+
 @pytest.mark.torch
 @pytest.mark.process
 @pytest.mark.parametrize(

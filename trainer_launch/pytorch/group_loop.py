@@ -118,16 +118,18 @@ class Group:
     # -- events -------------------------------------------------------------------------------
 
     def _wait(self) -> list[ge.Event]:
-        """Signals, then news, then ends: a worker that had the same SIGTERM as we has not failed."""
+        """Signals, then news, then ends, then that nobody is left: who had the same SIGTERM as we has not failed."""
         watch_s = self.watch.due_s if self.watch is not None and self._is_watched() else None
         times = [at_s for at_s in (self.state.deadline_s, watch_s) if at_s is not None]
         happened = self._system.wait(min(times, default=None))
         ends = [event for event in happened if isinstance(event, ev.Exited)]
-        events: list[ge.Event] = [event for event in happened if not isinstance(event, ev.Exited)]
+        last = [event for event in happened if isinstance(event, ev.Childless)]
+        events: list[ge.Event] = [event for event in happened if event not in ends and event not in last]
         events += self._news()
         answer = self._starter.answer(self._system.now(), hosts_store=self._hosts_store())
         events += [self._with_folder(answer)] if answer is not None else []
         events += [event for end in ends if (event := self._ended(end)) is not None]
+        events += last
         now_s = self._system.now()
         if self.state.deadline_s is not None and now_s >= self.state.deadline_s:
             events.append(ev.Deadline(now_s))
