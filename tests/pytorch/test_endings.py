@@ -91,6 +91,11 @@ ENDINGS = {
     "C's atexit after a KeyboardInterrupt": f"{AT_EXIT}\nraise KeyboardInterrupt",
     "atexit after a KeyboardInterrupt": "import atexit\natexit.register(print, 'bye')\nraise KeyboardInterrupt",
     "a stdout that is gone": "import os\nf = open(1, 'w', closefd=False)\nf.write('x')\nos.close(1)",
+    "a file that was closed": "with open(__file__) as f:\n    f.read()\nprint(f.closed)",
+    "a file that was detached": "f = open(__file__)\ng = f.detach()",
+    "a file of its own kind": "import io\nclass F(io.FileIO):\n    def __del__(self):\n        print('gone')\n"
+    "f = F(__file__)\nf.close()\nf.me = f",
+    "text left in an open file": "f = open(1, 'w', closefd=False)\nf.write('x')\nl = [f]\nl.append(l)",
     "a stack overflow of Python": "def f():\n    f()\ntry:\n    f()\nexcept RecursionError as e:\n    print(e)",
 }
 

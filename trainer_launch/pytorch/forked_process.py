@@ -41,6 +41,7 @@ from trainer_launch.pytorch.site_hooks import Site
 
 _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _BASES: list[types.CodeType] = []  # what tracebacks leave out
 _KEPT: list[object] = []  # what has to live as long as the process
 
@@ -374,9 +375,16 @@ def finish(problem: BaseException | None) -> int:
 def _has_finalisers() -> bool:
     """Whether the program has left objects that could see that the last collection passes over the server's."""
     ours = {id(thing) for stream in (sys.stdin, sys.stdout, sys.stderr) for thing in _parts_of(stream)}
-    kinds = {type(thing) for thing in gc.get_objects() if id(thing) not in ours}
+    kinds = {type(thing) for thing in gc.get_objects() if id(thing) not in ours and not _is_closed_file(thing)}
     generators = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
     return any(hasattr(kind, "__del__") or kind in generators for kind in kinds)
+
+
+def _is_closed_file(thing: object) -> bool:
+    """As `with open(...) as file` leaves them: it has nothing more to do, and runs no code of the program."""
+    with contextlib.suppress(Exception):  # without a buffer, or with one that the program has made
+        return isinstance(thing, io.IOBase) and type(thing) in _FILES and thing.closed
+    return False
 
 
 def _parts_of(stream: Any) -> list[object]:
