@@ -118,7 +118,7 @@ class Group:
     # -- events -------------------------------------------------------------------------------
 
     def _wait(self) -> list[ge.Event]:
-        """Signals, news, ends, then that nobody is left: a worker that had the same SIGTERM as we has not failed."""
+        """Signals, news, ends, that nobody is left: a worker that had the same SIGTERM as we has not failed."""
         watch_s = self.watch.due_s if self.watch is not None and self._is_watched() else None
         times = [at_s for at_s in (self.state.deadline_s, watch_s) if at_s is not None]
         happened = self._system.wait(min(times, default=None))
