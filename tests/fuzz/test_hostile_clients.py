@@ -29,8 +29,8 @@ from tests.waiting import eventually
 from trainer_launch.contracts.trainer_status import StatusEndpoint
 from trainer_launch.host import sockets
 from trainer_launch.membership import protocol as coordination
+from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
-from trainer_launch.membership.status_query import ask
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi.background_calls import Crew

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.client import TAKEOVER_S
+from trainer_launch.membership.election import remember, wanted_seats
 from trainer_launch.membership.field_checks import Claim
-from trainer_launch.membership.majority import remember, wanted_seats
+from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
-from trainer_launch.membership.state_machine import begin, step
+from trainer_launch.membership.timeouts import TAKEOVER_S
 
 STEP_S = 0.25
 SILENCE_S = 3.0  # until a connection over a cut line is noticed
@@ -44,8 +44,9 @@ class Agent:
 class Divided:
     """The whole job; `members[(generation, seat)]` are the incarnations that such a generation told to start."""
 
-    def __init__(self, nodes, least=1):
+    def __init__(self, nodes, least=1, unseen_s=0.0):
         self.nodes, self.least = nodes, least
+        self.unseen_s = unseen_s  # names never lie here: see lying.py for a network in which they do
         self.now_s = 100.0
         self.seats = {}
         self.agents = {}
@@ -60,7 +61,13 @@ class Divided:
 
     def start(self, rank):
         settings = Settings(
-            job=JOB, min_nodes=self.least, max_nodes=self.nodes, max_restarts=99, seat=rank, rejoin_timeout_s=1e6
+            job=JOB,
+            min_nodes=self.least,
+            max_nodes=self.nodes,
+            max_restarts=99,
+            seat=rank,
+            rejoin_timeout_s=1e6,
+            unseen_s=self.unseen_s,
         )
         self.seats[rank] = begin(settings)
         self.start_agent(rank)

@@ -12,8 +12,8 @@ import pytest
 
 from trainer_launch.host.sockets import free_port
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
-from trainer_launch.membership.election import Scout, look
 from trainer_launch.membership.field_checks import Claim
 from trainer_launch.membership.hosting import serve
 from trainer_launch.membership.server import Server
@@ -58,8 +58,8 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
     port = free_port()
     home = Endpoint("127.0.0.2", port)
     woken = threading.Event()
-    scout = Scout(Seats(home, "127.0.0.#", 2, 3), JOB, None, woken.set)
-    scout.start()
+    watch = CandidateWatch(Seats(home, "127.0.0.#", 2, 3), JOB, None, woken.set)
+    watch.start()
     calling = Calling(job=JOB, min_nodes=1, max_nodes=3, deadline_s=60, names=Names(home=home), salt="s")
     try:
         with contextlib.ExitStack() as undo:
@@ -69,11 +69,11 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
                 undo.callback(roll_call.stop)
             else:
                 undo.enter_context(seat(0, home.host, port))
-            scout.want(frozenset({0}))
+            watch.want(frozenset({0}))
             assert woken.wait(10)
-            assert [looked.there for looked in scout.found()] == [frozenset() if is_preflight else {0}]
+            assert [looked.there for looked in watch.found()] == [frozenset() if is_preflight else {0}]
     finally:
-        scout.close()
+        watch.close()
 
 
 def test_a_standby_takes_only_who_has_been_in_a_generation() -> None:
@@ -142,7 +142,7 @@ def ended(sock: socket.socket) -> str:
 
 
 def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_launch.membership.client.TAKEOVER_S", 0.5)
+    monkeypatch.setattr("trainer_launch.membership.timeouts.TAKEOVER_S", 0.5)
     port = free_port()
     seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
     hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))

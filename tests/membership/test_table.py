@@ -10,16 +10,16 @@ import pytest
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
 from tests.membership.world import World
-from trainer_launch.membership import job_status
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import state
+from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
-from trainer_launch.membership.status_query import ask
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 
 
 def states(world):
-    return [(rank, word) for rank, _, word, _ in job_status.status(world.state, world.now_s).nodes]
+    return [(rank, word) for rank, _, word, _ in state.status(world.state, world.now_s).nodes]
 
 
 def joined(world, rank):
@@ -45,7 +45,7 @@ def test_nodes_that_have_not_called_are_missing():
 
 def test_a_running_job_has_its_generation_and_its_budget():
     world, _ = running(2)
-    now = job_status.status(world.state, world.now_s, (0.5, 3.0))
+    now = state.status(world.state, world.now_s, (0.5, 3.0))
     assert (now.phase, now.generation, now.restarts, now.max_restarts) == ("running", 1, 0, 3)
     assert (now.min_nodes, now.max_nodes, now.n_nodes, now.progress, now.progress_age_s) == (2, 2, 2, 0.5, 3.0)
     assert states(world) == [(0, "running"), (1, "running")]
@@ -55,7 +55,7 @@ def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
     world, peers = running(2)
     world.play(Gone(peers[1]))
     world.now_s += 7.0
-    assert job_status.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
+    assert state.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
     joined(world, 1)
     assert (1, "joined") in states(world)
 
@@ -66,7 +66,7 @@ def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
     assert states(world) == [(0, "done"), (1, "running")]
     world.play(Said(peers[1], msg.Done(1)))
     world.play(Gone(peers[1]))
-    now = job_status.status(world.state, world.now_s)
+    now = state.status(world.state, world.now_s)
     assert (now.phase, now.end) == ("over", "all nodes are done")
     assert states(world) == [(0, "done"), (1, "done")]
 
@@ -74,14 +74,14 @@ def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
 def test_a_job_that_was_given_up_says_why():
     world, _ = running(2)
     world.play(Close("the budget is spent"))
-    assert job_status.status(world.state, world.now_s).end == "the budget is spent"
+    assert state.status(world.state, world.now_s).end == "the budget is spent"
 
 
 def test_a_table_that_does_not_fit_shows_the_absent_first():
     world, peers = running(2000)
     world.play(Gone(peers[1999]))
     world.play(Gone(peers[500]))
-    now = job_status.status(world.state, world.now_s)
+    now = state.status(world.state, world.now_s)
     assert now.n_nodes == 2000
     assert len(msg.render(now)) <= msg.MAX_LINE_BYTES
     assert 300 < len(now.nodes) < 2000
@@ -92,7 +92,7 @@ def test_a_table_that_does_not_fit_shows_the_absent_first():
 
 @pytest.mark.parametrize("query", [msg.StatusQuery(9, "job"), msg.StatusQuery(msg.VERSION, "another")])
 def test_who_asks_for_something_else_is_refused(query):
-    assert isinstance(job_status.answer(query, World(2).state, 0.0, None), msg.Refused)
+    assert isinstance(state.answer(query, World(2).state, 0.0, None), msg.Refused)
 
 
 # -- asked of real servers --------------------------------------------------------------------

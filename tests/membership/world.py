@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import (
     Connected,
     Disconnect,
@@ -15,7 +16,6 @@ from trainer_launch.membership.state import (
     Tick,
     deadline_s,
 )
-from trainer_launch.membership.state_machine import begin, step
 
 JOB = "job"
 

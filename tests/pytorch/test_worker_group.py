@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Endpoint, Exit, Membership, Plan, Verdict, Workers
 from trainer_launch.model.signal_policy import SignalAction
@@ -331,8 +332,8 @@ def test_a_short_absence_of_the_coordinator_stops_no_worker() -> None:
 def test_a_longer_one_stops_them_and_costs_no_restart() -> None:
     group = running()
     group.hear(Disconnected("reset"))
-    assert group.state.deadline_s == pytest.approx(worker_group.BLIP_S)
-    actions = group(ev.Deadline(worker_group.BLIP_S))
+    assert group.state.deadline_s == pytest.approx(timeouts.BLIP_S)
+    actions = group(ev.Deadline(timeouts.BLIP_S))
     assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
     group.ends(0, None, signal.SIGTERM)
     group.ends(1, None, signal.SIGTERM)
@@ -356,7 +357,7 @@ def test_workers_that_succeeded_count_although_the_coordinator_is_gone_for_good(
     group.ends(1)
     group.clear()
     group.hear(Disconnected("reset"))
-    group(ev.Deadline(worker_group.GONE_S))
+    group(ev.Deadline(timeouts.GONE_S))
     assert group.outcome().verdict is Verdict.SUCCEEDED
 
 

@@ -19,7 +19,7 @@ from tests.membership.world import World
 from tests.preflight.test_outputs import made as preflight_report
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
-from trainer_launch.membership import job_status
+from trainer_launch.membership import state
 from trainer_launch.observability import events as story
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
     joined(worlds[-1], 0)
     for world in worlds:
         for progress in (None, (0.5, 3.0), (None, 1.0)):
-            made = json.loads(json.dumps(asdict(job_status.status(world.state, world.now_s, progress))))
+            made = json.loads(json.dumps(asdict(state.status(world.state, world.now_s, progress))))
             told = {"launchers": [], "job": made, "job_problem": None}
             assert violations("status", told) == []
 
@@ -100,7 +100,7 @@ def documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tu
         yield "explain", explained(pod, capsys, "--save-pod", str(saved), "--", "train.py")
         yield "pod", json.loads(saved.read_text())
     yield "preflight", preflight_report()
-    job = asdict(job_status.status(running()[0].state, 0.0, (0.5, 3.0)))
+    job = asdict(state.status(running()[0].state, 0.0, (0.5, 3.0)))
     yield "status", {"launchers": [], "job": json.loads(json.dumps(job)), "job_problem": None}
     events = tmp_path / "events"
     run = ("run", "--engine=plain", "--prefix", "--events", str(events), "--", "sh", "-c", "echo said >&2; exit 3")

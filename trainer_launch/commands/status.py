@@ -111,7 +111,7 @@ def _known(view: node_view.View) -> dict[str, Json]:
 def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str | None]:
     """The job's table by the first coordinator that answers, or why there is none."""
     problems = []
-    from trainer_launch.membership.status_query import ask
+    from trainer_launch.membership.candidates import ask
 
     for job, place, secret_file, known in dict.fromkeys(q for view in views for q in _questions(view)):
         try:

@@ -15,23 +15,15 @@ from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.election import remember
 from trainer_launch.membership.field_checks import Claim
-from trainer_launch.membership.majority import remember
 from trainer_launch.membership.server_messages import Lines, LostError, abort_when_lost
 from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.frozen import dataclass
 
-_FIRST_PAUSE_S = 0.1
-_SOON_PAUSE_S = 0.4  # the longest while a pod may just be starting again
-_SOON_S = 20.0
-_LONGEST_PAUSE_S = 2.0  # after that, for the name servers' sake
-_CONNECT_S = 1.5  # the kernel asks again after 1; an address that a pod no longer has gives no answer at all
-TAKEOVER_S = 4.0  # without node 0's coordinator, until the others' are asked: kubelet restarts a pod after 3
-_CONNECT_TO_SEAT_S = 1.0  # where another one may be there
 _MAX_SEATS = 64  # that are asked for a coordinator
-_LEAST_S = 0.05  # between two signs of life, whatever the coordinator wants
-_ANSWER_S = 5.0  # for the Challenge and for the Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,7 @@ class Client:
         self._lock = threading.Lock()
         self._wish: msg.Join | None = None  # said again on a new connection until it is granted
         self._joined_after = -1  # the generation of the last Join
-        self._lease_s = 3.0
+        self._lease_s = timeouts.LEASE_S
         self._is_over = False  # the coordinator has said the last word
         self._closing = threading.Event()
         self._wake, self._waker = socket.socketpair()
@@ -142,15 +134,15 @@ class Client:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = timeouts.FIRST_PAUSE_S
         try:
             while not self._closing.is_set() and not self._is_over:
                 if any(self._try_once(endpoint) for endpoint in self._candidates()):
-                    pause_s, self._away_s = _FIRST_PAUSE_S, time.monotonic()
+                    pause_s, self._away_s = timeouts.FIRST_PAUSE_S, time.monotonic()
                 if not self._is_over:
                     self._closing.wait(pause_s * random.uniform(0.5, 1.0))  # so that a thousand do not come at once
-                    is_soon = time.monotonic() - self._away_s < _SOON_S
-                    pause_s = min(2 * pause_s, _SOON_PAUSE_S if is_soon else _LONGEST_PAUSE_S)
+                    is_soon = time.monotonic() - self._away_s < timeouts.SOON_S
+                    pause_s = min(2 * pause_s, timeouts.SOON_PAUSE_S if is_soon else timeouts.LONGEST_PAUSE_S)
         finally:
             with self._lock:
                 self._wake.close()
@@ -162,7 +154,7 @@ class Client:
         yield self._home
         if self._seats is None:
             return
-        if time.monotonic() - self._away_s <= TAKEOVER_S:
+        if time.monotonic() - self._away_s <= timeouts.TAKEOVER_S:
             if last != self._home:
                 yield last
             return
@@ -201,7 +193,7 @@ class Client:
         for family, _, _, _, address in found:
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
-                sock.settimeout(_CONNECT_S if self._seats is None else _CONNECT_TO_SEAT_S)
+                sock.settimeout(timeouts.CONNECT_S if self._seats is None else timeouts.CONNECT_TO_CANDIDATE_S)
                 sock.connect(address)
                 tune(sock, self._lease_s)
                 return sock
@@ -211,7 +203,7 @@ class Client:
         raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}")
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
-        until_s = time.monotonic() + _ANSWER_S
+        until_s = time.monotonic() + timeouts.GREETING_S
         challenge = lines.next(until_s)
         if not isinstance(challenge, msg.Challenge):
             raise LostError(f"what listens at {endpoint} is not a coordinator")
@@ -245,7 +237,7 @@ class Client:
     def _talk_until_over(
         self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector
     ) -> None:
-        every_s = max(_LEAST_S, self._lease_s / 3)
+        every_s = max(timeouts.LEAST_RENEWAL_S, self._lease_s / timeouts.RENEWALS)
         renew_s = time.monotonic() + every_s
         while True:
             if self._flush(sock):

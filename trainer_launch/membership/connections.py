@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.connection import Connection
 from trainer_launch.membership.dropped_connections import Complaints
 from trainer_launch.membership.json_lines import ProtocolError
@@ -24,9 +25,6 @@ from trainer_launch.model import Endpoint
 
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
-GREET_S = 5.0  # for valid first words
-CROWD_S = 0.2  # the oldest that has not said them has this long when MAX_UNGREETED are there and more wait
-_ACCEPT_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 _Heard = TypeVar("_Heard")  # what is said to a server
 _Said = TypeVar("_Said")  # what it says itself
 
@@ -143,7 +141,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
 
     def _patience_s(self) -> float:
         """How long a connection may be without its first words."""
-        return GREET_S if self._is_accepting or self._accept_again_s is not None else CROWD_S
+        return timeouts.GREET_S if self._is_accepting or self._accept_again_s is not None else timeouts.CROWD_S
 
     def _accept(self, wanted: bool) -> None:
         if wanted and not self._is_accepting:
@@ -160,7 +158,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
                 return
             except OSError as problem:  # out of descriptors or memory: the ones we have come first
                 self._grumble(f"cannot take it: {problem.strerror}", "anywhere")
-                self._accept_again_s = time.monotonic() + _ACCEPT_AGAIN_S
+                self._accept_again_s = time.monotonic() + timeouts.ACCEPT_AGAIN_S
                 self._accept(False)
                 return
             self._welcome(sock, str(address[0]).removeprefix("::ffff:"))

@@ -1,140 +1,123 @@
-"""Looks which other launchers are there: a daemon thread that connects to seats and reads their first line."""
+"""Who may form a generation: the rule that never lets two parts of a job train at the same time. Pure.
+
+A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
+only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the
+votes of more than half of the members; of exactly half only with the vote of the coordinator's own node. A node
+votes where it has joined; whose connection was ended by its own kernel votes where its generation was formed. A
+process that was never in a generation has no vote elsewhere: its predecessor's may be counted already.
+
+Where nobody knows of a generation, only node 0 begins one: at once if all nodes have joined. Any node that has not
+may train elsewhere, in a generation of which the coordinator has lost its memory. That its name is unknown or that
+its address refuses proves nothing by itself: a Service drops pods that are not ready, a name server answers from
+memory, an address may belong to another pod by now. But coordinators elsewhere look for node 0 as well, and their
+nodes come to it. So node 0 begins without a node that no look has found for longer than name servers remember, and
+longer than workers run on without a coordinator.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import random
-import selectors
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from collections.abc import Iterable
 
-from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import status_query
-from trainer_launch.membership.state import Looked
-from trainer_launch.model import Endpoint, Seats
-from trainer_launch.model.errors import NodeError
-
-_EVERY_S = 1.0
-_ANSWER_S = 1.0
-_AT_ONCE = 256  # seats of one look
-_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.field_checks import MAX_CLAIMS, Claim, spans
+from trainer_launch.membership.state import Looked, Node, Phase, State, runs
+from trainer_launch.model.frozen_replace import replace
 
 
-class Scout:
-    """Looks for the seats that are wanted, again and again; `wake` is called when something was found."""
+def may_form(state: State) -> bool:
+    """Whether those that have joined may go on, as far as the others may be alive elsewhere."""
+    if state.settings.seat is None:
+        return True
+    joined = {node.node_rank: node for node in state.nodes.values() if node.joined}
+    claims = binding(state)
+    others = frozenset(range(state.settings.max_nodes)).union(*map(ranks_of, claims)) - joined.keys()
+    if not others:
+        return True  # all are here, so nobody is elsewhere
+    if claims:
+        return all(_has_majority(state, claim, joined) for claim in claims)
+    return state.settings.seat == 0 and all(_is_unseen(state, rank) for rank in others)
 
-    def __init__(self, seats: Seats | None, job: str, secret: bytes | None, wake: Callable[[], None]) -> None:
-        self._seats, self._job, self._secret, self._wake = seats, job, secret, wake
-        self._found: SimpleQueue[Looked] = SimpleQueue()
-        self._wanted: frozenset[int] = frozenset()
-        self._change = threading.Event()
-        self._over = False
 
-    def start(self) -> None:
-        """Be ready to look, where there are other seats."""
-        if self._seats is not None:
-            threading.Thread(target=self._run, name="scout", daemon=True).start()
+def note_look(state: State, looked: Looked, now_s: float) -> State:
+    """Remember since when every look has found nobody at a rank; looks that are far apart begin anew."""
+    is_next = state.looked_s is not None and now_s - state.looked_s <= timeouts.LOOK_GAP_S
+    before = state.unseen if is_next else {}
+    unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
+    return replace(state, unseen=unseen, looked_s=now_s)
 
-    def found(self) -> Iterator[Looked]:
-        """What was found since the last time."""
-        while not self._found.empty():
-            yield self._found.get()
 
-    def want(self, ranks: frozenset[int]) -> None:
-        """Look for these seats from now on."""
-        if ranks != self._wanted:
-            self._wanted = ranks
-            self._change.set()
+def _is_unseen(state: State, rank: int) -> bool:
+    """Whether the latest look is so much later than the first of those that have all found nobody."""
+    since_s = state.unseen.get(rank)
+    if since_s is None or state.looked_s is None:
+        return False
+    return state.looked_s - since_s >= max(state.settings.unseen_s, state.settings.shrink_after_s or 0.0)
 
-    def close(self) -> None:
-        """Look no more."""
-        self._over = True
-        self._change.set()
 
-    def _run(self) -> None:
-        while not self._over:
-            wanted = self._wanted
-            self._change.wait(_EVERY_S * random.uniform(0.7, 1.3) if wanted else None)
-            self._change.clear()
-            wanted = self._wanted
-            if wanted and not self._over and self._seats is not None:
-                there, absent = look({rank: self._seats.endpoint(rank) for rank in sorted(wanted)[:_AT_ONCE]})
-                there = self._first_at_work(self._seats, there)
-                if wanted == self._wanted:
-                    self._found.put(Looked(there, absent))
-                    self._wake()
-
-    def _first_at_work(self, seats: Seats, there: frozenset[int]) -> frozenset[int]:
-        """The lowest of them that is a coordinator: a preflight begins with the same word, and takes no nodes."""
-        for rank in sorted(there):
-            with contextlib.suppress(NodeError):
-                status_query.ask(seats.endpoint(rank), self._job, self._secret, _ANSWER_S)
-                return frozenset({rank})
+def wanted_seats(state: State) -> frozenset[int]:
+    """Which other launchers this seat has to look for now."""
+    seat = state.settings.seat
+    if seat is None or state.end is not None or not state.peers:
         return frozenset()
+    if seat:
+        return frozenset({0}) if runs(state) else frozenset(range(seat))
+    if not is_beginning(state):
+        return frozenset()
+    joined = {node.node_rank for node in state.nodes.values() if node.joined}
+    return frozenset(range(state.settings.max_nodes)) - joined if joined else frozenset()
 
 
-def look(seats: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
-    """Who is there, and who certainly is not: no such name, or a kernel that refuses. Silence tells nothing."""
-    there: set[int] = set()
-    absent: set[int] = set()
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-        for rank, endpoint in seats.items():
-            sock = _begin(endpoint)
-            if sock is None:
-                absent.add(rank)
-            elif isinstance(sock, socket.socket):
-                stack.enter_context(sock)
-                selector.register(sock, selectors.EVENT_WRITE, rank)
-        end_s = time.monotonic() + _ANSWER_S
-        while selector.get_map() and time.monotonic() < end_s:
-            for key, mask in selector.select(max(0.0, end_s - time.monotonic())):
-                _go_on(selector, key, mask, there, absent)
-    return frozenset(there), frozenset(absent)
+def is_beginning(state: State) -> bool:
+    """Whether this seat has to know which other launchers are there before it may begin the job."""
+    gathers = state.phase is Phase.GATHERING and bool(state.peers)
+    return gathers and state.settings.seat == 0 and state.run is None and not binding(state)
 
 
-def _begin(endpoint: Endpoint) -> socket.socket | bool | None:
-    """A connection in the making; None: nobody is there; False: nothing is known."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
-            0
-        ]
-    except socket.gaierror as problem:
-        return None if problem.errno in _NO_SUCH_NAME else False
-    except (OSError, UnicodeError):
-        return False
-    sock = socket.socket(family, kind, proto)
-    sock.setblocking(False)
-    number = sock.connect_ex(address)
-    if number in (0, errno.EINPROGRESS):
-        return sock
-    sock.close()
-    return None if number == errno.ECONNREFUSED else False
+def binding(state: State) -> tuple[Claim, ...]:
+    """The last sure claim that anyone here knows, and the unsure ones after it."""
+    known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
+    known |= set(state.claims)
+    last = max((claim.generation for claim in known if claim.sure), default=-1)
+    ordered = sorted(known, key=lambda claim: (claim.generation, claim.seat, claim.ranks))
+    return tuple(
+        claim
+        for claim in ordered
+        if (claim.sure and claim.generation == last) or (not claim.sure and claim.generation > last)
+    )
 
 
-def _go_on(
-    selector: selectors.BaseSelector, key: selectors.SelectorKey, mask: int, there: set[int], absent: set[int]
-) -> None:
-    sock = key.fileobj
-    assert isinstance(sock, socket.socket)
-    if mask & selectors.EVENT_WRITE:
-        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number == 0:
-            selector.modify(sock, selectors.EVENT_READ, key.data)
-            return
-        if number == errno.ECONNREFUSED:
-            absent.add(key.data)
-    elif _is_challenge(sock):
-        there.add(key.data)
-    selector.unregister(sock)
+def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
+    """What a node or a coordinator knows after a generation was formed: a sure claim ends all doubts before it."""
+    if new.sure:
+        return (new,)
+    kept = [claim for claim in claims if (claim.sure, claim.seat, claim.ranks) != (False, new.seat, new.ranks)]
+    return (*kept[: MAX_CLAIMS - 1], new)
 
 
-def _is_challenge(sock: socket.socket) -> bool:
-    try:
-        line: Iterable[bytes] = sock.recv(4096).split(b"\n")
-        return isinstance(msg.parse(next(iter(line))), msg.Challenge)
-    except (OSError, msg.ProtocolError):
-        return False
+def spell(ranks: Iterable[int]) -> str:
+    """Ranks as text: 0-3,7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def ranks_of(claim: Claim) -> frozenset[int]:
+    """Its members' ranks."""
+    return frozenset(rank for low, high in spans(claim.ranks) for rank in range(low, high + 1))
+
+
+def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:
+    members = ranks_of(claim)
+    is_ours = claim.seat == state.settings.seat and claim.generation in state.formed
+    own_seat = state.settings.seat if state.settings.seat == claim.seat else None
+    votes = {
+        rank
+        for rank in members
+        if (rank in joined and (is_ours or joined[rank].claims or rank == own_seat))
+        or (is_ours and state.ended.get(rank, -1) >= claim.generation)
+    }
+    return 2 * len(votes) > len(members) or (2 * len(votes) == len(members) and claim.seat in votes)

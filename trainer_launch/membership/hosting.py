@@ -7,10 +7,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from trainer_launch.membership.job_status import Progress
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.socket_options import NO_ROOM, make_room
-from trainer_launch.membership.state import Settings
+from trainer_launch.membership.state import Progress, Settings
 from trainer_launch.model import Endpoint, Hosting
 from trainer_launch.model.errors import NodeError
 

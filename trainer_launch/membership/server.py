@@ -1,4 +1,4 @@
-"""Sockets around `machine.step`: one daemon thread that sleeps until a line, a connection or a deadline."""
+"""Sockets around `membership.step`: one daemon thread that sleeps until a line, a connection or a deadline."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from trainer_launch.membership import job_status
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.connection import Connection, hang_up
 from trainer_launch.membership.connections import Switchboard
 from trainer_launch.membership.dropped_connections import Complaints
-from trainer_launch.membership.election import Scout
-from trainer_launch.membership.majority import wanted_seats
+from trainer_launch.membership.election import wanted_seats
+from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import (
     Close,
     Connected,
     Disconnect,
     Event,
     Gone,
+    Progress,
     Said,
     Say,
     Send,
     Settings,
     Tick,
+    answer,
     deadline_s,
 )
-from trainer_launch.membership.state_machine import begin, step
 from trainer_launch.model import Endpoint, Seats
-
-_HANG_UP_S = 1.0  # for termination message when stopping
 
 
 class Server(Switchboard[msg.Message, msg.FromServer]):
@@ -42,7 +42,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         endpoint: Endpoint,
         secret: bytes | None = None,
         log: Callable[[str], None] = print,
-        progress: Callable[[], job_status.Progress | None] = lambda: None,
+        progress: Callable[[], Progress | None] = lambda: None,
         seats: Seats | None = None,
     ) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
         self._endpoint = endpoint
         self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
         self._progress = progress
-        self._scout = Scout(seats, settings.job, secret, self._nudge)
+        self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
         self._state = begin(settings)
         self._events: deque[Event] = deque()
         self._close_reason: str | None = None
@@ -64,7 +64,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
-        self._scout.start()
+        self._candidates.start()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
         return port
@@ -90,22 +90,22 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             if self._close_reason is not None:
                 self._events.append(Close(self._close_reason))
                 self._work_off()
-            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + _HANG_UP_S)
+            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
         finally:
-            self._scout.close()
+            self._candidates.close()
             self._close()
 
     def _turn(self) -> None:
         """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
         self._wait(deadline_s(self._state))
-        self._events.extend(self._scout.found())
+        self._events.extend(self._candidates.found())
         now_s = time.monotonic()
         due_s = deadline_s(self._state)
         if due_s is not None and due_s <= now_s:
             self._events.append(Tick())
         self._drop_silent(now_s)
         self._work_off()
-        self._scout.want(wanted_seats(self._state))
+        self._candidates.want(wanted_seats(self._state))
 
     def _work_off(self) -> None:
         while self._events or self._to_flush:
@@ -150,6 +150,6 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
             return self._close_after_flush(connection.peer)
         if isinstance(message, msg.StatusQuery):
-            self._send(connection.peer, job_status.answer(message, self._state, time.monotonic(), self._progress()))
+            self._send(connection.peer, answer(message, self._state, time.monotonic(), self._progress()))
             return self._close_after_flush(connection.peer)
         return self._greeted(connection)

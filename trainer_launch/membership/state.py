@@ -1,4 +1,7 @@
-"""What the coordinator knows of a job. Values and questions about them; `machine` decides what follows."""
+"""What the coordinator knows of a job, and what it says to who asks: values and questions about them.
+
+`membership.step` decides what follows. Values only.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.retry_policy import FailureRecord
 from trainer_launch.model.frozen import dataclass
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
-_ALONE_S = 86_400.0  # the lease of a node that is the whole job
 
 
 def _empty() -> Mapping[Any, Any]:
@@ -33,23 +37,24 @@ class Settings:
     max_nodes: int
     max_restarts: int  # failures that the job may have, or may have within `window_s`
     window_s: float | None = None
-    lease_s: float = 3.0  # a node that says nothing for so long is lost
-    gather_s: float = 0.5  # between the latest join and forming with fewer than max
+    lease_s: float = timeouts.LEASE_S
+    gather_s: float = timeouts.GATHER_S
     shrink_after_s: float | None = 0.0  # between the end of a generation and forming with fewer; None: never
-    settle_s: float = 35.0  # how long fewer wait for a live node that still stops its workers (torch takes 30)
-    rejoin_timeout_s: float = 600.0
-    store_timeout_s: float = 60.0  # from Formed to Store
-    seat: int | None = None  # the rank of the node whose launcher this is; None: there are no other seats
-    window_of_seat_0_s: float = 5.0  # how long a job begins to gather before fewer than max go on
-    yield_s: float = 3.0  # how long a seat refuses nodes after it has sent them to a lower one
+    settle_s: float = timeouts.SETTLE_S
+    rejoin_timeout_s: float = timeouts.REJOIN_S
+    store_timeout_s: float = timeouts.STORE_S
+    seat: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
+    window_of_seat_0_s: float = timeouts.WINDOW_S
+    unseen_s: float = timeouts.UNSEEN_S
+    yield_s: float = timeouts.YIELD_S
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
-    crash_loop_s: float = 10.0
-    start_s: float = 30.0  # from Go; what fails within it fails at its start
+    crash_loop_s: float = timeouts.CRASH_LOOP_S
+    start_s: float = timeouts.START_S
 
     @property
     def told_lease_s(self) -> float:
         """The lease that nodes have. One that is the whole job shares the coordinator's process."""
-        return self.lease_s if self.max_nodes > 1 else max(self.lease_s, _ALONE_S)
+        return self.lease_s if self.max_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,7 @@ class Suspicion:
 
 
 class Phase(Enum):
-    """Where the job is; see the drawing in machine.py."""
+    """Where the job is; see the drawing in membership.py."""
 
     GATHERING = "gathering"
     FORMED = "formed"
@@ -150,7 +155,8 @@ class State:
     claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
     formed: frozenset[int] = frozenset()  # their numbers, and those of all before them
     ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
-    absent: frozenset[int] = frozenset()  # ranks whose launcher is certainly not there
+    unseen: Mapping[int, float] = field(default_factory=_empty)  # ranks that no look has found, and since when
+    looked_s: float | None = None  # the latest look
     yielding_until_s: float | None = None  # nodes are refused: a lower seat is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
@@ -158,7 +164,7 @@ class State:
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
-    early_failure: msg.Failed | None = None  # the latest one at the start of a generation
+    early_failure: FailureRecord | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
     gather_from_s: float | None = None  # when the wait for a generation began
     joined_s: float = 0.0  # the latest join
@@ -197,10 +203,10 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Other seats were looked for: which launchers are there, and which certainly are not."""
+    """Other candidates were looked for."""
 
-    there: frozenset[int]
-    absent: frozenset[int]
+    there: frozenset[int]  # who answers as a coordinator
+    absent: frozenset[int]  # no such name, or its address refuses: each may be wrong for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,3 +311,83 @@ def missing(state: State) -> tuple[str, ...]:
         return tuple(islice(names, MAX_NAMED))
     absent = (node for node in state.nodes.values() if not node.joined)
     return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.order))
+
+
+# -- how the job stands, for who asks ------------------------------------------------------------
+
+Progress: TypeAlias = "tuple[float | None, float]"  # the part that is done, and how long ago that was said
+ROWS_BYTES = 40_000  # leaves room in a line for all else
+_ROW_BYTES = 60  # a row without its host
+_LOST, _MISSING = "lost", "missing"
+
+
+def answer(query: msg.StatusQuery, state: State, now_s: float, progress: Progress | None) -> msg.FromServer:
+    """What to say to who asks."""
+    if query.version != msg.VERSION:
+        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {query.version}", retry=False)
+    if query.job != state.settings.job:
+        return msg.Refused(f"this coordinator serves job {state.settings.job}, not {query.job}", retry=False)
+    return status(state, now_s, progress)
+
+
+def status(state: State, now_s: float, progress: Progress | None = None) -> msg.Status:
+    """The whole table, or as much of it as fits into a line."""
+    known = sorted(state.nodes.values(), key=lambda node: node.order)
+    rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
+    done, age_s = progress if progress is not None else (None, None)
+    ended = state.end
+    return msg.Status(
+        phase=state.phase.value,
+        generation=state.generation,
+        restarts=state.restarts,
+        max_restarts=state.settings.max_restarts,
+        min_nodes=state.settings.min_nodes,
+        max_nodes=state.settings.max_nodes,
+        n_nodes=len(rows),
+        nodes=_fitting(rows),
+        progress=done,
+        progress_age_s=age_s,
+        end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
+    )
+
+
+def _row(state: State, node: Node, now_s: float) -> msg.Row:
+    word = _state_of(state, node)
+    away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
+    return node.node_rank, node.host, word, away_s
+
+
+def _state_of(state: State, node: Node) -> str:
+    if _is_done(state, node.key):
+        return "done"
+    if node.peer is None:
+        return _LOST
+    if is_working(state, node.key):
+        return "running" if state.phase is Phase.RUNNING else "starting"
+    return "joined" if node.joined else "connected"
+
+
+def _is_done(state: State, key: Key) -> bool:
+    if state.phase is Phase.OVER:
+        return isinstance(state.end, msg.Finished) and state.run is not None and key in state.run.done
+    return has_finished(state, key)
+
+
+def _never_seen(state: State) -> list[msg.Row]:
+    """Of a job whose nodes have ranks, those that have not called yet."""
+    ranks = {node.node_rank for node in state.nodes.values()}
+    if None in ranks:
+        return []
+    return [(rank, "", _MISSING, None) for rank in range(state.settings.min_nodes) if rank not in ranks]
+
+
+def _fitting(rows: list[msg.Row]) -> tuple[msg.Row, ...]:
+    """As many as fit, in their order; those that are not there matter most."""
+    room = ROWS_BYTES
+    chosen: set[int] = set()
+    for i in sorted(range(len(rows)), key=lambda i: rows[i][2] not in (_LOST, _MISSING)):
+        room -= _ROW_BYTES + 2 * len(rows[i][1])  # an escaped character takes two
+        if room < 0:
+            break
+        chosen.add(i)
+    return tuple(row for i, row in enumerate(rows) if i in chosen)

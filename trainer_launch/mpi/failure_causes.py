@@ -1,23 +1,20 @@
-"""Ends of mpirun in words: who failed, whether to start again can help, who is missing. Pure."""
+"""Ends of mpirun in words: who failed, and how; who is missing. Pure."""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from trainer_launch.membership.retry_policy import FailureRecord, is_of_code
 from trainer_launch.model import Member, exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.mpi.state import Exited
+from trainer_launch.supervisor.error_lines import error_name, headline
 
 _SHOWN = 8  # hosts that one sentence names
-_UNPARSABLE = ("SyntaxError:", "IndentationError:", "TabError:")
-_MISSING = ("ImportError:", "ModuleNotFoundError:")
-_REFUSALS = {
-    exit_codes.MISCONFIGURED: "its arguments are refused (exit code 2)",
-    exit_codes.NOT_EXECUTABLE: "its program cannot be executed (exit code 126)",
-    exit_codes.NOT_FOUND: "its program cannot be found (exit code 127)",
-}
+_TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
 
 
 def sentence(last: Exited) -> str:
@@ -62,19 +59,20 @@ def code_of(last: Exited) -> int:
     return exit_codes.of_signal(last.said.signal) if last.said.signal is not None else _code(last)
 
 
-def in_vain(last: Exited, before: Exited | None) -> str | None:
-    """Why not to start again; None when it may help. `before` also ended soon after its start, if it is there."""
-    broken = _error(last.lines, _UNPARSABLE)
-    if broken:
-        return f"a {broken.partition(':')[0]} is the same each time"
-    if before is None:
-        return None
-    lacking = _error(last.lines, _MISSING)
-    if lacking and lacking == _error(before.lines, _MISSING):
-        return f"the same {lacking.partition(':')[0]} has ended two starts in a row"
-    if _code(last) == _code(before) and last.said.signal is None and _code(last) in _REFUSALS:
-        return f"{_REFUSALS[_code(last)]}, two starts in a row"
-    return None
+def record(last: Exited, attempt: int) -> FailureRecord:
+    """This end for the retry policy; an error of the code counts before what it has done to other ranks."""
+    lines = [_TAG.sub("", line, count=1) for line in last.lines]
+    of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
+    message = next(of_code, None) or headline(lines, only_named=True)
+    said = last.said
+    return FailureRecord(
+        attempt=attempt,
+        rank=said.rank,
+        exit_code=_code(last),
+        signal=said.signal,
+        error=error_name(message),
+        message=message.strip(),
+    )
 
 
 def missing(wanted: Sequence[Member], ready: Collection[str], stuck: Mapping[str, str], lost: str | None) -> str:
@@ -88,10 +86,6 @@ def missing(wanted: Sequence[Member], ready: Collection[str], stuck: Mapping[str
 
 def _code(last: Exited) -> int:
     return last.code if last.said.exit_code is None else last.said.exit_code
-
-
-def _error(lines: Sequence[str], kinds: Sequence[str]) -> str | None:
-    return next((line.strip() for line in reversed(lines) if line.strip().startswith(tuple(kinds))), None)
 
 
 def _name(number: int) -> str:

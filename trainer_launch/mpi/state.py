@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from trainer_launch.membership.retry_policy import FailureRecord
 from trainer_launch.model import Member
 from trainer_launch.mpi.mpirun_messages import Said
 
@@ -203,7 +204,7 @@ class State:
     lost: str | None = None  # the host for which the job waits, or is being ended
     last: Exited | None = None
     failures_s: tuple[float, ...] = ()  # that cost the budget
-    before: Exited | None = None  # the failure before, if it came soon after its start
+    before: FailureRecord | None = None  # the failure before, if it came soon after its start
     early: int = 0  # starts in a row that did not last
     asked: bool = False
     draining: bool = False  # nothing is started again; ranks have all the time that they need

@@ -18,6 +18,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Member, exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import failure_causes
@@ -253,21 +254,20 @@ def _count_early(state: State, at_s: float, why: str) -> State:
 def _failed(state: State, last: Exited, at_s: float) -> Step:
     """Ranks failed by themselves: this costs the budget, unless to start again is in vain."""
     settings = state.settings
-    is_early = at_s - state.started_s < EARLY_S
-    why = failure_causes.in_vain(last, state.before if is_early else None)
-    recent = tuple(t for t in state.failures_s if settings.window_s is None or t > at_s - settings.window_s)
+    is_early = at_s - state.started_s < timeouts.START_S
+    record = failure_causes.record(last, state.starts)
+    why = retry_policy.why_not_again(record, state.before if is_early else None)
+    recent = retry_policy.recent(state.failures_s, at_s, settings.window_s)
     if settings.by_slot:
         last = failure_causes.located(last, state.running)
     text = failure_causes.sentence(last)
-    if why is None and len(recent) >= settings.max_restarts:
-        within = "" if settings.window_s is None else f" within {settings.window_s:g} s"
-        budget = f"({counted(settings.max_restarts, 'restart')}{within})"
-        why = f"the restart budget is used up {budget}" if settings.max_restarts else ""
-    if why is not None:
-        reason = f"not restarted, because {why}" if why else None
+    spent = retry_policy.why_spent(len(recent), settings.max_restarts, settings.window_s)
+    if why is not None or spent is not None:
+        told = why or (spent if settings.max_restarts else None)  # who allows no restart needs no reason
+        reason = f"not restarted, because {told}" if told else None
         state, _ = done(state, failure_causes.code_of(last), failure_causes.failure(last, reason))
         return state, (Say(f"{text}; {reason}" if reason else text),)
-    state = replace(state, failures_s=(*recent, at_s), before=last if is_early else None, troubles_from_s=None)
+    state = replace(state, failures_s=(*recent, at_s), before=record if is_early else None, troubles_from_s=None)
     count = f"restart {len(recent) + 1} of {settings.max_restarts}"
     state, actions = wait(state, at_s, settings.rejoin_s)
     return state, (Say(f"{text}; {count}"), *actions)

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.units import counted
@@ -18,8 +19,6 @@ from trainer_launch.pytorch.rendezvous_entry_point import BACKEND
 from trainer_launch.pytorch.torchrun_store import GenerationStore, open_store, reach_store
 from trainer_launch.pytorch.worker_death import Ends, WorkerDeath
 
-_BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
-_GONE_S = 30.0  # and so long after this node's workers have succeeded
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
 _log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             if message is None:
                 break
             self._note(message)
-        return int(not self._going or self._is_away(_BLIP_S))
+        return int(not self._going or self._is_away(timeouts.BLIP_S))
 
     def is_over(self, wait_s: float) -> bool:
         """Whether the generation is over, or turns out to be in a moment: after an error of its store."""
@@ -154,7 +153,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             GaveUpError: the job failed elsewhere.
         """
         self._say_done()
-        while self._ended is None and self._going and not self._is_away(_GONE_S):
+        while self._ended is None and self._going and not self._is_away(timeouts.GONE_S):
             message = self._client.receive(_LOOK_S)
             if message is not None:
                 self._note(message)
@@ -249,7 +248,7 @@ class CoordinatedRendezvous(RendezvousHandler):
     def _tell_failure(self) -> None:
         """torch comes here by itself only when a worker of ours has failed, or because we were out of touch."""
         death = self._first_death()
-        if death is None and not self._is_away(_BLIP_S):
+        if death is None and not self._is_away(timeouts.BLIP_S):
             death = WorkerDeath()  # nobody saw which it was
         if self._going and self._formed is not None and death is not None:
             self._told, self._ends = death, self._look_at_ends()

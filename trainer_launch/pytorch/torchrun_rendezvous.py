@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousP
 from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.host.secret import read_secret
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, NodeRange, exit_codes
@@ -39,7 +40,6 @@ from trainer_launch.supervisor import error_file
 
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0
-_NEWS_S = 10.0  # in which the coordinator tells of a loss; a lease is shorter
 _QUIT = "has no restarts left"
 _LEAVE = "asked to stop"
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class PlainTorchrun(CoordinatedRendezvous):
             self._tell_last_failure(failure)
             self._close(f"{self._me.host} {_QUIT}")
         else:
-            was_lost = isinstance(failure, DistError) and not self._asked and self.is_over(_NEWS_S)
+            was_lost = isinstance(failure, DistError) and not self._asked and self.is_over(timeouts.NEWS_S)
             self._close(None)
             if was_lost:
                 begin_again("a node was lost while the nodes met")

@@ -10,9 +10,10 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
 from trainer_launch.host import sockets
+from trainer_launch.membership import timeouts
 from trainer_launch.model import PortRange
 
-STORE_TIMEOUT = timedelta(seconds=60)  # all nodes are there when the store is opened
+STORE_TIMEOUT = timedelta(seconds=timeouts.STORE_S)  # all nodes are there when the store is opened
 _REACH_S = 1.0  # for one attempt to connect
 _SOON_S, _LOOK_S = 0.002, 0.1  # between two looks at the store, at first and at most
 _ADVICE = "the store uses a port of --port-range, or any free port: allow traffic between the job's pods there"

@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Any
 
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
@@ -33,9 +34,6 @@ from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state as supervisor
 from trainer_launch.supervisor import state_machine
-
-BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
-GONE_S = 30.0  # and so long after this node's workers have succeeded
 
 Step = tuple["State", tuple[ge.Action, ...]]
 
@@ -123,8 +121,8 @@ class State:
         is_over = self.ending is not None or self.stop_signal is not None
         if self.away_since_s is None or self.phase in (Phase.WAITING, Phase.ENDED) or is_over:
             return None
-        patience_s = {Phase.RUNNING: BLIP_S, Phase.DONE: GONE_S}.get(self.phase, self.membership.patience_s)
-        return self.away_since_s + patience_s
+        patience_s = {Phase.RUNNING: timeouts.BLIP_S, Phase.DONE: timeouts.GONE_S}
+        return self.away_since_s + patience_s.get(self.phase, self.membership.patience_s)
 
 
 def begin(plan: Plan, incarnation: str, at_s: float) -> Step:

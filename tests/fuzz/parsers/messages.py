@@ -11,12 +11,12 @@ from dataclasses import asdict
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch.membership import job_status, state_machine
+from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
 from trainer_launch.membership.connection import Connection
+from trainer_launch.membership.election import ranks_of, wanted_seats
 from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
-from trainer_launch.membership.majority import ranks_of, wanted_seats
 from trainer_launch.membership.server_messages import Lines, LostError
 from trainer_launch.model import Endpoint
 from trainer_launch.mpi.host_probes import Probes, _Target
@@ -61,7 +61,7 @@ def coordinator_talk(data: bytes) -> None:
     """
     if not data:
         return
-    state, now_s = state_machine.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
+    state, now_s = membership.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
     greeted: set[int] = set()
     for line in data[1:].split(b"\n")[:60]:
         if not line:
@@ -71,9 +71,9 @@ def coordinator_talk(data: bytes) -> None:
         if event is None:
             continue
         if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
-            coordination.render(job_status.answer(event.message, state, now_s, None))
+            coordination.render(states.answer(event.message, state, now_s, None))
             continue
-        state, replies = state_machine.step(state, event, now_s)
+        state, replies = membership.step(state, event, now_s)
         for reply in replies:
             if isinstance(reply, states.Send):
                 assert coordination.parse(coordination.render(reply.message)) == reply.message
@@ -84,7 +84,7 @@ def coordinator_talk(data: bytes) -> None:
                 greeted.discard(reply.peer)
         wanted_seats(state)
         states.deadline_s(state)
-        coordination.render(job_status.status(state, now_s))
+        coordination.render(states.status(state, now_s))
 
 
 def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:

@@ -17,8 +17,8 @@ import pytest
 from tests.waiting import eventually
 from trainer_launch.host.name_resolution import Resolving
 from trainer_launch.host.sockets import free_port
+from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
-from trainer_launch.membership import status_query
 from trainer_launch.membership.client import Client
 from trainer_launch.membership.client import Disconnected as RunDisconnected
 from trainer_launch.membership.server import Server as Coordinator
@@ -356,7 +356,7 @@ def test_a_question_for_the_status_during_the_preflight_is_answered_and_not_comp
     one = job(2)
     one.hold()
     with pytest.raises(NodeError, match="node 0 is still in preflight"):
-        status_query.ask(one.home, JOB)
+        candidates.ask(one.home, JOB)
     assert "dropped a connection" not in caplog.text
 
 

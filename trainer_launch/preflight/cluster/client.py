@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from trainer_launch.host import sockets
 from trainer_launch.host.name_resolution import Resolving
-from trainer_launch.membership import status_query
+from trainer_launch.membership import candidates
 from trainer_launch.membership.protocol import Challenge, prove
 from trainer_launch.membership.server_messages import Lines, LostError
 from trainer_launch.membership.socket_options import tune
@@ -233,7 +233,7 @@ class Caller:
 
     def _runs_already(self) -> bool:
         try:
-            status_query.ask(self._home, self._present.job, self._secret)
+            candidates.ask(self._home, self._present.job, self._secret)
         except NodeError:
             return False
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from trainer_launch.host.deadline_call import Tried
 from trainer_launch.host.secret import read_secret
-from trainer_launch.membership import status_query
+from trainer_launch.membership import candidates
 from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.errors import NodeError
@@ -343,7 +343,7 @@ class Lookout:
     def _is_at_work(self, seat: Endpoint) -> bool:
         """A standby of a job that has not begun answers, too."""
         try:
-            told = status_query.ask(seat, self._job, self._secret, _ANSWER_S)
+            told = candidates.ask(seat, self._job, self._secret, _ANSWER_S)
         except NodeError:
             return False
         return told.generation > 0 and told.end is None

@@ -1,0 +1,178 @@
+"""Which other launchers are there, and how the job of one stands: connections that only ask."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.server_messages import Lines, LostError
+from trainer_launch.membership.state import Looked
+from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model.errors import NodeError
+
+_AT_ONCE = 256  # seats of one look
+_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+class CandidateWatch:
+    """Looks for the candidates that are wanted, again and again; `wake` is called when something was found."""
+
+    def __init__(self, seats: Seats | None, job: str, secret: bytes | None, wake: Callable[[], None]) -> None:
+        self._seats, self._job, self._secret, self._wake = seats, job, secret, wake
+        self._found: SimpleQueue[Looked] = SimpleQueue()
+        self._wanted: frozenset[int] = frozenset()
+        self._change = threading.Event()
+        self._over = False
+
+    def start(self) -> None:
+        """Be ready to look, where there are other seats."""
+        if self._seats is not None:
+            threading.Thread(target=self._run, name="candidates", daemon=True).start()
+
+    def found(self) -> Iterator[Looked]:
+        """What was found since the last time."""
+        while not self._found.empty():
+            yield self._found.get()
+
+    def want(self, ranks: frozenset[int]) -> None:
+        """Look for these from now on."""
+        if ranks != self._wanted:
+            self._wanted = ranks
+            self._change.set()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over = True
+        self._change.set()
+
+    def _run(self) -> None:
+        while not self._over:
+            wanted = self._wanted
+            self._change.wait(_pause_s() if wanted else None)
+            self._change.clear()
+            wanted = self._wanted
+            if wanted and not self._over and self._seats is not None:
+                there, absent = look({rank: self._seats.endpoint(rank) for rank in sorted(wanted)[:_AT_ONCE]})
+                there = self._first_at_work(self._seats, there)
+                if wanted == self._wanted:
+                    self._found.put(Looked(there, absent))
+                    self._wake()
+
+    def _first_at_work(self, seats: Seats, there: frozenset[int]) -> frozenset[int]:
+        """The lowest of them that is a coordinator: a preflight begins with the same word, and takes no nodes."""
+        for rank in sorted(there):
+            with contextlib.suppress(NodeError):
+                ask(seats.endpoint(rank), self._job, self._secret, timeouts.LOOK_ANSWER_S)
+                return frozenset({rank})
+        return frozenset()
+
+
+def _pause_s() -> float:
+    return timeouts.LOOK_EVERY_S * random.uniform(1 - timeouts.LOOK_JITTER, 1 + timeouts.LOOK_JITTER)
+
+
+def look(seats: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
+    """Who is there, and who seems not to be: no such name, or a kernel that refuses. Silence tells nothing."""
+    there: set[int] = set()
+    absent: set[int] = set()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        for rank, endpoint in seats.items():
+            sock = _begin(endpoint)
+            if sock is None:
+                absent.add(rank)
+            elif isinstance(sock, socket.socket):
+                stack.enter_context(sock)
+                selector.register(sock, selectors.EVENT_WRITE, rank)
+        end_s = time.monotonic() + timeouts.LOOK_ANSWER_S
+        while selector.get_map() and time.monotonic() < end_s:
+            for key, mask in selector.select(max(0.0, end_s - time.monotonic())):
+                _go_on(selector, key, mask, there, absent)
+    return frozenset(there), frozenset(absent)
+
+
+def _begin(endpoint: Endpoint) -> socket.socket | bool | None:
+    """A connection in the making; None: nobody is there; False: nothing is known."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
+            0
+        ]
+    except socket.gaierror as problem:
+        return None if problem.errno in _NO_SUCH_NAME else False
+    except (OSError, UnicodeError):
+        return False
+    sock = socket.socket(family, kind, proto)
+    sock.setblocking(False)
+    number = sock.connect_ex(address)
+    if number in (0, errno.EINPROGRESS):
+        return sock
+    sock.close()
+    return None if number == errno.ECONNREFUSED else False
+
+
+def _go_on(
+    selector: selectors.BaseSelector, key: selectors.SelectorKey, mask: int, there: set[int], absent: set[int]
+) -> None:
+    sock = key.fileobj
+    assert isinstance(sock, socket.socket)
+    if mask & selectors.EVENT_WRITE:
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number == 0:
+            selector.modify(sock, selectors.EVENT_READ, key.data)
+            return
+        if number == errno.ECONNREFUSED:
+            absent.add(key.data)
+    elif _is_challenge(sock):
+        there.add(key.data)
+    selector.unregister(sock)
+
+
+def _is_challenge(sock: socket.socket) -> bool:
+    try:
+        line: Iterable[bytes] = sock.recv(4096).split(b"\n")
+        return isinstance(msg.parse(next(iter(line))), msg.Challenge)
+    except (OSError, msg.ProtocolError):
+        return False
+
+
+# -- how a job stands --------------------------------------------------------------------------
+
+
+def ask(
+    endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
+) -> msg.Status:
+    """How the job stands.
+
+    Raises:
+        NodeError: nobody answers there, or not to us.
+    """
+    until_s = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
+            lines = Lines(sock, msg.parse, "the coordinator")
+            challenge = lines.next(until_s)
+            if not isinstance(challenge, msg.Challenge):
+                raise LostError("its first word is no challenge")
+            proof = None
+            if secret is not None and challenge.nonce:
+                proof = msg.prove(secret, challenge.nonce, job, msg.ASKING)
+            sock.sendall(msg.render(msg.StatusQuery(msg.VERSION, job, proof)))
+            answer = lines.next(until_s)
+    except (OSError, UnicodeError) as problem:
+        why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)
+        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {why or problem}") from None
+    except LostError as problem:
+        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
+    if isinstance(answer, msg.Refused):
+        raise NodeError(f"the coordinator at {endpoint} does not answer: {answer.reason}")
+    if not isinstance(answer, msg.Status):
+        raise NodeError(f"what listens at {endpoint} does not answer a question about the job's status")
+    return answer

@@ -1,0 +1,328 @@
+"""How a generation forms, of whom, and how it ends; how the job ends, and who is told. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.election import binding, may_form, remember, spell
+from trainer_launch.membership.field_checks import MAX_TEXT, Claim
+from trainer_launch.membership.retry_policy import FailureRecord, recent, why_not_again, why_spent
+from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
+from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.units import counted
+
+Step: TypeAlias = tuple[State, tuple[Reply, ...]]
+_UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
+_MOST_NAMED = 8
+
+
+# -- forming one ----------------------------------------------------------------------------------
+
+
+def reckon(state: State) -> State:
+    """Set when to form, or when to let newcomers in."""
+    if state.phase is Phase.GATHERING:
+        return replace(state, form_at_s=_form_at_s(state), admit_at_s=None)
+    return replace(state, form_at_s=None, admit_at_s=_admit_at_s(state))
+
+
+def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]:
+    """Form the next generation when its time has come; its members are told who they are."""
+    if state.form_at_s is None or now_s < state.form_at_s:
+        return state, ()
+    chosen = _choose(state)
+    run = Run(number=state.generation + 1, members=Members.of(chosen), formed_s=now_s)
+    members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
+    # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
+    kept = {key: node for key, node in state.nodes.items() if node.peer is not None}
+    claim = _claim(state, chosen, run.number)
+    state = replace(
+        state,
+        phase=Phase.FORMED,
+        run=run,
+        claims=state.claims if claim is None else remember(binding(state), claim),
+        formed=state.formed | {run.number},
+        generation=run.number,
+        nodes={**kept, **members},
+        n_joined=state.n_joined - len(chosen),
+        failure=None,
+        form_at_s=None,
+        said=None,
+    )
+    size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
+    say = Say(f"generation {run.number}: {size}, {restarts} so far", warns=run.number > 1)
+    return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
+
+
+def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
+    if state.settings.seat is None:
+        return None
+    ranks = spell(node.node_rank or 0 for node in chosen)
+    return Claim(number, state.settings.seat, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
+
+
+def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -> list[Reply]:
+    return [
+        Send(node.peer, msg.Formed(number, i, len(chosen), restarts, i == 0, claim, *ranks))
+        for i, (node, ranks) in enumerate(zip(chosen, _ranks(chosen), strict=True))
+        if node.peer is not None
+    ]
+
+
+def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
+    """Each node's first rank and the world size, then both within its role: numbered by node, as torchrun does."""
+    if any(node.workers == 0 for node in chosen):
+        yield from [(0, 0, 0, 0)] * len(chosen)
+        return
+    of_role, before_of_role = Counter[str](), Counter[str]()
+    for node in chosen:
+        of_role[node.role] += node.workers
+    before, all_workers = 0, of_role.total()
+    for node in chosen:
+        yield before, all_workers, before_of_role[node.role], of_role[node.role]
+        before += node.workers
+        before_of_role[node.role] += node.workers
+
+
+def _choose(state: State) -> list[Node]:
+    """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
+    last = state.run.members if state.run else ()
+    joined = [node for node in state.nodes.values() if node.joined]
+    joined.sort(key=lambda node: (node.key not in last, node.order))
+    return sorted(joined[: state.settings.max_nodes], key=lambda node: node.order)
+
+
+def _form_at_s(state: State) -> float | None:
+    """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
+    settings, begun_s = state.settings, state.gather_from_s
+    if state.n_joined < settings.min_nodes or begun_s is None or not may_form(state):
+        return None
+    if state.run is not None and all(key in state.nodes and state.nodes[key].joined for key in state.run.members):
+        return state.joined_s
+    if state.n_joined >= settings.max_nodes:
+        ready_s = state.joined_s
+    elif settings.shrink_after_s is None:
+        return None
+    else:
+        ready_s = max(state.joined_s + settings.gather_s, begun_s + settings.shrink_after_s)
+        if settings.seat == 0 and state.run is None:  # more pods are about to start, or to come back
+            ready_s = max(ready_s, begun_s + settings.window_of_seat_0_s)
+    return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
+
+
+def _is_one_late(state: State) -> bool:
+    """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
+    last = state.run.members if state.run else None
+    return any(
+        node.returning and not node.joined and node.peer is not None and (last is None or key in last)
+        for key, node in state.nodes.items()
+    )
+
+
+def _admit_at_s(state: State) -> float | None:
+    """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
+    if not runs(state) or state.run is None or state.run.done:
+        return None
+    room = state.settings.max_nodes - len(state.run.members)
+    if room <= 0 or state.n_joined == 0:
+        return None
+    return state.joined_s + (state.settings.gather_s if state.n_joined < room else 0.0)
+
+
+# -- ending one, and the job ----------------------------------------------------------------------
+
+
+def die(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
+    """The generation is over; its other members are told, once."""
+    run = state.run
+    if run is None or not runs(state):
+        return state, ()
+    if _lasted_s(state, now_s) >= state.settings.crash_loop_s:
+        state = replace(state, crashes=0)  # whatever has ended it
+    restart = msg.Restart(run.number, reason)
+    others = peers_of(state, tuple(key for key in run.members if key != but))
+    state = replace(state, phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
+    told: tuple[Reply, ...] = (
+        Say(f"generation {run.number} is over: {reason}"),
+        *(Send(peer, restart) for peer in others),
+    )
+    return settle(state, told, now_s)
+
+
+def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
+    """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
+    first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
+    reason = f"{_what(failed)} on {node.name}{_how(failed)}"
+    record = FailureRecord(
+        attempt=failed.generation,
+        rank=failed.rank,
+        exit_code=failed.exit_code,
+        signal=failed.signal,
+        error=failed.error,
+        message=failed.message,
+    )
+    is_early = _lasted_s(state, now_s) < state.settings.start_s
+    in_vain = why_not_again(record, state.early_failure if is_early else None)
+    state = replace(state, failure=first, early_failure=record if is_early else None)
+    if in_vain is not None:
+        return give_up(state, f"{reason}; not restarted, because {in_vain}")
+    return suspect(state, suspicion_of(failed, reason, node.key, now_s), now_s)
+
+
+def _what(failed: msg.Failed) -> str:
+    """Which worker it was; what is no worker's, such as the store's end, has a sentence of its own."""
+    if failed.rank is not None:
+        return f"rank {failed.rank} failed"
+    return failed.message or "a worker failed"
+
+
+def _how(failed: msg.Failed) -> str:
+    if failed.rank is None and failed.message:
+        return ""
+    if failed.signal is not None:
+        return f" by signal {failed.signal}"
+    return "" if failed.exit_code is None else f" with exit code {failed.exit_code}"
+
+
+def _lasted_s(state: State, now_s: float) -> float:
+    """How long the workers of the present generation have been there."""
+    return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
+
+
+def suspect(state: State, suspicion: Suspicion, now_s: float) -> Step:
+    """End the generation at once, and charge it when its members are back or in a moment."""
+    state, told = die(replace(state, suspicion=suspicion), suspicion.reason, now_s, suspicion.key)
+    if state.run is not None and state.run.members == (suspicion.key,):  # who could have been lost?
+        state, more = charge(state)
+        told += more
+    return state, told
+
+
+def forgive(state: State, lost: Node) -> Step:
+    """Another member is lost: it was that what made the worker fail."""
+    suspicion, run = state.suspicion, state.run
+    if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
+        return state, ()
+    say = Say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
+    return replace(state, suspicion=None, failure=None, early_failure=None), (say,)
+
+
+def charge(state: State) -> Step:
+    """The suspicion has turned out to be true."""
+    suspicion, settings = state.suspicion, state.settings
+    if suspicion is None:
+        return state, ()
+    reason, now_s = suspicion.reason, suspicion.at_s
+    unevenly = _uneven_data(state)
+    state = replace(state, suspicion=None)
+    if unevenly is not None and state.failure is not None:
+        return give_up(replace(state, failure=replace(state.failure, cause=_UNEVEN)), unevenly)
+    # A new coordinator knows the count from its nodes, not the times.
+    within = () if settings.window_s is None else recent(state.failures_s, now_s, settings.window_s)
+    used = state.restarts if settings.window_s is None else len(within)
+    state = replace(state, failures_s=(*within, now_s))
+    spent = why_spent(used, settings.max_restarts, settings.window_s)
+    if spent is not None:
+        return give_up(state, f"{reason}, and {spent}")
+    return stumble(replace(state, restarts=state.restarts + 1), reason, now_s)
+
+
+def stumble(state: State, reason: str, now_s: float) -> Step:
+    """Count a generation that did not get far, but not for ever."""
+    settings = state.settings
+    early = state.run is not None and _lasted_s(state, now_s) < settings.crash_loop_s
+    state = replace(state, crashes=state.crashes + 1 if early else 0)
+    if state.crashes >= settings.crash_loop:
+        within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
+        return give_up(state, f"{reason}, and generations have failed {within}")
+    return state, ()
+
+
+def give_up(state: State, reason: str) -> Step:
+    """The job has failed, for the failure that is known or else for this reason."""
+    return end(state, replace(state.failure or msg.GiveUp(""), reason=reason))
+
+
+def quit_job(state: State, node: Node, reason: str) -> Step:
+    """A member of the last generation ends the job for all; a spare or a newcomer cannot."""
+    if state.end is not None or state.run is None or node.key not in state.run.members:
+        return state, ()
+    return give_up(state, f"{node.name} {reason}")
+
+
+def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
+    """The job is over; whoever calls later hears the same."""
+    failed = isinstance(word, msg.GiveUp)
+    text = f"the job has failed: {word.reason}" if isinstance(word, msg.GiveUp) else "all nodes are done"
+    over = replace(state, phase=Phase.OVER, end=word, form_at_s=None, admit_at_s=None, say_at_s=None)
+    return over, (Say(text, warns=failed), *(Send(peer, word) for peer in state.peers))
+
+
+def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
+    """After any change of who is there: what is due now, and when to look again."""
+    if state.phase is Phase.OVER:
+        return state, replies
+    state = reckon(state)
+    if state.form_at_s is not None and now_s >= state.form_at_s:
+        state, told = charge(state)
+        replies += told
+        if state.phase is Phase.OVER:
+            return state, replies
+    state, formed = form_when_due(state, now_s)
+    if state.say_at_s is None:
+        state = replace(state, say_at_s=now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S))
+    return state, (*replies, *formed)
+
+
+def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
+    """The connections of these nodes."""
+    peers = (state.nodes[key].peer for key in keys if key in state.nodes)
+    return [peer for peer in peers if peer is not None]
+
+
+# -- ranks that finished while others waited for them ---------------------------------------------
+
+
+def suspicion_of(failed: msg.Failed, reason: str, key: Key, now_s: float) -> Suspicion:
+    """What a failure makes the coordinator suspect, with what its node saw of its other workers."""
+    waited = failed.rank if failed.lost_peer else None
+    return Suspicion(key=key, reason=reason, at_s=now_s, waited=waited, finished=frozenset(failed.finished))
+
+
+def note_ends(state: State, key: Key, join: msg.Join) -> State:
+    """Take in what a member of the last generation says of its workers when it joins again."""
+    before, run = state.suspicion, state.run
+    if before is None or run is None or key == before.key or key not in run.members:
+        return state
+    waited = None if join.failed else before.waited
+    finished = before.finished | frozenset(join.finished)
+    return replace(
+        state, suspicion=replace(before, waited=waited, finished=finished, reported=before.reported | {key})
+    )
+
+
+def _uneven_data(state: State) -> str | None:
+    """The sentence that says that ranks finished while others still waited for them; None: it is not proved.
+
+    A rank whose connection to a peer was closed says that a peer is gone, not which one or why. It is the program's
+    fault only if every node has told how its workers ended, some had finished with exit code 0, and none had failed
+    for a reason of its own.
+    """
+    found, run = state.suspicion, state.run
+    if found is None or run is None or found.waited is None or not found.finished:
+        return None
+    if not {*run.members} <= {found.key, *found.reported}:
+        return None
+    who, it = _ranks_in_words(sorted(found.finished)), "it" if len(found.finished) == 1 else "them"
+    return f"{who} finished with exit code 0 while rank {found.waited} still waited for {it}"
+
+
+def _ranks_in_words(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = len(ranks) - _MOST_NAMED
+    return f"ranks {', '.join(map(str, ranks[:_MOST_NAMED]))}" + (f" and {more} more" if more > 0 else "")

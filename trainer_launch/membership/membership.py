@@ -1,0 +1,402 @@
+r"""Who is a member of the job, lost, back: what the coordinator does, as a pure state machine.
+
+`step(state, event, now_s) -> (state, replies)`
+
+state \ event | Join           | a member lost, leaves | Failed; no Store in time | Store | all Done | too long
+--------------|----------------|-----------------------|--------------------------|-------|----------|---------
+GATHERING     | enough: FORMED | wait on               | ignore                   | -     | -        | OVER
+FORMED        | a member's:    | GATHERING, free of    | GATHERING, Failed is     | RUN-  | -        | see left
+RUNNING       | GATHERING; a   | charge                | charged; too often: OVER | NING  | OVER     | -
+              | newcomer's:    |                       |                          | -     |          |
+              | soon GATHERING |                       |                          |       |          |
+OVER          | the end again  | -                     | -                        | -     | -        | -
+
+Every way from FORMED or RUNNING to GATHERING tells the other members once to stop their workers and join again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.election import note_look
+from trainer_launch.membership.generation import (
+    Step,
+    charge,
+    die,
+    end,
+    fail,
+    forgive,
+    give_up,
+    note_ends,
+    peers_of,
+    quit_job,
+    settle,
+    stumble,
+)
+from trainer_launch.membership.state import (
+    Close,
+    Connected,
+    Disconnect,
+    Event,
+    Gone,
+    Key,
+    Looked,
+    Node,
+    Phase,
+    Reply,
+    Said,
+    Say,
+    Send,
+    Settings,
+    State,
+    Tick,
+    charge_at_s,
+    give_up_at_s,
+    has_finished,
+    is_working,
+    missing,
+    runs,
+    waiting,
+)
+from trainer_launch.model.frozen_replace import replace
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def begin(settings: Settings) -> State:
+    """Know nothing of the job but its settings; what ran before is learned from those who call."""
+    return State(settings=settings)
+
+
+def step(state: State, event: Event, now_s: float) -> Step:
+    """Decide what an event changes and who has to be told what."""
+    match event:
+        case Connected():
+            return state, ()
+        case Said(peer, msg.Hello() as hello):
+            return _greet(state, peer, hello, now_s)
+        case Said(peer, message) if peer in state.peers:
+            heard = replace(state, heard=_with_key(state.heard, peer, now_s))
+            return _hear(heard, heard.nodes[heard.peers[peer]], message, now_s)
+        case Said(peer, _):
+            return state, (Disconnect(peer),)
+        case Gone(peer, ended):
+            known = peer in state.peers
+            return _lose(state, state.peers[peer], "is gone", now_s, ended=ended) if known else (state, ())
+        case Looked():
+            return _give_way(state, event, now_s)
+        case Tick():
+            return _tick(state, now_s)
+        case Close(reason):
+            return end(state, msg.GiveUp(reason)) if state.phase is not Phase.OVER else (state, ())
+
+
+# -- what a node says -------------------------------------------------------------------------
+
+
+def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
+    match message:
+        case msg.Renew():
+            return state, ()
+        case msg.Join():
+            return _join(state, node, message, now_s)
+        case msg.Store(generation) if _is_current(state, node, generation):
+            return _note_store(state, node, message, now_s)
+        case msg.Took(generation) if _is_current(state, node, generation):
+            return _note_taken(state, node, now_s)
+        case msg.Failed(generation) if _is_current(state, node, generation):
+            return fail(state, node, message, now_s)
+        case msg.Done(generation) if _is_current(state, node, generation):
+            return _note_done(state, node)
+        case msg.Leave(reason):
+            return _leave(state, node, reason, now_s)
+        case msg.Quit(reason):
+            return quit_job(state, node, _printable(reason))
+    return state, ()  # about a generation that is over
+
+
+def _is_current(state: State, node: Node, generation: int) -> bool:
+    return state.run is not None and generation == state.run.number and is_working(state, node.key)
+
+
+def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
+    if join.incarnation != node.incarnation or node.peer is None:
+        return state, ()
+    if state.end is not None:
+        return state, (Send(node.peer, state.end),)
+    replies: tuple[Reply, ...] = ()
+    if is_working(state, node.key) and state.run is not None:
+        if join.generation < state.run.number:  # said before it heard of this generation
+            return state, ()
+        state, replies = die(state, f"{node.name} starts again", now_s, but=node.key)
+    if state.run is not None and join.generation == state.run.number:
+        state = note_ends(state, node.key, join)
+    joined = replace(state.nodes[node.key], joined=True)
+    state = replace(_with_node(state, joined), joined_s=now_s)
+    return settle(state, replies, now_s)
+
+
+def _note_store(state: State, node: Node, store: msg.Store, now_s: float) -> Step:
+    run = state.run
+    if run is None or state.phase is not Phase.FORMED or run.members[0] != node.key:
+        return state, ()
+    return _go(replace(state, run=replace(run, store=store)), now_s)
+
+
+def _note_taken(state: State, node: Node, now_s: float) -> Step:
+    run = state.run
+    if run is None or state.phase is not Phase.FORMED:
+        return state, ()
+    return _go(replace(state, run=replace(run, took=run.took | {node.key})), now_s)
+
+
+def _go(state: State, now_s: float) -> Step:
+    """Workers start when the store is open and, where other seats could form one too, all members know of it."""
+    run, claims = state.run, state.claims
+    if run is None or run.store is None:
+        return state, ()
+    if claims and claims[-1].generation == run.number:
+        if len(run.took) < len(run.members):
+            return state, ()
+        claims = (claims[-1]._replace(sure=True),)
+    state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s), claims=claims)
+    go = msg.Go(run.number, run.store.host, run.store.port)
+    return state, tuple(Send(peer, go) for peer in peers_of(state, run.members))
+
+
+def _note_done(state: State, node: Node) -> Step:
+    run = state.run
+    if run is None or state.phase is not Phase.RUNNING:
+        return state, ()
+    run = replace(run, done=run.done | {node.key})
+    state = replace(state, run=run, admit_at_s=None)
+    return end(state, msg.Finished()) if len(run.done) == len(run.members) else (state, ())
+
+
+# -- who is there, and who is lost ----------------------------------------------------------------
+
+
+def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
+    """A node says who it is."""
+    refusal = _refusal(state, peer, hello, now_s)
+    if refusal is not None:
+        return state, (Send(peer, refusal), Disconnect(peer))
+    node = Node(
+        node_rank=hello.node_rank,
+        host=hello.host,
+        incarnation=hello.incarnation,
+        peer=peer,
+        claims=hello.claims,
+        workers=hello.workers,
+        role=hello.role,
+    )
+    state, replies = _replace_old(state, node, now_s)
+    finished = has_finished(state, node.key)
+    state = replace(
+        _with_node(state, replace(node, returning=hello.generation > 0)),
+        peers=_with_key(state.peers, peer, node.key),
+        heard=_with_key(state.heard, peer, now_s),
+        generation=max(state.generation, hello.generation),
+        restarts=max(state.restarts, hello.restarts),
+        gather_from_s=now_s if state.gather_from_s is None else state.gather_from_s,
+        lease_check_s=_earlier(state.lease_check_s, now_s + state.settings.told_lease_s),
+    )
+    replies += (Send(peer, msg.Welcome(state.settings.told_lease_s)),)
+    if state.end is not None:
+        return state, (*replies, Send(peer, state.end))
+    if hello.generation and not finished:
+        reason = "this node or the coordinator was away, so its generation is over"
+        replies += (Send(peer, msg.Restart(hello.generation, reason)),)
+    return settle(state, replies, now_s)
+
+
+def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+    settings = state.settings
+    if hello.version != msg.VERSION:
+        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {hello.version}", retry=False)
+    if hello.job != settings.job:
+        return msg.Refused(f"this coordinator serves job {settings.job}, not {hello.job}", retry=False)
+    rank = hello.node_rank
+    if rank is not None and settings.min_nodes == settings.max_nodes <= rank:
+        return msg.Refused(
+            f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}", retry=False
+        )
+    if settings.seat is not None and (elsewhere := _elsewhere(state, hello, now_s)):
+        return elsewhere
+    if peer in state.peers:
+        return msg.Refused("a connection is for one node", retry=False)
+    old = None if rank is None else state.nodes.get(rank)
+    if old is None or old.peer is None or old.host == hello.host:
+        return None
+    # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
+    silent = now_s - state.heard[old.peer] > settings.told_lease_s / 2
+    return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
+
+
+def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+    """Whom this seat does not take: anybody while it yields; a standby, who has no generation to go on with."""
+    if hello.node_rank is None:
+        return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
+    if state.yielding_until_s is not None and now_s < state.yielding_until_s:
+        return msg.Refused("a node with a lower index is there again", retry=True)
+    if state.settings.seat != 0 and state.run is None and not hello.claims:
+        return msg.Refused("this is a standby, and no generation has run here", retry=True)
+    return None
+
+
+def _give_way(state: State, looked: Looked, now_s: float) -> Step:
+    """What is known of other seats: node 0's begins where nobody else is; the others send their nodes to it."""
+    seat = state.settings.seat
+    state = note_look(state, looked, now_s)
+    lower = [rank for rank in looked.there if seat is not None and rank < seat]
+    if not lower or not state.peers or state.end is not None or (runs(state) and 0 not in lower):
+        return settle(state, (), now_s)
+    reason = f"node {min(lower)} is there again"
+    state, told = die(state, reason, now_s)
+    word = msg.Refused(reason, retry=True)
+    told += tuple(reply for peer in state.peers for reply in (Send(peer, word), Disconnect(peer)))
+    until_s = now_s + state.settings.yield_s
+    return replace(state, yielding_until_s=until_s, run=None, suspicion=None, gather_from_s=None), told
+
+
+def _replace_old(state: State, node: Node, now_s: float) -> Step:
+    """A node's new connection ends its old one; another process of it also ends the old process."""
+    old = state.nodes.get(node.key)
+    if old is None or old.peer is None:
+        return state, ()
+    told: tuple[Reply, ...] = ()
+    if old.incarnation != node.incarnation:
+        told = (Send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False)),)
+    state, replies = _lose(state, old.key, "came back", now_s)
+    return state, (*told, Disconnect(old.peer), *replies)
+
+
+def _lose(state: State, key: Key, how: str, now_s: float, *, ended: bool = False) -> Step:
+    """A node is not connected any more."""
+    node = state.nodes[key]
+    working = is_working(state, key)
+    state = replace(
+        _with_node(state, replace(node, peer=None, joined=False, lost_s=now_s)),
+        peers=_without_key(state.peers, node.peer),
+        heard=_without_key(state.heard, node.peer),
+    )
+    if ended and state.run is not None and key in state.run.members:
+        state = replace(state, ended=_with_key(state.ended, key, state.run.number))
+    return _go_on_without(state, node, how, now_s, working=working)
+
+
+def _go_on_without(state: State, node: Node, how: str, now_s: float, *, working: bool) -> Step:
+    state, told = forgive(state, node)
+    if not working:
+        return settle(state, told, now_s)
+    state, more = die(state, f"{node.name} {how}", now_s, but=node.key)
+    return state, (*told, *more)
+
+
+def _leave(state: State, node: Node, reason: str, now_s: float) -> Step:
+    """It goes on purpose: it stays connected but is not waited for."""
+    working = is_working(state, node.key)
+    state = _with_node(state, replace(node, joined=False, returning=False))
+    return _go_on_without(state, node, f"leaves: {_printable(reason)}", now_s, working=working)
+
+
+def _expire(state: State, now_s: float) -> Step:
+    """End the leases of those who were silent for too long, unless it is we who were not looking."""
+    if state.lease_check_s is None or now_s < state.lease_check_s:
+        return state, ()
+    lease_s = state.settings.told_lease_s
+    replies: tuple[Reply, ...] = ()
+    if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
+        state = replace(state, heard=dict.fromkeys(state.heard, now_s))
+    for peer in [peer for peer, at_s in state.heard.items() if now_s >= at_s + lease_s]:
+        if peer in state.peers:
+            state, more = _lose(state, state.peers[peer], f"was silent for {lease_s:g} s", now_s)
+            replies = (*replies, Disconnect(peer), *more)
+    first_s = min(state.heard.values(), default=None)
+    return replace(state, lease_check_s=None if first_s is None else first_s + lease_s), replies
+
+
+def _printable(text: str) -> str:
+    """As a part of one line of a log."""
+    return "".join(c if c.isprintable() else " " for c in text[:200])
+
+
+def _earlier(one_s: float | None, other_s: float) -> float:
+    return other_s if one_s is None else min(one_s, other_s)
+
+
+def _with_node(state: State, node: Node) -> State:
+    """The state with this node in place of what was known of it."""
+    before = state.nodes.get(node.key)
+    n_joined = state.n_joined + node.joined - (before is not None and before.joined)
+    return replace(state, nodes=_with_key(state.nodes, node.key, node), n_joined=n_joined)
+
+
+def _with_key(values: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
+    """A mapping with one more, or another, value."""
+    return values | {key: value}  # type: ignore[operator, no-any-return] # {**values} takes 8 times as long
+
+
+def _without_key(values: Mapping[_K, _V], key: _K | None) -> Mapping[_K, _V]:
+    """A mapping without this key."""
+    kept = values | {}  # type: ignore[operator]
+    kept.pop(key, None)
+    return kept  # type: ignore[no-any-return]
+
+
+# -- time -------------------------------------------------------------------------------------
+
+
+def _tick(state: State, now_s: float) -> Step:
+    state, replies = _expire(state, now_s)
+    limit_s = give_up_at_s(state)
+    if limit_s is not None and now_s >= limit_s:
+        state, more = _stop_waiting(state, now_s)
+        replies += more
+    charge_s = charge_at_s(state)
+    if charge_s is not None and now_s >= charge_s:
+        state, more = charge(state)
+        replies += more
+    if state.admit_at_s is not None and now_s >= state.admit_at_s and state.run is not None:
+        names = ", ".join(n.name for n in state.nodes.values() if n.joined and n.key not in state.run.members)
+        state, more = die(state, f"{names[:500]} may join", now_s)
+        replies += more
+    state, more = settle(state, (), now_s)
+    replies += more
+    if state.say_at_s is not None and now_s >= state.say_at_s:
+        state, more = _say(state)
+        replies += more
+    return state, replies
+
+
+def _stop_waiting(state: State, now_s: float) -> Step:
+    if state.phase is Phase.FORMED and state.run is not None:
+        host = state.nodes[state.run.members[0]].name
+        reason = f"{host} did not open the store in {state.settings.store_timeout_s:g} s"
+        state, told = stumble(state, reason, now_s)
+        if state.phase is Phase.OVER:
+            return state, told
+        return die(state, reason, now_s)
+    names = ", ".join(missing(state)) or "more nodes"
+    return give_up(state, f"waited {state.settings.rejoin_timeout_s:g} s for {names}")
+
+
+def _say(state: State) -> Step:
+    """Tell those that wait what they wait for, when it is new to them."""
+    now = waiting(state)
+    peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
+    known, told = state.said or (None, frozenset())
+    state = replace(state, say_at_s=None, said=(now, peers))
+    new = peers if now != known else peers - told
+    says = (Say(_sentence(now)),) if now != known and now.missing else ()
+    return state, (*says, *(Send(peer, now) for peer in sorted(new)))
+
+
+def _sentence(now: msg.Waiting) -> str:
+    more = now.wanted - now.present - len(now.missing)
+    return f"{now.present} of {now.wanted} nodes, waiting for {', '.join(now.missing)}" + (
+        f" and {more} more" if more > 0 else ""
+    )

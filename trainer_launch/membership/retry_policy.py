@@ -1,0 +1,66 @@
+"""Whether a failed attempt is repeated: the same rules for torch's generations and for starts of mpirun. Pure."""
+
+from __future__ import annotations
+
+from trainer_launch.model import exit_codes, typos
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import counted
+
+_UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_MISSING = frozenset({"ImportError", "ModuleNotFoundError"})  # once may be a volume that was not there yet
+_REFUSALS = {
+    exit_codes.MISCONFIGURED: "its arguments are refused (exit code 2)",
+    exit_codes.NOT_EXECUTABLE: "its program cannot be executed (exit code 126)",
+    exit_codes.NOT_FOUND: "its program cannot be found (exit code 127)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """How an attempt failed: the first worker's own end, as far as it is known."""
+
+    attempt: int  # a torch job's generation, or the start of mpirun
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None  # the type of the exception that ended it
+    message: str = ""  # that exception's first words, type and all
+
+
+def why_not_again(failed: FailureRecord, before: FailureRecord | None) -> str | None:
+    """Why a restart cannot help; None when it may.
+
+    `before` is how the attempt before ended, if both failed soon after their start. Which rank was the first to
+    tell is chance: at the start all fail alike.
+    """
+    if failed.error in _UNPARSABLE:
+        return f"a {failed.error} is the same each time"
+    if before is None or before.attempt + 1 != failed.attempt:
+        return None
+    is_same = (failed.error, failed.message) == (before.error, before.message)
+    if is_same and is_of_code(failed.error, failed.message):
+        return f"the same {failed.error} has ended two starts in a row"
+    ends_itself = failed.error is None and failed.signal is None
+    if ends_itself and failed.exit_code == before.exit_code and failed.exit_code in _REFUSALS:
+        return f"{_REFUSALS[failed.exit_code]}, two starts in a row"
+    return None
+
+
+def is_of_code(error: str | None, message: str) -> bool:
+    """Whether an error tells of the program itself, which is the same at every start."""
+    return error in _UNPARSABLE or error in _MISSING or typos.is_slip(message)
+
+
+def recent(failures_s: tuple[float, ...], now_s: float, window_s: float | None) -> tuple[float, ...]:
+    """The failures that still count; without a window all do."""
+    return tuple(at_s for at_s in failures_s if window_s is None or at_s > now_s - window_s)
+
+
+def why_spent(used: int, allowed: int, window_s: float | None) -> str | None:
+    """Why the restart budget has no room for one more; None when it has."""
+    if used < allowed:
+        return None
+    if allowed == 0:
+        return "--max-restarts 0 allows no restart"
+    within = "" if window_s is None else f" within {window_s:g} s"
+    return f"the restart budget is used up ({counted(allowed, 'restart')}{within})"

@@ -1,0 +1,62 @@
+"""All times of membership, in seconds; tests/membership/test_timeouts.py asserts how they are ordered.
+
+What a user can set (`--rejoin-timeout`, `--shrink-after`, `--restart-window`, `--grace`) has only its default here,
+where membership needs one.
+"""
+
+from __future__ import annotations
+
+# -- who is lost ------------------------------------------------------------------------------
+
+LEASE_S = 3.0  # a node that says nothing for so long is lost; kubelet needs as long to restart a pod
+RENEWALS = 3  # a node says something so often within its lease, so that one late packet costs nothing
+LEAST_RENEWAL_S = 0.05  # between two signs of life, however short a lease the coordinator gives
+ALONE_LEASE_S = 86_400.0  # a node that is the whole job shares the coordinator's process
+BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
+GONE_S = 30.0  # and so long after this node's workers have succeeded: others' failures still need this node
+NEWS_S = 10.0  # in which a coordinator tells torchrun of a loss that torchrun has felt itself
+
+# -- reaching a coordinator -------------------------------------------------------------------
+
+CONNECT_S = 1.5  # the kernel asks again after 1; an address that a pod no longer has gives no answer at all
+CONNECT_TO_CANDIDATE_S = 1.0  # where another candidate may be there
+GREETING_S = 5.0  # for the Challenge and for the Welcome
+FIRST_PAUSE_S = 0.1  # before the second attempt to connect; then doubled
+SOON_PAUSE_S = 0.4  # the longest pause while a pod may just be starting again
+SOON_S = 20.0  # how long that is
+LONGEST_PAUSE_S = 2.0  # after that, for the name servers' sake
+TAKEOVER_S = 4.0  # without node 0, until other candidates are asked: kubelet restarts a pod after 3
+STATUS_S = 5.0  # for a whole question about the job's status and its answer
+
+# -- the coordinator's connections ------------------------------------------------------------
+
+GREET_S = 5.0  # for valid first words
+CROWD_S = 0.2  # for them, while as many as may be without them are there and more wait
+ACCEPT_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
+HANG_UP_S = 1.0  # for the last words, when the coordinator stops
+SAY_S = 0.2  # between a change and the words about it: many changes, one message
+TOLD_PER_S = 1000  # of those that wait: words about it must not delay the job that they wait for
+
+# -- forming a generation ---------------------------------------------------------------------
+
+GATHER_S = 0.5  # between the latest join and forming with fewer than the maximum
+WINDOW_S = 5.0  # how long node 0 gathers first: more pods are about to start, or to come back
+SETTLE_S = 35.0  # how long fewer wait for a live node that still stops its workers: torch takes 30
+REJOIN_S = 600.0  # until a job without enough nodes is given up, where nothing else is set
+STORE_S = 60.0  # from Formed to Store, and for a rank to find the store
+
+# -- electing a coordinator -------------------------------------------------------------------
+
+LOOK_EVERY_S = 1.0  # between two looks at other candidates, give or take LOOK_JITTER
+LOOK_JITTER = 0.3  # so that many coordinators do not look at once
+LOOK_ANSWER_S = 1.0  # for all candidates of one look
+YIELD_S = 3.0  # how long a coordinator refuses nodes after it has sent them to a lower one
+DNS_CACHE_S = 30.0  # how long a name server may answer from memory: CoreDNS's and NodeLocal DNSCache's default
+UNSEEN_S = 40.0  # how long every look has to find nobody before a node 0 without memory begins without a node
+LOOK_GAP_S = 20.0  # looks further apart tell nothing of the time between them: this process was stopped
+
+# -- ending a generation, and the job ---------------------------------------------------------
+
+START_S = 30.0  # from Go; what fails within it fails at its start
+CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
+STOPPING_S = 30.0  # the longest that workers run on after they were told to stop: torch's own grace
