@@ -27,8 +27,7 @@ from trainer_launch.preflight.cluster import transport
 from trainer_launch.preflight.cluster.node_names import Names
 from trainer_launch.preflight.cluster.server import Server
 from trainer_launch.preflight.cluster.state import Settings
-from trainer_launch.rehearsal.controllers.flags import own_environment
-from trainer_launch.rehearsal.controllers.local_network import address_of
+from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"
 LATEST_S = 120.0

@@ -12,7 +12,7 @@ from trainer_launch import preflight
 from trainer_launch.model import Verdict, exit_codes
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.mpi import launcher_checks
-from trainer_launch.rehearsal.verdict import Promise
+from trainer_launch.rehearsal.script_checks import Promise
 from trainer_launch.supervisor import error_lines, failure
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import re
 
 from tests.architecture.package import FILES, ROOT, name_of
 from trainer_launch.commands import options
-from trainer_launch.commands.fields import COMMANDS
+from trainer_launch.commands.options import COMMANDS
 from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
 
 NAMED = {

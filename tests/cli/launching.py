@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer_launch.rehearsal.controllers.flags import _foreign
+from trainer_launch.rehearsal.controllers.local_jobs import _foreign
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 60.0

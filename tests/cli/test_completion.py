@@ -13,7 +13,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from tests.rehearsal.terminal import Terminal
-from trainer_launch.commands import fields
+from trainer_launch.commands import options
 from trainer_launch.model.settings import Settings
 
 pytestmark = pytest.mark.process
@@ -96,7 +96,7 @@ def test_fish_offers_the_same(folder: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_and_option_is_offered(shell: str) -> None:
     script = launch("completion", shell).stdout
-    for name in fields.COMMANDS:
+    for name in options.COMMANDS:
         assert f"{name}" in script
     for name in Settings.model_fields:
         assert name.replace("_", "-") in script
@@ -124,5 +124,5 @@ def test_a_missing_or_unknown_shell_is_one_sentence_with_what_to_type(
 
 
 def test_every_setting_has_a_heading_in_help() -> None:
-    headed = [name for group in fields.GROUPS.values() for name in group]
+    headed = [name for group in options.GROUPS.values() for name in group]
     assert sorted(headed) == sorted(Settings.model_fields)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.launching import launch, script
 from trainer_launch import __version__
-from trainer_launch.commands import fields
+from trainer_launch.commands import options
 
 V2 = {
     "PET_NNODES": "2",
@@ -209,7 +209,7 @@ def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name, own in fields.COMMANDS.items() if own)])
+@pytest.mark.parametrize("command", [[], *([name] for name, own in options.COMMANDS.items() if own)])
 def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) -> None:
     told = launch(*command, "--help", env={"COLUMNS": "80"})
     assert told.returncode == 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from tests.cli.launching import clean_env
-from trainer_launch.rehearsal.controllers.local_network import address_of
+from trainer_launch.rehearsal.controllers.local_jobs import address_of
 
 
 class LoopbackHost:

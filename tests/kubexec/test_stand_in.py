@@ -10,7 +10,7 @@ import pytest
 from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.kubelet.pods import Doors
 
 pytestmark = pytest.mark.process

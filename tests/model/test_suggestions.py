@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.commands.fields import COMMANDS
+from trainer_launch.commands.options import COMMANDS
 from trainer_launch.contracts import CONTRACTS
 from trainer_launch.model.settings import Settings, flag_of
 from trainer_launch.model.suggestions import did_you_mean, nearest

@@ -1,4 +1,4 @@
-"""`local` with somebody in the audience who writes the chronicle down: argv[1] is where, the rest its own words."""
+"""`local` with somebody who writes the chronicle down: argv[1] is where, the rest its own words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_launch import cli
-from trainer_launch.rehearsal.report.audience import Audience
 from trainer_launch.rehearsal.report.history import Chronicle
+from trainer_launch.rehearsal.report.reporting import Reporting
 
 
-class Follower(Audience):
+class Follower(Reporting):
     @property
-    def wants_to_know(self) -> bool:
+    def needs_steps(self) -> bool:
         return True
 
     def conclude(self, chronicle: Chronicle, code: int) -> int:
@@ -37,5 +37,5 @@ def told(path: Path) -> list[tuple[str, str | None, int | None]]:
 
 if __name__ == "__main__":
     place = sys.argv.pop(1)
-    Audience.of = classmethod(lambda cls, flags, color: Follower((), 100, has_table=False))  # type: ignore[method-assign,assignment]
+    Reporting.of = classmethod(lambda cls, flags, color: Follower((), 100, has_table=False))  # type: ignore[method-assign,assignment]
     cli.main()

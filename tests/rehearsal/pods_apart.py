@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.kubelet.pod_network import OwnNetwork
+from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
 
 SERVER = """
 import socket, threading

@@ -5,8 +5,7 @@ import sys
 import time
 
 from trainer_launch.rehearsal.report.history import Happening, What
-from trainer_launch.rehearsal.report.live_rows import Board
-from trainer_launch.rehearsal.report.live_table import Live, is_wanted
+from trainer_launch.rehearsal.report.reporting import Board, Live, is_wanted
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.rehearsal.faults import capabilities, grammar
-from trainer_launch.rehearsal.faults.capabilities import GROUND, Machine
+from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults.requests import GROUND, Machine
 
 ABLE = Machine(namespaces=True, works=frozenset({*GROUND, "limit"}), memory=True)
 BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node")
@@ -13,7 +13,7 @@ WITH_GROUND = ("partition", "slow link rate=1MB/s", "delay dns 3s", "fill shm")
 
 
 def refused(machine: Machine, *texts: str) -> tuple[str, ...]:
-    return capabilities.cannot(map(grammar.parse, texts), machine)
+    return requests.cannot(map(grammar.parse, texts), machine)
 
 
 def without(*words: str) -> Machine:
@@ -25,7 +25,7 @@ def test_an_able_machine_refuses_nothing() -> None:
 
 
 def test_what_needs_only_signals_can_be_done_everywhere() -> None:
-    assert refused(Machine(missing=frozenset({*capabilities.PROGRAMS, "nft"})), *BY_US) == ()
+    assert refused(Machine(missing=frozenset({*requests.PROGRAMS, "nft"})), *BY_US) == ()
 
 
 @pytest.mark.parametrize("text", WITH_GROUND)
@@ -65,10 +65,10 @@ def test_of_one_kind_there_is_one_sentence() -> None:
 
 
 def test_faults_tell_what_ground_they_want() -> None:
-    wants = {text: capabilities.wants_own_network([grammar.parse(text)]) for text in (*BY_US, *WITH_GROUND, "oom")}
+    wants = {text: requests.wants_own_network([grammar.parse(text)]) for text in (*BY_US, *WITH_GROUND, "oom")}
     assert {text for text, own in wants.items() if own} == set(WITH_GROUND)
-    assert capabilities.wants_memory_groups([grammar.parse("oom")])
-    assert not capabilities.wants_memory_groups([grammar.parse("fill shm")])
+    assert requests.wants_memory_groups([grammar.parse("oom")])
+    assert not requests.wants_memory_groups([grammar.parse("fill shm")])
 
 
 def test_every_kind_of_fault_is_spoken_of_here() -> None:

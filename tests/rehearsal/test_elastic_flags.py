@@ -14,11 +14,10 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import NodeRange
-from trainer_launch.rehearsal.controllers.flags import elastic_job
-from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.faults import capabilities, isolation
-from trainer_launch.rehearsal.faults.fault import Fault
-from trainer_launch.rehearsal.faults.grammar import parse
+from trainer_launch.rehearsal.controllers.local_jobs import elastic_job
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
+from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults.grammar import Fault, parse
 
 TRAIN = """
 import os, pathlib, sys, time
@@ -73,15 +72,15 @@ def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_siz
 @pytest.mark.timeout(240)
 @pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
 def test_the_survivors_go_on_without_node_0(tmp_path: Path) -> None:
-    why = capabilities.why_no_network(isolation.look(network=True, memory=False))
+    why = requests.why_no_network(requests.look(network=True, memory=False))
     require(not why, why)
     assert sizes(tmp_path, "1:3", 2, "kill pod node=0 back=never at=step:5", watched=1)[-2:] == ["3", "2"]
 
 
 def test_only_the_loss_of_node_0_for_good_needs_the_pods_names() -> None:
-    assert capabilities.wants_names(faults("kill pod node=0 back=never"))
-    assert capabilities.wants_names(faults("kill pod", "term pod node=0 back=never at=3s"))
-    assert not capabilities.wants_names(faults("kill pod node=0", "kill pod back=never", "kill worker node=0"))
+    assert requests.wants_names(faults("kill pod node=0 back=never"))
+    assert requests.wants_names(faults("kill pod", "term pod node=0 back=never at=3s"))
+    assert not requests.wants_names(faults("kill pod node=0", "kill pod back=never", "kill worker node=0"))
 
 
 def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:

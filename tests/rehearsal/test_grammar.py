@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.user_patterns import compiled
-from trainer_launch.rehearsal.faults import grammar, tokens
-from trainer_launch.rehearsal.faults.fault import Fault, When
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.faults.grammar import Fault, When
 
 FIRST_STEP = When(step=1)
 
@@ -177,10 +177,10 @@ def test_any_text_is_a_fault_or_one_sentence(text: str) -> None:
 
 @hypothesis.given(st.lists(st.text(max_size=20), max_size=8))
 def test_words_in_quotes_are_found_again(found: list[str]) -> None:
-    assert tokens.split(" ".join(map(tokens.quoted, found)), "x") == found
+    assert grammar.split(" ".join(map(grammar.quoted, found)), "x") == found
 
 
 @hypothesis.given(milliseconds, st.integers(1_000, 10**11))
 def test_durations_and_rates_are_found_again(seconds: float, rate: int) -> None:
-    assert tokens.parse_duration(tokens.render_duration(seconds)) == seconds
-    assert tokens.parse_rate(tokens.render_rate(float(rate))) == rate
+    assert grammar.parse_duration(grammar.render_duration(seconds)) == seconds
+    assert grammar.parse_rate(grammar.render_rate(float(rate))) == rate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.rehearsal.output_watch import MAX_TEXT, Ear, Heard
+from trainer_launch.rehearsal.pod_watch import MAX_TEXT, Ear, Heard
 
 
 def steps(*blocks: bytes, ear: Ear | None = None) -> list[int]:

@@ -17,9 +17,8 @@ from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.test_story import chronicles
 from tests.rehearsal.told import Tale
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.history import Chronicle, What
-from trainer_launch.rehearsal.report.lanes import Doing
-from trainer_launch.rehearsal.report.live_rows import Board, height
+from trainer_launch.rehearsal.report.history import Chronicle, Doing, What
+from trainer_launch.rehearsal.report.reporting import Board, height
 
 pytest.importorskip("rich")
 SHOWING = str(Path(__file__).with_name("showing.py"))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.launching import Started, launch, script, start
 from tests.conftest import require
-from trainer_launch.rehearsal.faults import capabilities, isolation
+from trainer_launch.rehearsal.faults import requests
 
 pytestmark = [
     pytest.mark.process,
@@ -57,8 +57,8 @@ STEP = r"step \d+ took ([0-9.]+)"
 
 @pytest.fixture(scope="module", autouse=True)
 def _able() -> None:
-    machine = isolation.look(network=True, memory=False)
-    require(machine.works >= {*capabilities.GROUND, "limit"}, f"needs namespaces, veth, nftables: {machine}")
+    machine = requests.look(network=True, memory=False)
+    require(machine.works >= {*requests.GROUND, "limit"}, f"needs namespaces, veth, nftables: {machine}")
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from trainer_launch.rehearsal.faults import capabilities, isolation, network_commands
+from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.kubelet import pod_isolation
 
 PODS = Path(__file__).with_name("pods_apart.py")
 ROOT = Path(__file__).parents[2]
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.process
 
 
 def test_pods_are_apart_when_root_makes_them(tmp_path: Path) -> None:
-    machine = isolation.look(network=True, memory=False)
+    machine = requests.look(network=True, memory=False)
     require(os.geteuid() == 0, "needs root")
-    require(machine.works >= set(capabilities.GROUND), f"no network of its own for each pod here: {machine}")
+    require(machine.works >= set(requests.GROUND), f"no network of its own for each pod here: {machine}")
     looked_at((), (sys.executable,), tmp_path, machine.works)
 
 
@@ -40,14 +41,14 @@ def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
         (*python, "-c", TRIED), capture_output=True, text=True, check=True, cwd="/", env=env()
     ).stdout
     as_user, works = json.loads(said)
-    if not set(works) >= set(capabilities.GROUND):
+    if not set(works) >= set(requests.GROUND):
         pytest.skip(f"this kernel lets users make no network: only {works} work")
     assert as_user
     tmp_path.chmod(0o777)
     # pytest's own, which only root may enter; each of several processes of it has one more
     for folder in takewhile(lambda one: one.name.startswith(("pytest-", "popen-")), tmp_path.parents):
         folder.chmod(0o755)
-    looked_at(network_commands.AS_USER, python, tmp_path, set(works))
+    looked_at(pod_isolation.AS_USER, python, tmp_path, set(works))
 
 
 def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path, works: set[str] | frozenset[str]) -> None:
@@ -106,6 +107,6 @@ def test_nothing_is_left_of_the_pods_network() -> None:
 
 def test_a_machine_without_the_programs_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    machine = isolation.look(network=True, memory=False)
-    assert machine.missing == {*capabilities.PROGRAMS, "nft"}
+    machine = requests.look(network=True, memory=False)
+    assert machine.missing == {*requests.PROGRAMS, "nft"}
     assert not machine.namespaces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal import driver
 from trainer_launch.rehearsal.controllers import job_lifecycle
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.report.history import Happening
 
 INIT = (

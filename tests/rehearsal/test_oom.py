@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.launching import launch, script
 from trainer_launch.host.cgroup import Groups
-from trainer_launch.rehearsal.kubelet import memory_cgroups
+from trainer_launch.rehearsal.kubelet import pod_isolation
 
 EATS = """
 import os, time
@@ -27,7 +27,7 @@ def group(folder: Path, controllers: str = "cpu memory") -> Path:
 
 
 def test_the_root_of_what_we_see_may_be_divided(tmp_path: Path) -> None:
-    assert memory_cgroups.why_not(Groups(version=2, memory=(group(tmp_path / "a"),))) == ""
+    assert pod_isolation.why_not(Groups(version=2, memory=(group(tmp_path / "a"),))) == ""
 
 
 @pytest.mark.parametrize(
@@ -35,25 +35,25 @@ def test_the_root_of_what_we_see_may_be_divided(tmp_path: Path) -> None:
 )
 def test_a_group_of_somebody_else_is_left_alone(tmp_path: Path, version: int, hint: str) -> None:
     inner = group(tmp_path / "user.slice" / "session-1.scope")
-    why = memory_cgroups.why_not(Groups(version=version, memory=(inner, tmp_path)))
+    why = pod_isolation.why_not(Groups(version=version, memory=(inner, tmp_path)))
     assert "session-1.scope belongs to another program" in why
     assert hint in why
 
 
 def test_a_group_without_a_memory_controller_cannot_limit_memory(tmp_path: Path) -> None:
     home = group(tmp_path / "a", controllers="cpu pids")
-    assert "no memory controller" in memory_cgroups.why_not(Groups(version=2, memory=(home,)))
+    assert "no memory controller" in pod_isolation.why_not(Groups(version=2, memory=(home,)))
 
 
 def test_without_cgroups_there_is_another_way_to_kill() -> None:
-    assert "use kill worker instead" in memory_cgroups.why_not(Groups(version=0))
+    assert "use kill worker instead" in pod_isolation.why_not(Groups(version=0))
 
 
 @pytest.mark.process
 def test_the_kernel_kills_for_memory_and_the_last_words_say_so(tmp_path: Path) -> None:
     words = ("local", "--nodes", "2", "--engine", "plain", "--fault", "oom node=1 at=step:3")
     told = launch(*words, "--", script(tmp_path, EATS))
-    why = memory_cgroups.why_not()
+    why = pod_isolation.why_not()
     if why:
         assert told.returncode == 2
         assert f"--fault 'oom node=1 at=step:3' is not possible on this machine: {why}" in told.stderr

@@ -12,10 +12,9 @@ from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
 from tests.rehearsal.test_story import chronicles
 from tests.rehearsal.told import Tale, finished
-from trainer_launch.rehearsal.report.css import ATTEMPTS
-from trainer_launch.rehearsal.report.files import page
+from trainer_launch.rehearsal.report.fault_costs import tell
 from trainer_launch.rehearsal.report.history import Chronicle
-from trainer_launch.rehearsal.report.overview import tell
+from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
 from trainer_launch.rehearsal.report.summary import clean, headline, seconds, tick_text, ticks
 from trainer_launch.rehearsal.script_checks import judge
 

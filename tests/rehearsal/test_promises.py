@@ -7,10 +7,9 @@ from hypothesis import given
 
 from tests.rehearsal.test_story import chronicles
 from tests.rehearsal.told import Tale, finished, restarted
+from trainer_launch.rehearsal.report.fault_costs import tell
 from trainer_launch.rehearsal.report.history import Chronicle, What
-from trainer_launch.rehearsal.report.overview import tell
-from trainer_launch.rehearsal.script_checks import judge
-from trainer_launch.rehearsal.verdict import Broken, Promise, Verdict
+from trainer_launch.rehearsal.script_checks import Broken, Promise, Verdict, judge
 
 
 def verdict(chronicle: Chronicle, max_lost_steps: int = 100) -> Verdict:

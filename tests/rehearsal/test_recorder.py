@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.rehearsal.report.history import Happening, What
-from trainer_launch.rehearsal.report.recorder import Recorder
+from trainer_launch.rehearsal.report.history import Happening, Recorder, What
 
 
 def recorder() -> Recorder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from tests.conftest import require
 from tests.rehearsal import scenes
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.report import files
+from trainer_launch.rehearsal.report import html_page, reporting
 from trainer_launch.rehearsal.report.history import Chronicle
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,18 +28,18 @@ def size_of(picture: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
 def test_other_endings_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"expected a file that ends with .html or .png"):
-        files.check([name])
+        reporting.check([name])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="cannot be written: No such file or directory; name a file in a writable directory"
     ):
-        files.check([str(tmp_path / "no" / "out.html")])
+        reporting.check([str(tmp_path / "no" / "out.html")])
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(UsageError, match="is a directory; name a file in it"):
-        files.check([str(tmp_path / "folder.html")])
-    files.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.PNG")])
+        reporting.check([str(tmp_path / "folder.html")])
+    reporting.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.PNG")])
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"], "looking leaves nothing behind"
 
 
@@ -49,7 +48,7 @@ def test_a_page_replaces_the_old_one_whole_and_others_may_read_it(
 ) -> None:
     place = tmp_path / "out.html"
     place.write_text("old")
-    assert files.conclude(scenes.small(), 0, [str(place)], 100) == 0
+    assert reporting.conclude(scenes.small(), 0, [str(place)], 100) == 0
     assert "Survived 3 faults" in place.read_text(encoding="utf-8")
     assert os.stat(place).st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
@@ -62,7 +61,7 @@ def test_a_page_replaces_the_old_one_whole_and_others_may_read_it(
 
 
 def test_a_failed_check_is_said_at_the_end_and_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert files.conclude(scenes.bad(), 0, [], 100) == 1
+    assert reporting.conclude(scenes.bad(), 0, [], 100) == 1
     assert (
         "FAILED: the script did not resume from its checkpoint, demo-0, demo-1 at 17.1 s" in capsys.readouterr().err
     )
@@ -72,22 +71,17 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    assert files.conclude(scenes.small(), 0, [str(tmp_path / "gone" / "out.html")], 100) == 0
+    assert reporting.conclude(scenes.small(), 0, [str(tmp_path / "gone" / "out.html")], 100) == 0
     assert "out.html was not written: No such file or directory" in caplog.text
 
 
-@pytest.fixture
-def matplotlib() -> None:
-    require(importlib.util.find_spec("matplotlib") is not None, "needs matplotlib")
-
-
 @pytest.mark.process
-@pytest.mark.usefixtures("matplotlib")
 @pytest.mark.parametrize("name", SCENES)
 def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: Path, name: str) -> None:
+    require(html_page.browser(), "needs chromium")
     place = tmp_path / "out.png"
     chronicle: Chronicle = getattr(scenes, name)()
-    files.conclude(chronicle, 0, [str(place)], 100)
+    reporting.conclude(chronicle, 0, [str(place)], 100)
     width, height = size_of(place)
     assert 1300 <= width <= 1600, "nothing sticks out"
     assert 500 <= height <= 1200 + 60 * (len(chronicle.pods) + chronicle.happenings.__len__() // 100)
@@ -97,22 +91,21 @@ def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: 
 def test_a_picture_that_nothing_here_can_draw_is_refused_before_the_job_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"a picture needs matplotlib: pip install 'trainer-launch\[report\]'"):
-        files.check([str(tmp_path / "out.png")])
-    files.check([str(tmp_path / "out.html")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"a picture needs a browser: install chromium, or name an \.html file"):
+        reporting.check([str(tmp_path / "out.png")])
+    reporting.check([str(tmp_path / "out.html")])
 
 
-@pytest.mark.process
-def test_without_matplotlib_one_sentence_says_what_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", ["exit 1", "echo '<title>700</title>'"])
+def test_a_browser_that_draws_nothing_changes_no_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     caplog.set_level(logging.WARNING)
-    (tmp_path / "matplotlib.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    files.conclude(scenes.small(), 0, [str(tmp_path / "out.png")], 100)
-    assert (
-        "out.png was not written: a picture needs matplotlib: pip install 'trainer-launch[report]', or name an "
-        ".html file, which needs nothing"
-    ) in caplog.text
-    assert not (tmp_path / "out.png").exists()
+    browser = tmp_path / "chromium"
+    browser.write_text(f"#!/bin/sh\n{program}\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert reporting.conclude(scenes.small(), 0, [str(tmp_path / "out.png")], 100) == 0
+    assert f"out.png was not written: {browser} drew no picture; name an .html file" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["chromium"]

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
-from trainer_launch.rehearsal.report.lanes import Doing
-from trainer_launch.rehearsal.report.overview import tell
+from trainer_launch.rehearsal.report.fault_costs import tell
+from trainer_launch.rehearsal.report.history import Chronicle, Doing, Happening, What
 
 
 def near(value: float, within: float = 1e-6) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.targets import target
+from trainer_launch.rehearsal.faults.requests import target
 
 NODES = ("job-node-0-0", "job-node-0-1", "job-node-0-2")
 PODS = (*NODES, "job-launcher-0-0")

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.user_patterns import MAX_LINE
-from trainer_launch.rehearsal.faults import chaos, grammar, schedule
+from trainer_launch.rehearsal.faults import chaos, grammar, injection
 from trainer_launch.rehearsal.faults.chaos import Chaos
-from trainer_launch.rehearsal.faults.fault import Fault
-from trainer_launch.rehearsal.faults.schedule import Passed, Reached, Said
-from trainer_launch.rehearsal.output_watch import Ear
+from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.injection import Passed, Reached, Said
+from trainer_launch.rehearsal.pod_watch import Ear
 
 
-def begin(*texts: str, by_chance: Chaos | None = None) -> schedule.Timeline:
-    return schedule.begin(map(grammar.parse, texts), by_chance)
+def begin(*texts: str, by_chance: Chaos | None = None) -> injection.Timeline:
+    return injection.begin(map(grammar.parse, texts), by_chance)
 
 
 def texts(faults: tuple[Fault, ...]) -> list[str]:
@@ -29,43 +29,43 @@ def texts(faults: tuple[Fault, ...]) -> list[str]:
 
 def test_a_fault_comes_at_its_time_once() -> None:
     state = begin("kill pod at=2s", "oom at=1s")
-    assert schedule.due_s(state) == 1.0
-    state, come = schedule.step(state, Passed(0.9))
+    assert injection.due_s(state) == 1.0
+    state, come = injection.advance(state, Passed(0.9))
     assert come == ()
-    state, come = schedule.step(state, Passed(1.0))
+    state, come = injection.advance(state, Passed(1.0))
     assert texts(come) == ["oom at=1s"]
-    assert schedule.due_s(state) == 2.0
-    state, come = schedule.step(state, Passed(60.0))
+    assert injection.due_s(state) == 2.0
+    state, come = injection.advance(state, Passed(60.0))
     assert texts(come) == ["kill pod at=2s"]
-    assert schedule.due_s(state) is None
-    assert schedule.step(state, Passed(90.0)) == (state, ())
+    assert injection.due_s(state) is None
+    assert injection.advance(state, Passed(90.0)) == (state, ())
 
 
 def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
     state = begin("kill worker at=step:40", "kill pod at=step:60")
-    state, come = schedule.step(state, Reached(39))
+    state, come = injection.advance(state, Reached(39))
     assert come == ()
-    state, come = schedule.step(state, Reached(50))
+    state, come = injection.advance(state, Reached(50))
     assert texts(come) == ["kill worker at=step:40"]
-    state, come = schedule.step(state, Reached(40))  # after a restart
+    state, come = injection.advance(state, Reached(40))  # after a restart
     assert come == ()
-    assert texts(schedule.missed(state)) == ["kill pod at=step:60"]
+    assert texts(injection.missed(state)) == ["kill pod at=step:60"]
 
 
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     state = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
     assert any(state.patterns)
-    state, come = schedule.step(state, Said("x" * MAX_LINE + "loss nan"))
+    state, come = injection.advance(state, Said("x" * MAX_LINE + "loss nan"))
     assert come == ()
-    state, come = schedule.step(state, Said("12:00 loss   nan!"))
+    state, come = injection.advance(state, Said("12:00 loss   nan!"))
     assert len(come) == 1
     assert not any(state.patterns)
-    assert schedule.step(state, Said("loss nan"))[1] == ()
+    assert injection.advance(state, Said("loss nan"))[1] == ()
 
 
 def test_several_faults_of_one_moment_come_in_their_order() -> None:
     state = begin("oom at=1s", "kill pod at=0.5s", "fill shm at=1s", "kill worker")
-    _, come = schedule.step(state, Passed(2.0))
+    _, come = injection.advance(state, Passed(2.0))
     assert texts(come) == ["oom at=1s", "kill pod at=0.5s", "fill shm at=1s"]
 
 
@@ -110,22 +110,22 @@ given_faults = st.lists(
 def test_no_fault_comes_twice_and_none_is_lost(given: list[str], happens: list, with_chaos: bool) -> None:
     by_chance = Chaos(seed=1, gap_s=100.0, nodes=(0, 1)) if with_chaos else None
     state = begin(*given, by_chance=by_chance)
-    asked = sorted(texts(schedule.missed(state)))
+    asked = sorted(texts(injection.missed(state)))
     came: list[str] = []
     for event in happens:
-        state, come = schedule.step(state, event)
+        state, come = injection.advance(state, event)
         came += [text for text in texts(come) if not with_chaos or text in asked]
-    assert sorted([*came, *texts(schedule.missed(state))]) == asked
+    assert sorted([*came, *texts(injection.missed(state))]) == asked
 
 
 # -- by chance --------------------------------------------------------------------------------
 
 
 def first(by_chance: Chaos, count: int) -> list[Fault]:
-    state = schedule.begin((), by_chance)
+    state = injection.begin((), by_chance)
     come: list[Fault] = []
-    while len(come) < count and (at_s := schedule.due_s(state)) is not None:
-        state, more = schedule.step(state, Passed(at_s))
+    while len(come) < count and (at_s := injection.due_s(state)) is not None:
+        state, more = injection.advance(state, Passed(at_s))
         come += more
     return come
 
@@ -153,10 +153,10 @@ def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
     assert [grammar.parse(text) for text in lines[1::2]] == made
     assert set(lines[::2]) == {"--fault"}
     assert [fault.when.at_s for fault in made] == sorted(fault.when.at_s or 0 for fault in made)
-    state = schedule.begin(made)
+    state = injection.begin(made)
     come: list[Fault] = []
     for fault in made:
-        state, more = schedule.step(state, Passed(fault.when.at_s or 0))
+        state, more = injection.advance(state, Passed(fault.when.at_s or 0))
         come += more
     assert come == made
 
@@ -184,7 +184,7 @@ def test_what_was_asked_for_is_kept_to() -> None:
 
 
 def test_nothing_of_chaos_counts_as_missed() -> None:
-    assert schedule.missed(begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,)))) == ()
+    assert injection.missed(begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,)))) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from trainer_launch.commands import fields, shell_completions
+from trainer_launch.commands import options, shell_completions
 from trainer_launch.commands.options import Parsed, build, is_wrapping
 from trainer_launch.commands.shell_completions import Flag, Takes
 from trainer_launch.contracts import CONTRACTS
@@ -59,7 +59,7 @@ def _missing(shell: str) -> str:
 
 def _commands() -> Iterator[shell_completions.Command]:
     """Each command with its flags, as the parser itself has them."""
-    parser = build(_PROGRAM, tuple(fields.COMMANDS))
+    parser = build(_PROGRAM, tuple(options.COMMANDS))
     subparsers = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     for told in subparsers._choices_actions:
         actions = subparsers.choices[told.dest]._actions

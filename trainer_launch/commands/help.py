@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainer_launch.commands import fields, options
+from trainer_launch.commands import options
 from trainer_launch.commands.options import Parsed
 
 HELP = "print the help of a command"
@@ -19,7 +19,7 @@ _PROGRAM = "trainer-launch"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `help` knows."""
     parser.add_argument(
-        "topic", nargs="?", choices=tuple(fields.COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS
+        "topic", nargs="?", choices=tuple(options.COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS
     )
 
 

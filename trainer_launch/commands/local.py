@@ -17,19 +17,17 @@ from trainer_launch.observability.termination_message import use_color
 from trainer_launch.planning import grace, programs
 from trainer_launch.planning.horovodrun_options import is_horovodrun
 from trainer_launch.planning.typed_mpirun import is_mpirun
-from trainer_launch.rehearsal.controllers import overridden, size_overrides, workload_of
-from trainer_launch.rehearsal.controllers.fields import Field
-from trainer_launch.rehearsal.controllers.flags import elastic_job, mpi_job, own_environment, torch_job
+from trainer_launch.rehearsal import controllers
+from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
+from trainer_launch.rehearsal.controllers.documents import Field
+from trainer_launch.rehearsal.controllers.local_jobs import elastic_job, mpi_job, own_environment, torch_job
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.controllers.scaling import scaled
 from trainer_launch.rehearsal.driver import Job, rehearse
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.capabilities import wants_memory_groups
-from trainer_launch.rehearsal.faults.validation import Asked
-from trainer_launch.rehearsal.kubelet.containers import image_path
-from trainer_launch.rehearsal.kubelet.pods import Setting
-from trainer_launch.rehearsal.report import audience
-from trainer_launch.rehearsal.report.audience import Audience
+from trainer_launch.rehearsal.faults.requests import Asked, wants_memory_groups
+from trainer_launch.rehearsal.kubelet.pods import Setting, image_path
+from trainer_launch.rehearsal.report import reporting
+from trainer_launch.rehearsal.report.reporting import Reporting
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
@@ -79,7 +77,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
     requests.add_flags(parser)
-    audience.add_flags(parser)
+    reporting.add_flags(parser)
 
 
 def main(parsed: Parsed) -> int:
@@ -88,11 +86,11 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
-    followers = Audience.of(parsed.flags, parsed.settings.color)
+    seen = Reporting.of(parsed.flags, parsed.settings.color)
     asked = requests.asked(parsed.flags)
     own_network = requests.isolate(asked)
     if parsed.flags["file"]:
-        return _from_manifests(parsed, asked, followers, own_network=own_network)
+        return _from_manifests(parsed, asked, seen, own_network=own_network)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} needs a manifest; add -f FILE")
@@ -119,26 +117,26 @@ def main(parsed: Parsed) -> int:
     )
     make = _maker(parsed, asked, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
-    job = Job(workload=make(0), grown=grown, asked=asked, audience=followers)
-    return rehearse(requests.fitted(job), settings, setting)
+    workload = make(0)
+    asked = requests.fitted(asked, workload.drafts, grown)
+    return rehearse(Job(workload=workload, grown=grown, asked=asked, reporting=seen), settings, setting)
 
 
-def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_network: bool) -> int:
-    from trainer_launch.rehearsal.controllers import loading  # only who has a manifest pays for it
+def _from_manifests(parsed: Parsed, asked: Asked, seen: Reporting, *, own_network: bool) -> int:
 
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
-    documents = _overridden(loading.read(parsed.flags["file"]), parsed.settings)
+    documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
     workload = workload_of(documents)
     if parsed.flags["command_line"] is None:
         for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
             if getattr(parsed.settings, name) is not None:
-                size_overrides.check_typed(workload, option)
-    loading.tell_ignored(workload)
+                controllers.check_typed(workload, option)
+    controllers.tell_ignored(workload)
     if parsed.flags["render"]:
-        sys.stdout.write(loading.render(workload, parsed.flags["render"]))
+        sys.stdout.write(controllers.render(workload, parsed.flags["render"]))
         return 0
     setting = Setting(
         launchers=_for_their_pods(parsed.settings),
@@ -149,13 +147,13 @@ def _from_manifests(parsed: Parsed, asked: Asked, followers: Audience, *, own_ne
         own_network=own_network,
         own_memory=wants_memory_groups(asked.samples),
     )
-    job = Job(
-        workload=workload,
-        grown=lambda more: workload_of(scaled(documents, more)),
-        asked=asked,
-        audience=followers,
-    )
-    return rehearse(requests.fitted(job), parsed.settings, setting)
+
+    def grown(more: int) -> Workload:
+        return workload_of(scaled(documents, more))
+
+    asked = requests.fitted(asked, workload.drafts, grown)
+    job = Job(workload=workload, grown=grown, asked=asked, reporting=seen)
+    return rehearse(job, parsed.settings, setting)
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:

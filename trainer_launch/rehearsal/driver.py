@@ -30,15 +30,13 @@ from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, State, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, Start, Stop, own_init
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
-from trainer_launch.rehearsal.driver_inputs import Senses
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.validation import NOTHING, Asked
-from trainer_launch.rehearsal.kubelet.pod_processes import Inside
+from trainer_launch.rehearsal.faults.requests import NOTHING, Asked
 from trainer_launch.rehearsal.kubelet.pods import Setting, Stage
-from trainer_launch.rehearsal.report import end_table
-from trainer_launch.rehearsal.report.audience import NOBODY, Audience
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
-from trainer_launch.rehearsal.report.recorder import Recorder
+from trainer_launch.rehearsal.pod_watch import Inside, Senses
+from trainer_launch.rehearsal.report import summary
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, Recorder, What
+from trainer_launch.rehearsal.report.reporting import SILENT, Reporting
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
@@ -54,12 +52,12 @@ class Job:
     workload: Workload
     grown: Callable[[int], Workload] | None = None
     asked: Asked = NOTHING  # what is to go wrong
-    audience: Audience = NOBODY  # who follows it
+    reporting: Reporting = SILENT
 
     @property
     def is_watched(self) -> bool:
         """Whether somebody asks for steps and generations."""
-        return self.asked.anything or self.audience.wants_to_know
+        return self.asked.anything or self.reporting.needs_steps
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
@@ -76,12 +74,12 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
             senses = Senses() if job.is_watched else None
             system = System(color=use_color(settings), listener=senses.hear if senses else None)
             logs.send_through(system.say)
-            with contextlib.closing(system), contextlib.closing(job.audience):
+            with contextlib.closing(system), contextlib.closing(job.reporting):
                 rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
                 rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
-        return job.audience.conclude(rehearsal.chronicle(), rehearsal.exit_code())
+        return job.reporting.conclude(rehearsal.chronicle(), rehearsal.exit_code())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -96,8 +94,8 @@ class Rehearsal:
         self._grown = 0
         self.inside = Inside(stage)
         self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
-        self._recorder.observers.append(job.audience.observe)
-        job.audience.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
+        self._recorder.observers.append(job.reporting.observe)
+        job.reporting.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
         self._began_s = system.now()
         self.state, actions, said = job_lifecycle.begin(job.workload, stage.pods, self._began_s)
         self._tell_all(happened(None, self.state, None, actions))
@@ -138,11 +136,9 @@ class Rehearsal:
 
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
-        shown = end_table.table(self.state, self._words()) + end_table.condition(
-            self._title, self.state, self._seconds
-        )
-        shown += end_table.cause(self.state, self._words()) + end_table.advice(self.state, self._last_words())
-        return shown + end_table.missed(self._faults.missed)
+        shown = summary.table(self.state, self._words()) + summary.condition(self._title, self.state, self._seconds)
+        shown += summary.cause(self.state, self._words()) + summary.advice(self.state, self._last_words())
+        return shown + summary.missed(self._faults.missed)
 
     @property
     def _title(self) -> str:
@@ -154,7 +150,7 @@ class Rehearsal:
 
     def _last_words(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
-        tellers = {pod.name: end_table.teller(pod, states[pod.name]) for pod in pods}
+        tellers = {pod.name: summary.teller(pod, states[pod.name]) for pod in pods}
         return {pod.name: _text_of(self.stage.last_words(pod, tellers[pod.name])) for pod in pods}
 
     def _words(self) -> dict[str, str]:
@@ -304,7 +300,7 @@ def _text_of(path: Path) -> str:
 # -- watchdog ----------------------------------------------------------------------------------
 
 
-_WAITS = Path(__file__).with_name("watchdog_process.py")
+_WAITS = Path(__file__).with_name("kubelet") / "watchdog_process.py"
 _START_S = 20.0
 
 

@@ -13,7 +13,8 @@ from unittest import mock
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch import preflight
-from trainer_launch.commands import fields, hang_options, local, options
+from trainer_launch.commands import hang_options, local, options
+from trainer_launch.commands import options as fields
 from trainer_launch.contracts.bare import NAME as BARE
 from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
 from trainer_launch.model.errors import LaunchError, UsageError
@@ -25,8 +26,8 @@ from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import reference_values, thresholds
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.kubelet import containers, kubectl
-from trainer_launch.rehearsal.report import audience
+from trainer_launch.rehearsal.kubelet import kubectl, pods
+from trainer_launch.rehearsal.report import reporting
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 _LAST_WORDS = f"{_FOLDER.name}/termination-log"
@@ -100,8 +101,8 @@ def option(data: bytes) -> None:
     attempt(preflight.names_in, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
     attempt(hang_options.seconds, text, kinds=(UsageError,), names="--hang-timeout")
-    attempt(audience._steps, text, kinds=(UsageError,), names="--max-lost-steps")
-    words = attempt(containers.words_of, text, kinds=(LaunchError,), names="--command")
+    attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
+    words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
 
 

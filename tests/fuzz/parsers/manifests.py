@@ -11,7 +11,8 @@ from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model import user_patterns
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_host
-from trainer_launch.rehearsal.controllers import documents, job_lifecycle, loading, local_network, pods, workload_of
+from trainer_launch.rehearsal import controllers
+from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.faults import chaos, grammar, requests
 
@@ -29,21 +30,21 @@ def manifest(data: bytes) -> None:
 
 
 def _check(job: Workload) -> None:
-    made = attempt(pods.pods, job, kinds=(UsageError,))
+    made = attempt(pod_values.pods, job, kinds=(UsageError,))
     if isinstance(made, Refused):
         return
     for pod in made:
         assert parse_host(pod.name) == pod.name, f"a pod is called {pod.name!r}"
-    for name, told in loading.rendered(made).items():
+    for name, told in controllers.rendered(made).items():
         assert "/" not in name
         assert name not in (".", "..")
         attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
     job_lifecycle.begin(job, made, 0.0)
-    ground = local_network.ground_of(job, made)
-    local_network.endpoints(ground, made)
+    ground = local_jobs.ground_of(job, made)
+    local_jobs.endpoints(ground, made)
     for pod in made:
         for container in (*pod.init, *pod.containers):
-            here = local_network.localised(container, ground, lambda volume: f"/scratch/{volume}")
+            here = local_jobs.localised(container, ground, lambda volume: f"/scratch/{volume}")
             for path in here.files:
                 assert path.startswith("/scratch/"), f"a file would be written to {path}"
                 assert ".." not in path.split("/"), f"a file would be written to {path}"

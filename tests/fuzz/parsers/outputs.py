@@ -27,7 +27,7 @@ from trainer_launch.mpi.state import Exited
 from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_script, ssh_refusals
-from trainer_launch.rehearsal import output_watch, script_checks
+from trainer_launch.rehearsal import pod_watch, script_checks
 from trainer_launch.supervisor import death_clues, error_lines, failure, hang_watch, outcome
 from trainer_launch.supervisor.line_buffer import LINE_BYTES, Source, Stream
 
@@ -83,12 +83,12 @@ def mpi_output(data: bytes) -> None:
 @target("text")
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
-    whole, parts = output_watch.Ear(), output_watch.Ear()
+    whole, parts = pod_watch.Ear(), pod_watch.Ear()
     cut = data[0] % 50 + 1 if data else 1
     whole.hear(data, (_PATTERN,))
     for at in range(0, len(data), cut):
         for one in parts.hear(data[at : at + cut], (_PATTERN,)):
-            assert len(one.line) <= output_watch.MAX_TEXT
+            assert len(one.line) <= pod_watch.MAX_TEXT
             assert one.step is None or 0 <= one.step < 10**12
     assert len(whole.rest) <= LINE_BYTES
     source = Source(b"[x] ", Stream())

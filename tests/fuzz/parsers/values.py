@@ -10,8 +10,8 @@ from trainer_launch.host.interfaces import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight.container import interface_filters
-from trainer_launch.rehearsal.controllers import pods, quantity
-from trainer_launch.rehearsal.faults import tokens
+from trainer_launch.rehearsal.controllers import pod_values, podspec
+from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.report import summary
 
 _INTERFACES = (
@@ -69,21 +69,21 @@ def _shown(text: str) -> None:
 
 
 def _quantity(text: str) -> None:
-    found = attempt(quantity.whole, text)
+    found = attempt(podspec.whole, text)
     assert isinstance(found, Refused) or abs(found) < 10**200
-    attempt(quantity.whole, "1", text)
+    attempt(podspec.whole, "1", text)
     size = attempt(shared_memory.parse_size, text, names="--shm-size")
     assert isinstance(size, Refused) or 0 < size < 1 << 62
 
 
 def _duration(text: str) -> None:
-    seconds = tokens.parse_duration(text)
-    assert seconds is None or tokens.parse_duration(tokens.render_duration(seconds)) == seconds
-    rate = tokens.parse_rate(text)
-    assert rate is None or tokens.parse_rate(tokens.render_rate(rate)) == rate
-    found = attempt(tokens.split, text, "--fault", names="--fault")
+    seconds = grammar.parse_duration(text)
+    assert seconds is None or grammar.parse_duration(grammar.render_duration(seconds)) == seconds
+    rate = grammar.parse_rate(text)
+    assert rate is None or grammar.parse_rate(grammar.render_rate(rate)) == rate
+    found = attempt(grammar.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
-        assert tokens.split(" ".join(map(tokens.quoted, found)), "--fault") == found
+        assert grammar.split(" ".join(map(grammar.quoted, found)), "--fault") == found
 
 
 def _interfaces(text: str) -> None:
@@ -96,7 +96,7 @@ def _interfaces(text: str) -> None:
 
 def _expanded(text: str) -> None:
     env = {"A": "x" * 1000, "B": text[:1000]}
-    found = attempt(pods.expanded, text, env)
+    found = attempt(pod_values.expanded, text, env)
     assert isinstance(found, Refused) or len(found) <= max(131_072, len(text))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tests.rehearsal.controllers.manifests import documents_of, job_of
-from trainer_launch.rehearsal.controllers import job_lifecycle, workload_of
+from trainer_launch.rehearsal.controllers import fresh, job_lifecycle, scaled, workload_of
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
-from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.controllers.scaling import fresh, scaled
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 
 class Job:

@@ -16,10 +16,10 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi, workload_of
+from trainer_launch.rehearsal.controllers import snapshot_of as snapshot
 from trainer_launch.rehearsal.controllers.documents import read_documents
-from trainer_launch.rehearsal.controllers.loading import snapshot_of as snapshot
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 CASES = Path(__file__).parent / "cases"
 WANTED = sorted(CASES.glob("*.json"))

@@ -11,9 +11,9 @@ import pytest
 from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import job_of, pytorch
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.loading import rendered
+from trainer_launch.rehearsal.controllers import rendered
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 B64 = base64.b64encode(b"pass\nword").decode()
 CONFIG = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: c}\ndata: {LR: '0.1', COST: '$(LR) $$5'}\n"

@@ -7,8 +7,8 @@ import pytest
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import documents_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers import scaled
 from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
-from trainer_launch.rehearsal.controllers.scaling import scaled
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 TWO = "{containers: [{name: pytorch, image: i}, {name: log, image: i}]}"

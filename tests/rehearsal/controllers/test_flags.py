@@ -9,10 +9,15 @@ from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Member
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import local_mpi, pod_values
-from trainer_launch.rehearsal.controllers.flags import MAX_NODES, mpi_job, own_environment, torch_job
-from trainer_launch.rehearsal.controllers.local_network import address_of
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers import local_jobs, pod_values
+from trainer_launch.rehearsal.controllers.local_jobs import (
+    MAX_NODES,
+    address_of,
+    mpi_job,
+    own_environment,
+    torch_job,
+)
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 
 def test_pods_differ_in_rank_name_and_address_only() -> None:
@@ -64,7 +69,7 @@ def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
 
 def mpi_pods(nodes: int, slots: int) -> tuple[pod_values.Pod, ...]:
     made = pods(mpi_job(nodes, slots, ("train",), 25.0), address_of)
-    return tuple(local_mpi.on_loopback(pod, 4022, f"/s/{pod.name}") for pod in made)
+    return tuple(local_jobs.on_loopback(pod, 4022, f"/s/{pod.name}") for pod in made)
 
 
 def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:

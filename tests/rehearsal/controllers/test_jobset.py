@@ -7,7 +7,7 @@ import pytest
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import job_of, runtime, trainjob
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 
 def rjob(name: str, spec: str = "backoffLimit: 0", pod: str = "", more: str = "") -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
-from trainer_launch.rehearsal.controllers import local_network
-from trainer_launch.rehearsal.controllers.local_network import FILES, Ground
+from trainer_launch.rehearsal.controllers import local_jobs
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, Ground
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Mount, Pod
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 TF = (
     "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: my-worker-0-job, namespace: ns}\n"
@@ -22,16 +22,14 @@ TF = (
 
 def grounded(manifest: str, ports: dict[int, int] | None = None) -> tuple[Ground, tuple[Pod, ...]]:
     workload = job_of(manifest)
-    made = pods(workload, local_network.address_of)
-    ground = local_network.ground_of(workload, made)
-    new = {
-        endpoint: 40000 + number for number, endpoint in enumerate(sorted(local_network.endpoints(ground, made)))
-    }
+    made = pods(workload, local_jobs.address_of)
+    ground = local_jobs.ground_of(workload, made)
+    new = {endpoint: 40000 + number for number, endpoint in enumerate(sorted(local_jobs.endpoints(ground, made)))}
     return replace(ground, ports=new), made
 
 
 def here(container: Container, ground: Ground) -> Container:
-    return local_network.localised(container, ground, {FILES: "/s/files", "data": "/s/claim"}.get)
+    return local_jobs.localised(container, ground, {FILES: "/s/files", "data": "/s/claim"}.get)
 
 
 def test_every_address_in_tf_config_is_one_of_this_machine_with_a_port_of_its_own() -> None:
@@ -105,7 +103,7 @@ def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want:
 
 
 def test_addresses_go_on_beyond_one_block() -> None:
-    assert [local_network.address_of(number) for number in (0, 249, 250)] == [
+    assert [local_jobs.address_of(number) for number in (0, 249, 250)] == [
         "127.0.0.2",
         "127.0.0.251",
         "127.0.1.2",

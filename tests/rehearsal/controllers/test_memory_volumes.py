@@ -6,8 +6,8 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.faults import network_commands
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
+from trainer_launch.rehearsal.kubelet import pod_isolation
 
 GIB = 1 << 30
 
@@ -16,7 +16,7 @@ def shm_of(volume: str, mount: str = "/dev/shm") -> int | None:
     container = f"{{name: pytorch, image: i, volumeMounts: [{{name: v, mountPath: {mount}}}]}}"
     spec = f"{{containers: [{container}], volumes: [{{name: v, {volume}}}]}}"
     workload = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {spec}}}}}}}}}"))
-    return pods(workload, network_commands.address_of)[0].shm_bytes
+    return pods(workload, pod_isolation.address_of)[0].shm_bytes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def shm_of(volume: str, mount: str = "/dev/shm") -> int | None:
 )
 def test_a_volume_in_memory_gives_shm_its_size(volume: str, mount: str, size: int | None, mounted: str) -> None:
     assert shm_of(volume, mount) == size
-    assert network_commands.size_of_shm(size) == mounted
+    assert pod_isolation.size_of_shm(size) == mounted
 
 
 @pytest.mark.parametrize("limit", ["much", "-1Gi", "[]"])

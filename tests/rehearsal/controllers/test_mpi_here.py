@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, replica
-from trainer_launch.rehearsal.controllers import local_mpi, local_network
-from trainer_launch.rehearsal.controllers.local_network import FILES
+from trainer_launch.rehearsal.controllers import local_jobs
+from trainer_launch.rehearsal.controllers.local_jobs import FILES
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.pods import pods
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 MPIRUN = replica("l", "command: [/usr/bin/mpirun, -n, '2', prog]")
 
@@ -19,7 +19,7 @@ def mpi(spec: str = "", launcher: str = MPIRUN, worker: str = "") -> list[Pod]:
     body = f"Launcher: {launcher}, Worker: {replica('w', worker, 'replicas: 2')}"
     head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
     text = f"{head}spec: {{{spec}mpiReplicaSpecs: {{{body}}}}}"
-    return [local_mpi.on_loopback(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_network.address_of)]
+    return [local_jobs.on_loopback(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_jobs.address_of)]
 
 
 def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
@@ -45,11 +45,11 @@ def test_the_launcher_runs_mpirun_under_ours_and_its_hosts_are_addresses() -> No
     launcher, *_ = mpi()
     assert (*launcher.main.command, *launcher.main.args)[:4] == ("trainer-launch", "run", "--", "/usr/bin/mpirun")
     assert launcher.init == (), "it is no node: nobody comes to it"
-    ground = local_network.Ground(
+    ground = local_jobs.Ground(
         pods={name: pod.name for pod in mpi() for name in pod.draft.names},
         addresses={pod.name: pod.address for pod in mpi()},
     )
-    here = local_network.localised(launcher.main, ground, {FILES: "/s/files"}.get)
+    here = local_jobs.localised(launcher.main, ground, {FILES: "/s/files"}.get)
     assert here.files["/s/files/etc/mpi/hostfile"].text == "127.0.0.3 slots=1\n127.0.0.4 slots=1\n"
     assert here.env["OMPI_MCA_orte_default_hostfile"] == "/s/files/etc/mpi/hostfile"
     assert here.env["TRAINER_LAUNCH_SSH_DIR"] == "/s/files/root/.ssh"
@@ -74,4 +74,4 @@ def test_other_programs_are_left_as_they_are() -> None:
 def test_pods_without_a_key_are_not_touched() -> None:
     launcher, *_ = mpi()
     plain = replace(launcher, containers=(replace(launcher.main, files={}),))
-    assert local_mpi.on_loopback(plain, 2200, "/s/tmp") is plain
+    assert local_jobs.on_loopback(plain, 2200, "/s/tmp") is plain

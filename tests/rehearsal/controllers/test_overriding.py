@@ -11,9 +11,8 @@ from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import documents_of, replica, runtime, trainjob
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import overridden, workload_of
-from trainer_launch.rehearsal.controllers.pods import pods
-from trainer_launch.rehearsal.controllers.size_overrides import check_typed
+from trainer_launch.rehearsal.controllers import check_typed, overridden, workload_of
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 TWO = "replicas: 2"
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.pods import expanded, pods
-from trainer_launch.rehearsal.controllers.quantity import whole
-from trainer_launch.rehearsal.controllers.runtime import merged
+from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
+from trainer_launch.rehearsal.controllers.podspec import whole
+from trainer_launch.rehearsal.controllers.trainer_runtime import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 

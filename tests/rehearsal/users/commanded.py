@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer_launch.rehearsal.controllers.flags import RUN
+from trainer_launch.rehearsal.controllers.local_jobs import RUN
 
 __all__ = ["RUN", "clean", "command"]
 USERS = Path(__file__).parent

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.fields import HIDDEN, Field
+from trainer_launch.rehearsal.controllers.documents import HIDDEN, Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     EnvItem,

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.rehearsal.controllers import decisions, pod_lifecycle, restart_decisions
-from trainer_launch.rehearsal.controllers.decisions import Again, AllAgain, Condition, Decision
+from trainer_launch.rehearsal.controllers import pod_lifecycle, restart_decisions
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
+from trainer_launch.rehearsal.controllers.restart_decisions import Again, AllAgain, Condition, Decision
 
 CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame, at most
 LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
@@ -190,8 +190,8 @@ def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State,
     return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
-def _view(state: State, now_s: float) -> decisions.View:
-    return decisions.View(
+def _view(state: State, now_s: float) -> restart_decisions.View:
+    return restart_decisions.View(
         kind=state.kind,
         pods=state.pods,
         rules=state.rules,
@@ -213,7 +213,7 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
         return _again(state, decision, now_s)
     assert isinstance(decision, Again)
     before = state.states[decision.pod]
-    code = decisions.code_of(state.pods[decision.pod], before)
+    code = restart_decisions.code_of(state.pods[decision.pod], before)
     anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
     state = _with(state, decision.pod, anew)
     counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer_launch.rehearsal.controllers import v1
-from trainer_launch.rehearsal.controllers.fields import Field
+from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     ChildRules,
     Draft,
@@ -18,10 +18,9 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Success,
     Template,
     Workload,
+    env_items,
 )
-from trainer_launch.rehearsal.controllers.pods import env_items
 from trainer_launch.rehearsal.controllers.podspec import RESTARTS, read_template
-from trainer_launch.rehearsal.controllers.request import Request
 
 _SPEC = (
     "slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.rehearsal.controllers import v1
+from trainer_launch.rehearsal.controllers.documents import Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     Draft,
@@ -14,17 +15,18 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Success,
     Template,
     Workload,
+    env_items,
 )
-from trainer_launch.rehearsal.controllers.pods import env_items
-from trainer_launch.rehearsal.controllers.request import Request
 
 KIND = v1.Kind(
+    name="MPIJob v1",
     specs="mpiReplicaSpecs",
     roles=("Launcher", "Worker"),
     container="",  # the first one, whatever its name
     port_name="mpijob-port",
     port=9999,
     restart="Never",
+    fields=("slotsPerWorker", "cleanPodPolicy", "mainContainer"),
 )
 _FOLDER = "/etc/mpi"
 _KUBECTL = "/opt/kube"
@@ -34,7 +36,6 @@ def read(request: Request) -> Workload:
     """The pods of an MPIJob v1."""
     found = request.job
     spec = found.get("spec")
-    spec.only(("slotsPerWorker", "cleanPodPolicy", "mpiReplicaSpecs", "mainContainer", "runPolicy"))
     specs = v1.replicas(found, KIND)
     if specs.get("launcher") is None or specs["launcher"].count != 1:
         raise spec.get("mpiReplicaSpecs", "Launcher").bad("one Launcher")
@@ -54,19 +55,10 @@ def read(request: Request) -> Workload:
         return _launcher(one.template, files, space)
 
     pods = tuple(_placed(draft, name) for draft in v1.drafts(name, space, specs, template))
-    rules = v1.rules(found, Success(groups=((f"{name}-launcher",),)))
-    clean = spec.get("cleanPodPolicy").choice(v1.CLEAN, rules.clean)
-    return Workload(
-        kind="MPIJob v1",
-        name=name,
-        namespace=space,
-        drafts=pods,
-        rules=replace(rules, clean=clean),
-        ignored=(
-            *v1.ignored(found, specs.values()),
-            "init container kubectl-delivery: a stand-in for kubectl is there",
-        ),
-    )
+    made = v1.workload(found, KIND, specs, pods, Success(groups=((f"{name}-launcher",),)))
+    clean = spec.get("cleanPodPolicy").choice(v1.CLEAN, made.rules.clean)
+    ignored = (*made.ignored, "init container kubectl-delivery: a stand-in for kubectl is there")
+    return replace(made, rules=replace(made.rules, clean=clean), ignored=ignored)
 
 
 def _placed(draft: Draft, job: str) -> Draft:

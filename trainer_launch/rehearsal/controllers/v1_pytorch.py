@@ -9,19 +9,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.rehearsal.controllers import local_pytorch, v1
-from trainer_launch.rehearsal.controllers.fields import Field
-from trainer_launch.rehearsal.controllers.pod_values import Container, Draft, Success, Template, Workload
-from trainer_launch.rehearsal.controllers.pods import env_items
-from trainer_launch.rehearsal.controllers.request import Request
+from trainer_launch.rehearsal.controllers import v1
+from trainer_launch.rehearsal.controllers.documents import Field, Request
+from trainer_launch.rehearsal.controllers.pod_values import (
+    Container,
+    Draft,
+    Pod,
+    Success,
+    Template,
+    Workload,
+    env_items,
+)
 
 KIND = v1.Kind(
+    name="PyTorchJob",
     specs="pytorchReplicaSpecs",
     roles=("Master", "Worker"),
     container="pytorch",
     port_name="pytorchjob-port",
     port=23456,
     restart="OnFailure",
+    fields=("elasticPolicy", "nprocPerNode"),
 )
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
@@ -42,7 +50,6 @@ def read(request: Request) -> Workload:
     """The pods of a PyTorchJob."""
     found = request.job
     spec = found.get("spec")
-    spec.only(("runPolicy", "elasticPolicy", "pytorchReplicaSpecs", "nprocPerNode"))
     specs = v1.replicas(found, KIND)
     master, worker = specs.get("master"), specs.get("worker")
     if master is not None and master.count != 1:
@@ -50,22 +57,15 @@ def read(request: Request) -> Workload:
     name, space = v1.job_name(found), v1.namespace(found)
     job = _Job(name=name, specs=specs, nproc=_nproc(spec), elastic=_elastic(name, spec, worker))
     pods = v1.drafts(name, space, specs, lambda one, index: _template(job, one, index))
-    return Workload(
-        kind="PyTorchJob",
-        name=name,
-        namespace=space,
-        drafts=pods,
-        rules=v1.rules(found, _success(pods, job)),
-        ports=_ports(job),
-        ignored=(*v1.ignored(found, specs.values()), *_ignored(job, spec)),
-    )
+    made = v1.workload(found, KIND, specs, pods, _success(pods, job), _ports(job))
+    return replace(made, ignored=(*made.ignored, *_ignored(job, spec)))
 
 
 def _ports(job: _Job) -> Mapping[str, str]:
     """Which variable has a port of which pod."""
     if "master" in job.specs:
         return dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), f"{job.name}-master-0")
-    return {} if job.elastic is not None else {local_pytorch.PORT: f"{job.name}-worker-0"}
+    return {} if job.elastic is not None else {PORT: f"{job.name}-worker-0"}
 
 
 def _ignored(job: _Job, spec: Field) -> Iterator[str]:
@@ -153,3 +153,22 @@ def _elastic(job: str, spec: Field, worker: v1.Replicas | None) -> Mapping[str, 
     if policy.get("standalone").flag():
         env["PET_STANDALONE"] = ""
     return env
+
+
+# -- on one machine ----------------------------------------------------------------------------
+
+
+ADDRESS, PORT = "TRAINER_LAUNCH_MASTER_ADDR", "TRAINER_LAUNCH_MASTER_PORT"
+_PORT = "29500"  # any: the rehearsal puts a free one in its place
+_TOLD = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", ADDRESS)
+
+
+def on_loopback(pod: Pod, first: str) -> Pod:
+    """The pod whose launchers meet at `first`, a pod's name, where neither the operator nor the job says where."""
+    return replace(pod, containers=tuple(_changed(one, first) for one in pod.containers))
+
+
+def _changed(container: Container, first: str) -> Container:
+    if "PET_NNODES" not in container.env or any(name in container.env for name in _TOLD):
+        return container
+    return replace(container, env={**container.env, ADDRESS: first, PORT: _PORT})

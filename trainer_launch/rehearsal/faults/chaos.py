@@ -15,8 +15,8 @@ from typing import Any
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import parse_number, shown
-from trainer_launch.rehearsal.faults import grammar, tokens
-from trainer_launch.rehearsal.faults.fault import Fault, When
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.faults.grammar import Fault, When
 
 DEFAULT_KINDS = ("kill worker", "stop worker", "kill pod", "term pod")  # what every machine can do
 LASTS = ("stop worker", "partition", "slow link", "fill shm")  # drawn with an end, or they would end the job
@@ -59,7 +59,7 @@ def parse(text: str, where: str = "--chaos") -> Chaos:
     if len(text) > grammar.MAX_TEXT:
         raise UsageError(f"{where} is longer than {grammar.MAX_TEXT} characters: {shown(text)}")
     said, fields = f"{where} {shown(text)}", {}
-    for word in tokens.split(text, where):
+    for word in grammar.split(text, where):
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals:
             near = "" if key in _KEYS else did_you_mean(key, [f"{name}=" for name in _KEYS])
@@ -81,7 +81,7 @@ def draw(chaos: Chaos, number: int, after_s: float) -> Fault | None:
     """The fault with this number, counted from 0; it comes some time after the one before. None: no more."""
     chance = random.Random(f"{chaos.seed}/{number}").random
     at_s = round(after_s + max(0.001, -chaos.gap_s * math.log(1.0 - chance())), 3)
-    if at_s > min(chaos.for_s or tokens.MAX_S, tokens.MAX_S) or not chaos.nodes:
+    if at_s > min(chaos.for_s or grammar.MAX_S, grammar.MAX_S) or not chaos.nodes:
         return None
     kind = chaos.kinds[int(chance() * len(chaos.kinds))]
     node = chaos.nodes[int(chance() * len(chaos.nodes))]
@@ -111,7 +111,7 @@ def _gap(text: str) -> float | None:
     """The time between two faults, of `1/30s`."""
     count_text, _, time = text.partition("/")
     time = time if time[:1].isdigit() else f"1{time}"  # 2/m
-    count, seconds = parse_number(count_text, 1, 1_000), tokens.parse_duration(time, least_s=0.001)
+    count, seconds = parse_number(count_text, 1, 1_000), grammar.parse_duration(time, least_s=0.001)
     gap_s = None if count is None or seconds is None else seconds / count
     return gap_s if gap_s is not None and gap_s >= _LEAST_GAP_S else None
 
@@ -123,7 +123,7 @@ def _kinds(text: str) -> tuple[str, ...] | None:
 
 
 def _lasting(text: str) -> float | None:
-    return tokens.parse_duration(text, least_s=0.001)
+    return grammar.parse_duration(text, least_s=0.001)
 
 
 def _nodes(text: str) -> tuple[int, ...] | None:
@@ -144,7 +144,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "seed": ("seed", _seed, "a whole number"),
     "rate": ("gap_s", _gap, f"a number in a time, such as 1/30s; {1 / _LEAST_GAP_S:.0f}/s at most"),
     "kinds": ("kinds", _kinds, f"some of {_MAY}, separated by commas"),
-    "for": ("for_s", _lasting, tokens.DURATION),
+    "for": ("for_s", _lasting, grammar.DURATION),
     "nodes": ("nodes", _nodes, "indices of nodes, such as 0,2 or 1-3, each once"),
 }
 

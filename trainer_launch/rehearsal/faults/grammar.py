@@ -14,8 +14,128 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.user_patterns import compiled
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number, shown
-from trainer_launch.rehearsal.faults import tokens
-from trainer_launch.rehearsal.faults.fault import Fault, When
+
+# -- quotes, durations, rates ------------------------------------------------------------------
+
+
+MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
+MIN_RATE, MAX_RATE = 1_000.0, 1e11  # bytes per second
+DURATION = "a time such as 10s, 1.5m or 1h"
+RATE = "a rate such as 1MB/s, 500kB/s or 10Mbit/s"
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_RATE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([A-Za-z]{1,4})/s")
+_UNITS = {
+    "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3,
+    "bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6,
+}  # fmt: skip
+_QUOTES = "'\""
+
+
+def split(text: str, where: str) -> list[str]:
+    """Split at blanks that stand in no quotes. Quotes go, all that is in them stays as it is, backslashes too.
+
+    Raises:
+        UsageError: a quote is not closed.
+    """
+    words: list[str] = []
+    word: str | None = None
+    quote = ""
+    for sign in text:
+        if quote:
+            quote, word = ("", word) if sign == quote else (quote, f"{word}{sign}")
+        elif sign in _QUOTES:
+            quote, word = sign, word or ""
+        elif not sign.isspace():
+            word = f"{word or ''}{sign}"
+        elif word is not None:
+            words.append(word)
+            word = None
+    if quote:
+        raise UsageError(f"{where} {shown(text)} has an unclosed {quote}")
+    return words if word is None else [*words, word]
+
+
+def quoted(word: str) -> str:
+    """The word as `split` takes it, in quotes where it needs them."""
+    if word and not any(sign.isspace() or sign in _QUOTES for sign in word):
+        return word
+    return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def parse_duration(text: str, least_s: float = 0.0) -> float | None:
+    """Seconds, to the millisecond; without a unit seconds are meant."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    seconds = round(float(found[1]) * _SECONDS[found[2]], 3)
+    return seconds if least_s <= seconds <= MAX_S else None
+
+
+def render_duration(seconds: float) -> str:
+    """As `parse_duration` takes it: 90.5s; whole minutes and hours by their unit."""
+    for unit, length in (("h", 3600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{_plain(seconds)}s"
+
+
+def parse_rate(text: str) -> float | None:
+    """Whole bytes per second."""
+    found = _RATE.fullmatch(text)
+    unit = None if found is None else _UNITS.get(found[2].lower())
+    if found is None or unit is None:
+        return None
+    rate = float(round(float(found[1]) * unit))
+    return rate if MIN_RATE <= rate <= MAX_RATE else None
+
+
+def render_rate(bytes_per_s: float) -> str:
+    """As `parse_rate` takes it, in the largest unit that says it exactly in three decimals."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_s >= size and (bytes_per_s * 1000) % size == 0:
+            return f"{_plain(bytes_per_s / size)}{unit}/s"
+    return f"{bytes_per_s:.0f}B/s"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+# -- faults as values --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """When a fault comes: exactly one of the three is set."""
+
+    at_s: float | None = None  # after the beginning of the rehearsal
+    step: int | None = None  # when the job reaches this step, by report() or by a line such as "step 40"
+    line: str | None = None  # when a pod says a line that this regular expression is found in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault, once."""
+
+    kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "partition", "slow link",
+    # "delay dns", "fill shm", "oom"
+    when: When
+    node: int | None = None  # index of the pod; None with no `pod`: the last node of the job
+    pod: str | None = None  # by name, in place of `node`
+    local_rank: int = 0  # which worker of the node
+    for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
+    grace_s: float | None = None  # of "term pod": until SIGKILL
+    back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
+    bytes_per_s: float | None = None  # of "slow link"
+    text: str = ""  # its canonical text (`grammar.render`): what people are shown, and what a replay takes
+
+
+# ----------------------------------------------------------------------------------------------
+
 
 MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
 MAX_PATTERN = 200  # of a regular expression
@@ -65,7 +185,7 @@ def parse(text: str, where: str = "--fault") -> Fault:
     if len(text) > MAX_TEXT:
         raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
     said = f"{where} {shown(text)}"
-    kind, rest = _kind(tokens.split(text, where), said)
+    kind, rest = _kind(split(text, where), said)
     return build(kind, [_pair(word, kind, said) for word in rest], said)
 
 
@@ -99,7 +219,7 @@ def render(fault: Fault) -> str:
     form, parts = KINDS[fault.kind], [fault.kind]
 
     def add(key: str, value: str) -> None:
-        parts.append(value if key == form.bare and key in form.needs else f"{key}={tokens.quoted(value)}")
+        parts.append(value if key == form.bare and key in form.needs else f"{key}={quoted(value)}")
 
     if fault.node is not None:
         add("node", str(fault.node))
@@ -108,13 +228,13 @@ def render(fault: Fault) -> str:
     if fault.local_rank:
         add("worker", str(fault.local_rank))
     if fault.bytes_per_s is not None:
-        add("rate", tokens.render_rate(fault.bytes_per_s))
+        add("rate", render_rate(fault.bytes_per_s))
     if fault.for_s is not None:
-        add("for", tokens.render_duration(fault.for_s))
+        add("for", render_duration(fault.for_s))
     if fault.grace_s is not None:
-        add("grace", tokens.render_duration(fault.grace_s))
+        add("grace", render_duration(fault.grace_s))
     if fault.back_s != 1.0:
-        add("back", "never" if fault.back_s is None else tokens.render_duration(fault.back_s))
+        add("back", "never" if fault.back_s is None else render_duration(fault.back_s))
     if fault.when != form.first:
         add("at", _at(fault.when))
     return " ".join(parts)
@@ -183,12 +303,12 @@ def _number(text: str) -> int | None:
 
 
 def _grace(text: str) -> float | None:
-    seconds = tokens.parse_duration(text)
+    seconds = parse_duration(text)
     return seconds if seconds is not None and seconds <= MAX_GRACE_S else None
 
 
 def _lasting(text: str) -> float | None:
-    return tokens.parse_duration(text, least_s=0.001)
+    return parse_duration(text, least_s=0.001)
 
 
 def _pod(text: str) -> str | None:
@@ -198,7 +318,7 @@ def _pod(text: str) -> str | None:
 def _when(text: str) -> When | None:
     word, colon, rest = text.partition(":")
     if not colon:
-        seconds = None if text[-1:].isdecimal() else tokens.parse_duration(text)  # 40 could be a step, too
+        seconds = None if text[-1:].isdecimal() else parse_duration(text)  # 40 could be a step, too
         return None if seconds is None else When(at_s=seconds)
     if word == "step":
         number = parse_number(rest, 0, MAX_STEP)
@@ -212,10 +332,10 @@ _VALUES = {
     "node": _Value("node", _number, "the index of a pod, such as 1", "1"),
     "pod": _Value("pod", _pod, "the name of a pod", "NAME"),
     "worker": _Value("local_rank", _number, "a worker's local rank, such as 0", "0"),
-    "for": _Value("for_s", _lasting, tokens.DURATION, "10s"),
-    "grace": _Value("grace_s", _grace, f"{tokens.DURATION}, one hour at most", "10s"),
-    "back": _Value("back_s", tokens.parse_duration, f"{tokens.DURATION}, or never", "3s"),
-    "rate": _Value("bytes_per_s", tokens.parse_rate, tokens.RATE, "1MB/s"),
+    "for": _Value("for_s", _lasting, DURATION, "10s"),
+    "grace": _Value("grace_s", _grace, f"{DURATION}, one hour at most", "10s"),
+    "back": _Value("back_s", parse_duration, f"{DURATION}, or never", "3s"),
+    "rate": _Value("bytes_per_s", parse_rate, RATE, "1MB/s"),
     "at": _Value("when", _when, _AT, "10s"),
 }
 
@@ -236,5 +356,5 @@ def _value(key: str, text: str, said: str) -> dict[str, Any]:
 
 def _at(when: When) -> str:
     if when.at_s is not None:
-        return tokens.render_duration(when.at_s)
+        return render_duration(when.at_s)
     return f"step:{when.step}" if when.step is not None else f"line:{when.line}"

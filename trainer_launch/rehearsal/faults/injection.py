@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import psutil
 
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.user_patterns import MAX_LINE, compiled
+from trainer_launch.rehearsal import pod_watch
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.faults import chaos, schedule, targets
-from trainer_launch.rehearsal.faults.capabilities import OWN_NETWORK
-from trainer_launch.rehearsal.faults.fault import Fault
-from trainer_launch.rehearsal.faults.validation import Asked, nodes_of
-from trainer_launch.rehearsal.kubelet import pod_processes
-from trainer_launch.rehearsal.kubelet.pod_processes import Inside
+from trainer_launch.rehearsal.faults import chaos, requests
+from trainer_launch.rehearsal.faults import chaos as chances
+from trainer_launch.rehearsal.faults.chaos import Chaos
+from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, Asked, nodes_of
 from trainer_launch.rehearsal.kubelet.pods import Stage
+from trainer_launch.rehearsal.pod_watch import Inside
 from trainer_launch.rehearsal.report.history import Happening, What
 
 RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
@@ -72,7 +74,7 @@ class Faults:
     def __init__(self, asked: Asked, driver: AnyDriver) -> None:
         self._driver = driver
         self._asked = asked
-        self._line = schedule.begin(asked.faults, asked.chaos)
+        self._line = begin(asked.faults, asked.chaos)
         self._late: list[tuple[Fault, float, str]] = []  # which wait: when to try again, why not yet
         self._over: list[tuple[float, Fault, str | None, Callable[[], None]]] = []
         self.came: list[Fault] = []
@@ -81,7 +83,7 @@ class Faults:
 
     def due_s(self) -> float | None:
         """When `pass_time` wants to be called, in the rehearsal's time."""
-        times = [schedule.due_s(self._line), *(at_s for _, at_s, _ in self._late), *(one[0] for one in self._over)]
+        times = [due_s(self._line), *(at_s for _, at_s, _ in self._late), *(one[0] for one in self._over)]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     @property
@@ -91,7 +93,7 @@ class Faults:
 
     def precede(self) -> None:
         """No pod has started yet: names that come late are not there from the beginning."""
-        self._line, come = schedule.step(self._line, schedule.Passed(0.0))
+        self._line, come = advance(self._line, Passed(0.0))
         for fault in come:
             if fault.kind in OWN_NETWORK:
                 self._come(fault)
@@ -110,29 +112,29 @@ class Faults:
                 self._come(fault)
             else:
                 self._late.append((fault, at_s, why))
-        self._step(schedule.Passed(now_s))
+        self._step(Passed(now_s))
 
     def reached(self, step: int) -> None:
         """Some pod has reached a step."""
         self._last_step = max(step, self._last_step or 0)
-        self._step(schedule.Reached(step))
+        self._step(Reached(step))
 
     def said(self, line: str) -> None:
         """Some pod has said a line."""
-        self._step(schedule.Said(line))
+        self._step(Said(line))
 
     def finish(self) -> None:
         """The rehearsal is over: say what never came."""
         for fault, _, why in self._late:
             self._note_missed(fault, why)
-        for fault in schedule.missed(self._line):
+        for fault in missed(self._line):
             self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
         if self._asked.chaos is not None and self.came:
             _log.warning("to repeat these faults:\n%s", chaos.replay(self.came))
 
-    def _step(self, event: schedule.Event) -> None:
-        self._line, come = schedule.step(self._line, event)
+    def _step(self, event: Event) -> None:
+        self._line, come = advance(self._line, event)
         for fault in come:
             self._come(fault)
 
@@ -164,7 +166,7 @@ class Faults:
     def _target(self, fault: Fault) -> str | None:
         pods = self._driver.state.pods
         try:
-            return targets.target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
+            return requests.target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
         except UsageError as problem:  # a node that is to be added first
             raise NotNow(str(problem)) from None
 
@@ -207,13 +209,13 @@ def _never(fault: Fault, last_step: int | None) -> str:
 
 def _kill_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
     process = _worker(driver, fault, pod)
-    return Deed(lambda: pod_processes.send([process], signal.SIGKILL))
+    return Deed(lambda: pod_watch.send([process], signal.SIGKILL))
 
 
 def _stop_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
-    processes = pod_processes.below(_worker(driver, fault, pod))
+    processes = pod_watch.below(_worker(driver, fault, pod))
     return Deed(
-        lambda: pod_processes.send(processes, signal.SIGSTOP), lambda: pod_processes.send(processes, signal.SIGCONT)
+        lambda: pod_watch.send(processes, signal.SIGSTOP), lambda: pod_watch.send(processes, signal.SIGCONT)
     )
 
 
@@ -287,3 +289,101 @@ def _worker(driver: AnyDriver, fault: Fault, pod: str | None) -> psutil.Process:
     if process is None:
         raise NotNow(f"{name} has no worker {fault.local_rank}")
     return process
+
+
+# -- which faults come when --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Time has passed."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Some pod has reached a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Some pod has said a line."""
+
+    line: str
+
+
+Event = Passed | Reached | Said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What has yet to come."""
+
+    waiting: tuple[Fault, ...]
+    patterns: tuple[re.Pattern[str] | None, ...]  # one for each of `waiting`; None: it waits for no line
+    chaos: Chaos | None = None
+    drawn: Fault | None = None  # the next of chaos
+    draws: int = 0
+
+
+Step = tuple[Timeline, tuple[Fault, ...]]  # and the faults that come now
+
+
+def begin(faults: Iterable[Fault], chaos: Chaos | None = None) -> Timeline:
+    """Nothing has come yet."""
+    waiting = tuple(faults)
+    patterns = tuple(None if one.when.line is None else compiled(one.when.line) for one in waiting)
+    return _drawn(Timeline(waiting=waiting, patterns=patterns, chaos=chaos), 0.0)
+
+
+def due_s(state: Timeline) -> float | None:
+    """When `Passed` has to be told at the latest; None: never."""
+    times = [one.when.at_s for one in (*state.waiting, state.drawn) if one is not None]
+    return min((at_s for at_s in times if at_s is not None), default=None)
+
+
+def advance(state: Timeline, event: Event) -> Step:
+    """What comes of an event: the faults whose time, step or line this is, in the order they were given."""
+    line = event.line[:MAX_LINE] if isinstance(event, Said) else ""
+    come: list[Fault] = []
+    rest: list[tuple[Fault, re.Pattern[str] | None]] = []
+    for fault, pattern in zip(state.waiting, state.patterns, strict=True):
+        if isinstance(event, Said):
+            is_now = pattern is not None and pattern.search(line) is not None
+        elif isinstance(event, Reached):
+            is_now = fault.when.step is not None and event.step >= fault.when.step
+        else:
+            is_now = fault.when.at_s is not None and event.at_s >= fault.when.at_s
+        if is_now:
+            come.append(fault)
+        else:
+            rest.append((fault, pattern))
+    if come:
+        state = replace(state, waiting=tuple(one for one, _ in rest), patterns=tuple(one for _, one in rest))
+    if isinstance(event, Passed):
+        state, more = _chance(state, event.at_s)
+        come += more
+    return state, tuple(come)
+
+
+def missed(state: Timeline) -> tuple[Fault, ...]:
+    """What was asked for and never came; chaos asks for nothing."""
+    return state.waiting
+
+
+def _chance(state: Timeline, now_s: float) -> tuple[Timeline, list[Fault]]:
+    come: list[Fault] = []
+    while (fault := state.drawn) is not None and fault.when.at_s is not None and fault.when.at_s <= now_s:
+        come.append(fault)
+        state = _drawn(state, fault.when.at_s)
+    return state, come
+
+
+def _drawn(state: Timeline, after_s: float) -> Timeline:
+    if state.chaos is None:
+        return state
+    fault = chances.draw(state.chaos, state.draws, after_s)
+    return replace(state, drawn=fault, draws=state.draws + 1)

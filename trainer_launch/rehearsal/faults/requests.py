@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers.documents import read_values
-from trainer_launch.rehearsal.controllers.fields import Field
-from trainer_launch.rehearsal.controllers.loading import text_of
-from trainer_launch.rehearsal.driver import Job
-from trainer_launch.rehearsal.faults import capabilities, grammar, isolation
+from trainer_launch.rehearsal.controllers import text_of
+from trainer_launch.rehearsal.controllers.documents import Field, read_values
+from trainer_launch.rehearsal.controllers.local_jobs import RUN
+from trainer_launch.rehearsal.controllers.pod_values import Draft
 from trainer_launch.rehearsal.faults import chaos as chances
-from trainer_launch.rehearsal.faults import validation as asking
-from trainer_launch.rehearsal.faults.fault import Fault
-from trainer_launch.rehearsal.faults.validation import Asked
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.faults.chaos import Chaos
+from trainer_launch.rehearsal.faults.grammar import KINDS, Fault
+from trainer_launch.rehearsal.kubelet import pod_isolation
 
 _log = logging.getLogger(__name__)
 
@@ -59,36 +64,39 @@ def isolate(wanted: Asked) -> bool:
     Raises:
         UsageError: a fault cannot be carried out on this machine.
     """
-    if isolation.is_inside():
+    if is_inside():
         return True
-    machine = isolation.check(wanted.samples)
-    if capabilities.wants_own_network(wanted.samples):
-        isolation.enter(machine)  # does not return
-    if capabilities.wants_names(wanted.faults):
-        machine = isolation.look(network=True, memory=False)
-        why = capabilities.why_no_network(machine)
+    machine = check(wanted.samples)
+    if wants_own_network(wanted.samples):
+        enter(machine)  # does not return
+    if wants_names(wanted.faults):
+        machine = look(network=True, memory=False)
+        why = why_no_network(machine)
         if not why:
-            isolation.enter(machine)
+            enter(machine)
         _log.warning("the loss of node 0 cannot be survived here, because pods have no names of their own: %s", why)
     return False
 
 
-def fitted(job: Job) -> Job:
-    """The job with faults that fit it.
+def fitted(wanted: Asked, drafts: Sequence[Draft], grown: Callable[[int], object] | None) -> Asked:
+    """The same for this job; `grown` makes it with so many more nodes, None where it cannot grow.
 
     Raises:
-        UsageError: one is for a pod that the job has not, or adds one to a job that cannot grow.
+        UsageError: a fault is for a pod that the job has not, or adds one to a job that cannot grow.
     """
-    wanted = asking.fitted(job.asked, job.workload.drafts)
-    grown = [fault for fault in wanted.faults if fault.kind == "add node"]
-    if grown and job.grown is None:
+    nodes, pods = nodes_of(drafts), tuple(draft.hostname for draft in drafts)
+    added = [fault.text for fault in wanted.faults if fault.kind == "add node"]
+    for fault in wanted.faults:
+        target(fault, (*nodes, *added) if fault.node is not None else nodes, pods)
+    chaos = None if wanted.chaos is None else wanted.chaos.over(range(len(nodes)))
+    if added and grown is None:
         raise UsageError(
-            f"--fault {shown(grown[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            f"--fault {shown(added[0])} needs a job that can grow, and this one has a fixed number of nodes; "
             "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
         )
-    if grown and job.grown is not None:
-        job.grown(len(grown))
-    return replace(job, asked=wanted)
+    if added and grown is not None:
+        grown(len(added))
+    return replace(wanted, chaos=chaos)
 
 
 # -- YAML files --------------------------------------------------------------------------------
@@ -139,3 +147,237 @@ def _word(field: Field) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)[:40]
     return field.text()
+
+
+# -- faults as values, held against a job ------------------------------------------------------
+
+
+_APART = ("launcher",)  # roles that are no node of the job: they only start ranks elsewhere
+_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """All faults of a rehearsal."""
+
+    faults: tuple[Fault, ...] = ()
+    chaos: Chaos | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything may go wrong."""
+        return bool(self.faults) or self.chaos is not None
+
+    @property
+    def samples(self) -> tuple[Fault, ...]:
+        """The faults, and one of each kind that may come by chance: what this machine has to be able to do."""
+        kinds = self.chaos.kinds if self.chaos is not None else ()
+        return (*self.faults, *(Fault(kind=kind, when=KINDS[kind].first, text=kind) for kind in kinds))
+
+
+NOTHING = Asked()
+
+
+def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
+    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
+    found = [draft for draft in drafts if draft.role not in _APART]
+    trainers = [draft for draft in found if draft.role == _TRAINER]
+    return tuple(draft.hostname for draft in trainers or found or drafts)
+
+
+# -- whom a fault is for -----------------------------------------------------------------------
+
+
+OF_ALL = ("delay dns", "add node")  # these are for the whole job
+
+
+def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
+    """The name of the pod; None for a fault of the whole job.
+
+    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
+
+    Raises:
+        UsageError: the job has no such pod.
+    """
+    if fault.kind in OF_ALL:
+        return None
+    if fault.pod is not None:
+        return _named(fault, fault.pod, pods)
+    if fault.node is None:
+        return nodes[-1]
+    if fault.node >= len(nodes):
+        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
+        raise UsageError(f"--fault {shown(fault.text)}: there is no node {fault.node}; the job has {there}")
+    return nodes[fault.node]
+
+
+def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
+    found = [pod for pod in pods if pod == name] or [pod for pod in pods if pod.endswith(f"-{name}")]
+    if len(found) == 1:
+        return found[0]
+    said = f"--fault {shown(fault.text)}"
+    if found:
+        raise UsageError(f"{said}: {name} is ambiguous: {' or '.join(found[:5])}; give the full name")
+    hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
+    raise UsageError(f"{said}: the job has no pod {name}; {hint}")
+
+
+# -- what this machine can do, found out by trying ---------------------------------------------
+
+
+_INSIDE = "TRAINER_LAUNCH_INSIDE"  # our own number: whoever inherits it has another
+_TRY_S = 20.0
+
+
+def is_inside() -> bool:
+    """Whether this process has namespaces of its own already."""
+    return os.environ.get(_INSIDE) == str(os.getpid())
+
+
+def check(faults: Sequence[Fault]) -> Machine:
+    """Refuse what cannot be done here, before anything has started.
+
+    Raises:
+        UsageError: a fault cannot be carried out on this machine.
+    """
+    machine = look(network=wants_own_network(faults), memory=wants_memory_groups(faults))
+    sentences = cannot(faults, machine)
+    if sentences:
+        raise UsageError("; ".join(sentences))
+    return machine
+
+
+def enter(machine: Machine) -> None:
+    """Become the same command in namespaces of its own; does not return. Signals and terminal stay as they are."""
+    flags = (*(pod_isolation.AS_USER if machine.as_user else ()), "--net", "--mount")
+    argv = ("unshare", *flags, "--", sys.executable, "-c", RUN, *sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(argv[0], argv, {**os.environ, _INSIDE: str(os.getpid())})
+
+
+def look(*, network: bool, memory: bool) -> Machine:
+    """Find out; what is not asked for is not tried."""
+    missing = frozenset(one for one in (*PROGRAMS, "nft") if network and shutil.which(one) is None)
+    why = pod_isolation.why_not() if memory else ""
+    machine = Machine(missing=missing, memory=memory and not why, why_no_memory=why)
+    if not network or missing - {"nft"}:
+        return machine
+    works, why = _try(())
+    as_user = not works and os.geteuid() != 0
+    if as_user:
+        works, why = _try(pod_isolation.AS_USER)
+    return replace(machine, namespaces=bool(works), as_user=as_user, works=works, why=why)
+
+
+def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
+    """The words of what works in new namespaces; none, and why, when they cannot be made."""
+    argv = (
+        "unshare",
+        *flags,
+        *pod_isolation.UNSHARE,
+        "--",
+        "sh",
+        "-c",
+        f"echo made; {pod_isolation.TRY_OUT}",
+    )
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return frozenset(), " ".join(str(problem).split())[:120]
+    lines = done.stderr.strip().splitlines()
+    return frozenset(done.stdout.split()), lines[0][:120] if lines and not done.stdout else ""
+
+
+# -- which faults this machine can carry out ---------------------------------------------------
+
+
+PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
+_PACKAGES = {"ip": "iproute2", "nft": "nftables", "hostname": "hostname"}  # Debian's; all else is of util-linux
+# What has to work in a network of the pods' own, by the word that the try-out says; in the order of trying.
+GROUND = {
+    "lo": "a network namespace cannot be brought up",
+    "name": "the host name cannot be set",
+    "veth": "the kernel has no veth devices, which connect pods",
+    "forward": "/proc/sys/net is read-only, so packets between pods cannot be forwarded",
+    "rule": "the kernel has no routing rules, which drop the packets",
+    "hosts": "/etc/hosts cannot be mounted over",
+    "shm": "tmpfs cannot be mounted at /dev/shm",
+}
+OWN_NETWORK = ("partition", "slow link", "delay dns", "fill shm")
+_PRIVILEGED = "run it as root, or in a --privileged container"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found out here by trying."""
+
+    missing: frozenset[str] = frozenset()  # programs, of PROGRAMS and nft
+    namespaces: bool = False  # whether they can be made
+    as_user: bool = False  # only with a namespace of users around them
+    works: frozenset[str] = frozenset()  # of GROUND, and "limit": nft takes a limit of bytes
+    why: str = ""  # what was said when namespaces could not be made
+    memory: bool = False  # whether memory cgroups can be made
+    why_no_memory: str = ""
+
+
+def wants_own_network(faults: Iterable[Fault]) -> bool:
+    """Whether one of these needs pods with a network, names and /dev/shm of their own."""
+    return any(fault.kind in OWN_NETWORK for fault in faults)
+
+
+def wants_names(faults: Iterable[Fault]) -> bool:
+    """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
+    return any(
+        fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
+    )
+
+
+def wants_memory_groups(faults: Iterable[Fault]) -> bool:
+    """Whether one of these needs pods with a memory limit of their own."""
+    return any(fault.kind == "oom" for fault in faults)
+
+
+def cannot(faults: Iterable[Fault], machine: Machine) -> tuple[str, ...]:
+    """A sentence for each fault that cannot be carried out here: why, and what to do. Of one kind once."""
+    firsts = {fault.kind: fault for fault in reversed(tuple(faults))}
+    found = ((fault, why) for fault in firsts.values() if (why := _why_not(fault.kind, machine)))
+    return tuple(f"--fault {shown(fault.text)} is not possible on this machine: {why}" for fault, why in found)
+
+
+def _why_not(kind: str, machine: Machine) -> str:
+    if kind == "oom":
+        return "" if machine.memory else machine.why_no_memory
+    if kind not in OWN_NETWORK:
+        return ""
+    return why_no_network(machine) or (_why_no_limit(machine) if kind == "slow link" else "")
+
+
+def why_no_network(machine: Machine) -> str:
+    """Why pods cannot have a network of their own here, and what to do; "" when they can."""
+    missing = [program for program in PROGRAMS if program in machine.missing]
+    if missing:
+        return f"{' and '.join(missing)} not found in PATH; install {_packages(missing)}"
+    if not machine.namespaces:
+        said = f" ({machine.why})" if machine.why else ""
+        return f"network namespaces are not permitted here{said}; {_PRIVILEGED}"
+    broken = next((why for word, why in GROUND.items() if word not in machine.works), None)
+    return f"{broken}; {_PRIVILEGED}" if broken else ""
+
+
+def _why_no_limit(machine: Machine) -> str:
+    if "nft" in machine.missing:
+        return f"nft not found in PATH; install {_packages(['nft'])}"
+    return "" if "limit" in machine.works else "the kernel's nftables have no byte limit; use partition instead"
+
+
+def _packages(programs: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(_PACKAGES.get(program, "util-linux") for program in programs))

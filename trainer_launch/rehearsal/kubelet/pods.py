@@ -1,32 +1,34 @@
-"""A job's stage on this machine: scratch folders, free ports, files, and each container as a process."""
+"""A job's pods on this machine: scratch folders, free ports, files, and each container as a process."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from trainer_launch.host import atomic_file, process_tree, runtime_directory, sockets
+from trainer_launch.host import atomic_file, gpu, process_tree, runtime_directory, sockets
 from trainer_launch.model import Process
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import NotRunnableError, UsageError
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client, ssh_keys
-from trainer_launch.rehearsal.controllers import local_mpi, local_network, local_pytorch
-from trainer_launch.rehearsal.controllers.flags import own_environment
-from trainer_launch.rehearsal.controllers.local_network import FILES, Ground
+from trainer_launch.planning import programs
+from trainer_launch.planning.command import Kind, parse_command
+from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, RUN, Ground, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
-from trainer_launch.rehearsal.controllers.pods import pods as pods_of
-from trainer_launch.rehearsal.faults import network_commands
-from trainer_launch.rehearsal.kubelet import containers
-from trainer_launch.rehearsal.kubelet.memory_cgroups import MemoryGroups
-from trainer_launch.rehearsal.kubelet.pod_network import OwnNetwork
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
+from trainer_launch.rehearsal.kubelet import pod_isolation
+from trainer_launch.rehearsal.kubelet.pod_isolation import MemoryGroups, OwnNetwork
 
 _FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
@@ -62,8 +64,8 @@ class Stage:
         self._ground = Ground(pods={}, addresses={})  # with networks of their own, names and ports are the job's
         self.pods: tuple[Pod, ...] = ()
         self._take_in(workload)
-        device = "lo" if self.network is None else network_commands.DEVICE
-        machine = {"OMP_NUM_THREADS": str(containers.threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
+        device = "lo" if self.network is None else pod_isolation.DEVICE
+        machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
@@ -76,11 +78,11 @@ class Stage:
 
     def _take_in(self, workload: Workload) -> None:
         """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
-        if len(workload.drafts) > local_network.MAX_PODS:
+        if len(workload.drafts) > local_jobs.MAX_PODS:
             raise UsageError(
-                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_network.MAX_PODS}"
+                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_jobs.MAX_PODS}"
             )
-        address_of = local_network.address_of if self.network is None else network_commands.address_of
+        address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
         numbers = {pod.name: number for number, pod in enumerate(self.pods)}
         for draft in workload.drafts:
             numbers.setdefault(draft.hostname, len(numbers))
@@ -89,10 +91,10 @@ class Stage:
         fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
         self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
         if self.network is None:
-            if local_pytorch.PORT in workload.ports:
-                first = workload.ports[local_pytorch.PORT]
-                self.pods = tuple(local_pytorch.on_loopback(pod, first) for pod in self.pods)
-            ground = replace(local_network.ground_of(workload, self.pods), ports=self._ground.ports)
+            if v1_pytorch.PORT in workload.ports:
+                first = workload.ports[v1_pytorch.PORT]
+                self.pods = tuple(v1_pytorch.on_loopback(pod, first) for pod in self.pods)
+            ground = replace(local_jobs.ground_of(workload, self.pods), ports=self._ground.ports)
             self._ground = _with_ports(ground, self.pods)
         else:
             for pod in fresh:
@@ -103,18 +105,18 @@ class Stage:
         if self._setting.command is None:
             _refuse_what_cannot_run(made)
         else:
-            words = containers.words_of(self._setting.command)
-            made = tuple(pod if local_mpi.is_worker(pod) else containers.with_command(pod, words) for pod in made)
-        if any(map(local_mpi.uses_ssh, made)):
+            words = words_of(self._setting.command)
+            made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
+        if any(map(local_jobs.uses_ssh, made)):
             if self._ssh_port is None:
                 ssh_keys.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
                 self._ssh_port = sockets.free_port()
             port = self._ssh_port
-            made = tuple(local_mpi.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
-        if any(map(local_mpi.reached_by_kubectl, made)):
+            made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
+        if any(map(local_jobs.reached_by_kubectl, made)):
             self._doors = self._doors or Doors(self._scratch / _DOORS)
             kubectl = self._doors.kubectl()
-            made = tuple(local_mpi.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
+            made = tuple(local_jobs.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
         return made
 
     def check(self) -> None:
@@ -130,7 +132,7 @@ class Stage:
                 if process.argv not in seen:
                     seen.add(process.argv)
                     here = self._localised(pod, container, 1)
-                    containers.check(pod, here, process, str(self._scratch), self._setting.folders)
+                    check(pod, here, process, str(self._scratch), self._setting.folders)
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -141,11 +143,11 @@ class Stage:
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
             **({"POD_IP": pod.address} if self._tells_address else {}),
-            **(here.env if self.network is None else network_commands.off_loopback(here.env)),
+            **(here.env if self.network is None else pod_isolation.off_loopback(here.env)),
             MARK: str(self.last_words(pod, name)),
             runtime_directory.VARIABLE: self.run_folder(pod),
         }
-        kubectl = next((path for path in here.files if path.endswith(local_mpi.KUBECTL)), None)
+        kubectl = next((path for path in here.files if path.endswith(local_jobs.KUBECTL)), None)
         if kubectl is not None:
             env["PATH"] = os.pathsep.join([os.path.dirname(kubectl), env["PATH"]])
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
@@ -153,9 +155,9 @@ class Stage:
             label = ""  # whole lines of one container at a time
         return Process(
             name=f"{pod.name}/{name}",
-            argv=containers.argv_of(here),
+            argv=argv_of(here),
             env=env,
-            cwd=containers.home_of(here, self._setting.folders),
+            cwd=home_of(here, self._setting.folders),
             label=label,
         )
 
@@ -245,7 +247,7 @@ class Stage:
         return (*(str(self._scratch / pod.name / "tmp") for pod in self.pods), *dict.fromkeys(filter(None, own)))
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
-        return local_network.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        return local_jobs.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
 
     def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
         if volume == FILES:
@@ -280,7 +282,7 @@ def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
     """A free port for each that the job names, and that has none yet."""
     ports = dict(ground.ports)
     taken = set(ports.values())
-    for endpoint in sorted(local_network.endpoints(ground, pods) - ports.keys()):
+    for endpoint in sorted(local_jobs.endpoints(ground, pods) - ports.keys()):
         port = sockets.free_port()
         while port in taken:
             port = sockets.free_port()
@@ -324,3 +326,136 @@ class Doors:
     def close(self, pod: Pod, name: str) -> None:
         """A container has ended."""
         (self._folder / pod.name / f"{name}.json").unlink(missing_ok=True)
+
+
+# -- containers as processes -------------------------------------------------------------------
+
+
+OURS = "trainer-launch"
+_log = logging.getLogger(__name__)
+
+
+def argv_of(container: Container) -> tuple[str, ...]:
+    """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
+    words = (*container.command, *container.args)
+    if not container.command:
+        words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
+    if Path(words[0]).name == OURS:
+        return (sys.executable, "-c", RUN, *words[1:])
+    return words
+
+
+def program_of(container: Container) -> tuple[str, ...]:
+    """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
+    words = (*container.command, *container.args)
+    if container.command and Path(words[0]).name != OURS:
+        return words
+    if not container.command and words[:1] != (OURS,):
+        return words
+    return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
+
+
+def home_of(container: Container, folders: Iterable[str]) -> str | None:
+    """The folder that it runs in, None for this one; `folders` are those of the manifests."""
+    if container.workdir and Path(container.workdir).is_dir():
+        return container.workdir
+    beside = _beside(container, folders)
+    return None if beside is None else beside[0]
+
+
+def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
+    """One of these folders, and a file that the command names and that lies there but not here."""
+    words = (name for word in program_of(container) for name in word.split())
+    missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
+    found = ((folder, name) for folder in folders for name in missing if os.path.isfile(os.path.join(folder, name)))
+    return next(found, None)
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """--command as words.
+
+    Raises:
+        UsageError: it cannot be split, or there are none.
+    """
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as problem:
+        raise UsageError(f"--command {command[:60]!r} cannot be split into words: {problem}") from None
+    if not words:
+        raise UsageError("--command is empty; give the program and its arguments in one text")
+    return words
+
+
+def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
+    """Another command for the container that counts; the launcher runs a script or a module."""
+    is_pythons = parse_command(words).is_worker and not parse_command(words).python
+    command, args = ((), words) if is_pythons else (words, ())
+    changed = tuple(
+        replace(one, command=command, args=args) if one.name == pod.draft.main else one for one in pod.containers
+    )
+    return replace(pod, containers=changed)
+
+
+def threads(pods: tuple[Pod, ...]) -> int:
+    """A pod has CPUs of its own; here all share them, and threads that wait by spinning starve others."""
+    counts = (pod.main.env.get("PET_NPROC_PER_NODE", "1") for pod in pods)
+    numbers = (parse_number(text, 0, MAX_COUNT) for text in counts)
+    workers = sum(1 if number is None else min(number, 4096) for number in numbers)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+
+
+def image_path() -> str:
+    """The folder of our own Python first, as in an image that this package is installed in."""
+    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+
+
+def check(pod: Pod, container: Container, process: Process, scratch: str, folders: Iterable[str]) -> None:
+    """Find the program of a container, which is given as this machine has it.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    beside = _beside(container, folders)
+    if beside is not None and beside[0] == process.cwd:
+        _log.warning(
+            "%s is not in this directory; the container %s runs in %s", beside[1], container.name, beside[0]
+        )
+    words = program_of(container)
+    is_ours = process.argv[0] == sys.executable
+    if is_ours or "torchrun" in words:
+        _check_gpus(process)
+    may_be_made = is_ours and pod.init  # by an init container
+    if process.cwd is not None or not words or may_be_made:
+        return
+    path = process.env.get("PATH")
+    command = programs.recognise(words, path) if is_ours else parse_command(words)
+    if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
+        return  # of a volume, which is filled when the pod begins
+    try:
+        if command.kind is Kind.SCRIPT and not command.python and not is_ours:
+            _check_itself(words[0], path)
+        programs.check(command, path)
+    except NotRunnableError as problem:
+        found = problem.exit_code == 126
+        text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
+        raise NotRunnableError(text, found=found) from None
+
+
+def _check_itself(script: str, path: str | None) -> None:
+    if shutil.which(script, path=path) is None:
+        raise NotRunnableError(
+            f"{script!r} is not an executable in PATH; start it with 'python {script}' "
+            f"or 'trainer-launch run -- {script}'",
+            found=os.path.exists(script),
+        )
+
+
+def _check_gpus(process: Process) -> None:
+    """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
+    asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
+    gpus = gpu.count(process.env) if asks else None
+    if gpus is not None and not gpus.count:
+        raise UsageError(
+            f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
+            "add --nproc-per-node 1 to rehearse with one worker per node"
+        )

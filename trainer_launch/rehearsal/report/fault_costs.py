@@ -1,4 +1,4 @@
-"""What each fault cost: time without a new step, and steps done twice. Pure."""
+"""What each fault cost: time without a new step, and steps done twice; and a rehearsal as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
-from trainer_launch.rehearsal.report.lanes import Lane, away_s, end_of, lane_of
-from trainer_launch.rehearsal.resume_check import Resume
-from trainer_launch.rehearsal.step_counter import Reached
+from trainer_launch.rehearsal.report.history import Chronicle, Happening, Lane, What, away_s, end_of, lane_of, lanes
+from trainer_launch.rehearsal.resume_check import Reached, Resume, resumes, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,3 +199,33 @@ def _end_of_job_s(chronicle: Chronicle) -> float:
     """When its condition came, which is before its last pods have ended."""
     ended = (one.at_s for one in chronicle.happenings if one.what is What.CONDITION)
     return next(ended, end_of(chronicle))
+
+
+# -- a rehearsal as a whole --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What a chronicle comes to."""
+
+    chronicle: Chronicle
+    lanes: tuple[Lane, ...]
+    curve: tuple[Stretch, ...]
+    resumes: tuple[Resume, ...]
+    costs: tuple[Cost, ...]
+    totals: Totals
+
+
+def tell(chronicle: Chronicle) -> Story:
+    """Make the story of a rehearsal, also of one that has not ended."""
+    all_lanes, reached = lanes(chronicle), steps(chronicle)
+    resumed = resumes(chronicle, reached)
+    found = costs(chronicle, all_lanes, reached, resumed)
+    return Story(
+        chronicle=chronicle,
+        lanes=all_lanes,
+        curve=curve(reached, resumed),
+        resumes=resumed,
+        costs=found,
+        totals=totals(chronicle, all_lanes, found, resumed),
+    )

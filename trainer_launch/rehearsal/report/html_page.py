@@ -1,16 +1,180 @@
-"""The timeline of a page: a lane for each pod, the faults above, the steps below, on one axis of time. Pure."""
+"""The report of a rehearsal as one HTML page, which loads and runs nothing, or as a browser's picture of that page.
+
+The timeline has a lane for each pod, the faults above and the steps below, on one axis of time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from pathlib import Path
 
-from trainer_launch.rehearsal.report.css import ATTEMPTS
-from trainer_launch.rehearsal.report.fault_costs import Cost, Stretch
-from trainer_launch.rehearsal.report.lanes import Doing, Lane, Segment
-from trainer_launch.rehearsal.report.overview import Story
-from trainer_launch.rehearsal.report.summary import clean, seconds, short_name, tick_text, ticks
+from trainer_launch.host import deadline_subprocess
+from trainer_launch.model.errors import NodeError
+from trainer_launch.rehearsal.report.fault_costs import Cost, Story, Stretch
+from trainer_launch.rehearsal.report.history import Doing, Lane, Segment
+from trainer_launch.rehearsal.report.summary import (
+    FAULT_COLUMNS,
+    MOST_ROWS,
+    POD_COLUMNS,
+    Headline,
+    clean,
+    fault_rows,
+    headline,
+    pod_rows,
+    seconds,
+    short_name,
+    tick_text,
+    ticks,
+)
+from trainer_launch.rehearsal.script_checks import Verdict, names
+
+# Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
+ATTEMPTS = (
+    ("#0072b2", "#ffffff"),
+    ("#e69f00", "#000000"),
+    ("#009e73", "#000000"),
+    ("#cc79a7", "#000000"),
+    ("#56b4e9", "#000000"),
+    ("#f0e442", "#000000"),
+)
+NO_BROWSER = "a picture needs a browser: install chromium, or name an .html file, which needs none"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever slips in, nothing is loaded or run
+_NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
+_WORDS = ("fault", "pod", "message")
+
+
+def page(story: Story, verdict: Verdict) -> str:
+    """The whole file."""
+    head = headline(story, verdict)
+    title = f"{head.text}; {story.chronicle.kind} {story.chronicle.name}"
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(clean(title))}</title>",
+            f"<style>{_sheet()}</style></head><body>",
+            _header(head),
+            _broken(verdict),
+            "<section><h2>Pods over time</h2>",
+            _legend(story),
+            _chart(story),
+            "</section>",
+            _faults(story),
+            _table("Pods and their messages", POD_COLUMNS, pod_rows(story)),
+            "<footer>Written by trainer-launch local.</footer>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _sheet() -> str:
+    colours = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
+    return Path(__file__).with_name("page.css").read_text(encoding="utf-8") + colours
+
+
+def _header(head: Headline) -> str:
+    sums = "".join(f"<li><b>{escape(figure)}</b><span>{escape(what)}</span></li>" for figure, what in head.sums)
+    return (
+        f'<header class="{head.tone}"><h1>{escape(head.text)}</h1><p>{escape(head.about)}</p>'
+        f'<ul class="sums">{sums}</ul></header>'
+    )
+
+
+def _broken(verdict: Verdict) -> str:
+    if not verdict.broken and not verdict.remarks:
+        return ""
+    items = "".join(
+        f"<li><b>{escape(one.promise.value)}</b>, {escape(clean(names(one.pods)))} at {one.at_s:.1f} s: "
+        f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.mend)}.</span></li>'
+        for one in verdict.broken
+    )
+    title = "<h2>Failed checks, and what to do</h2>" if items else ""
+    remarks = "".join(f'<p class="note">Not checked: {escape(clean(one))}.</p>' for one in verdict.remarks)
+    return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
+
+
+def _faults(story: Story) -> str:
+    if not story.costs:
+        return ""
+    left = len(story.costs) - MOST_ROWS
+    more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
+    return _table("Cost of each fault", FAULT_COLUMNS, fault_rows(story)) + more
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    classes = ["n" if one in _NUMBERS else "t" if one in _WORDS else "" for one in columns]
+    heads = "".join(f'<th class="{kind}">{escape(one)}</th>' for one, kind in zip(columns, classes, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{kind}" data-of="{escape(column)}">{escape(cell)}</td>'
+            for cell, column, kind in zip(row, columns, classes, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<section><h2>{escape(title)}</h2><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{body}</tbody></table></section>"
+    )
+
+
+# -- as a picture ------------------------------------------------------------------------------
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+_WIDTH_PX = 1376  # the page at its widest, with a margin
+_LIMIT_S = 60.0  # of a browser, which does not take its time but may hang
+# Run in a copy of the page, whose policy would not let it; the size of a window counts its frame.
+_MEASURE = (
+    "<script>document.title = document.documentElement.scrollHeight + outerHeight - innerHeight</script></body>"
+)
+
+
+def browser() -> str | None:
+    """A browser that can draw the page."""
+    return next(filter(None, map(shutil.which, _BROWSERS)), None)
+
+
+def picture(html: str, env: Mapping[str, str]) -> bytes:
+    """The whole page as PNG; `env` is the browser's environment.
+
+    Raises:
+        NodeError: there is no browser, or it does not do it.
+        OSError: there is no room for what it needs.
+    """
+    program = browser()
+    if program is None:
+        raise NodeError(NO_BROWSER)
+    with tempfile.TemporaryDirectory(prefix="trainer-launch-report-", ignore_cleanup_errors=True) as folder:
+
+        def browse(text: str, height: int, *flags: str) -> str:
+            place = Path(folder, "page.html")
+            place.write_text(text, encoding="utf-8", errors="replace")
+            fixed = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+            size = ("--hide-scrollbars", "--force-device-scale-factor=1", f"--window-size={_WIDTH_PX},{height}")
+            argv = (program, *fixed, *size, f"--user-data-dir={folder}/profile", *flags, place.as_uri())
+            return deadline_subprocess.run(argv, env, _LIMIT_S).out
+
+        shown = browse(html.replace(_POLICY, "").replace("</body>", _MEASURE), 200, "--dump-dom")
+        height = re.search(r"<title>([0-9]{1,5})</title>", shown)
+        drawn = Path(folder, "page.png")
+        if height is not None:
+            browse(html, int(height[1]), f"--screenshot={drawn}")
+        if not drawn.exists():
+            raise NodeError(f"{program} drew no picture; name an .html file, which needs no browser")
+        return drawn.read_bytes()
+
+
+# -- the timeline ------------------------------------------------------------------------------
+
 
 _MANY_PODS = 16  # beyond, lanes are thinner
 _SPOKEN = 6  # faults: up to here each is written out on a line of its own
@@ -23,7 +187,7 @@ _MOST_POINTS = 1200  # of the curve
 _NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call trainer_launch.report(step=40)."
 
 
-def legend(story: Story) -> str:
+def _legend(story: Story) -> str:
     """What colours and marks mean."""
     attempts = max((lane.attempts for lane in story.lanes), default=0)
     shown = [
@@ -51,7 +215,7 @@ def legend(story: Story) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def chart(story: Story) -> str:
+def _chart(story: Story) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
     scale = _Scale(max(story.totals.took_s, 0.001))
     labels = [short_name(story, lane.pod) for lane in story.lanes]

@@ -1,0 +1,462 @@
+"""Jobs on one machine: those of flags, and any job's pods with loopback addresses, ports and paths. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainer_launch.model import NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import parse_number
+from trainer_launch.planning.horovodrun_options import is_horovodrun
+from trainer_launch.planning.typed_mpirun import is_mpirun
+from trainer_launch.rehearsal.controllers import v1, v1_pytorch
+from trainer_launch.rehearsal.controllers.documents import Field, Request
+from trainer_launch.rehearsal.controllers.pod_values import (
+    Container,
+    Draft,
+    File,
+    Pod,
+    Rules,
+    Success,
+    Template,
+    Workload,
+    env_items,
+)
+
+KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
+# Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
+RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
+_PORT = 29500
+MAX_NODES = 200
+_OURS = "trainer-launch"
+_HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
+# What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
+_FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_")
+_FOREIGN_NAMES = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "JOB_COMPLETION_INDEX", "TF_CONFIG", "MX_CONFIG", "HOSTNAME", "TRAINER_LAUNCH_CONTRACT",
+        "TRAINER_LAUNCH_NODES", "TRAINER_LAUNCH_NPROC_PER_NODE", "TRAINER_LAUNCH_NODE_RANK",
+        "TRAINER_LAUNCH_MASTER_ADDR", "TRAINER_LAUNCH_MASTER_PORT",
+    }
+)  # fmt: skip
+
+# More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down.
+ON_A_LAPTOP = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "true",
+    "OMPI_MCA_mpi_yield_when_idle": "true",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_prte_if_include": "lo",
+}
+
+
+def torch_job(
+    nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False
+) -> Workload:
+    """A torch job, or one of any program on every node: all have to succeed, the first failure ends it.
+
+    With `asked` the user has given the number of workers, which then starts workers of any program.
+    The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go.
+
+    Raises:
+        UsageError: more nodes than a laptop has room for.
+    """
+    told = {
+        "PET_NNODES": str(_checked(nodes)),
+        "PET_NPROC_PER_NODE": nproc_per_node,
+        "PET_MASTER_ADDR": _full(_name(NODE, 0)),
+        "PET_MASTER_PORT": str(_PORT),
+    }
+    words = _run(command, nproc_per_node if asked else None)
+
+    def draft(node: int) -> Draft:
+        container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
+        return _draft(NODE, node, container, grace_s, label=str(node))
+
+    drafts = tuple(map(draft, range(nodes)))
+    return _job(drafts, tuple(one.hostname for one in drafts), {"PET_MASTER_PORT": drafts[0].hostname})
+
+
+def elastic_job(
+    nodes: NodeRange,
+    started: int,
+    nproc_per_node: str,
+    command: Sequence[str],
+    grace_s: float,
+    *,
+    asked: bool = False,
+) -> Workload:
+    """A torch job with a range of nodes: an elastic PyTorchJob that begins with `started` pods.
+
+    Raises:
+        UsageError: more nodes than a laptop has room for.
+    """
+    container = {"name": "pytorch", "command": list(_run(command, nproc_per_node if asked else None))}
+    workers = {"replicas": started, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    spec = {
+        "nprocPerNode": nproc_per_node,
+        "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": _checked(nodes.max), "rdzvBackend": "c10d"},
+        "pytorchReplicaSpecs": {"Worker": workers},
+    }
+    document = Field({"metadata": {"name": JOB}, "spec": spec}, "", "the options")
+    made = v1_pytorch.read(Request(job=document))
+    drafts = tuple(_labelled(replace(one, template=replace(one.template, grace_s=grace_s))) for one in made.drafts)
+    return replace(made, drafts=drafts)
+
+
+def _run(command: Sequence[str], nproc_per_node: str | None = None) -> tuple[str, ...]:
+    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
+    return (_OURS, "run", *flags, "--", *map(_as_typed, command))
+
+
+def _labelled(draft: Draft) -> Draft:
+    """Its workers' lines begin with its index."""
+    label = env_items({"TRAINER_LAUNCH_NODE_LABEL": str(draft.index)})
+    return replace(draft, template=v1.with_env(draft.template, label))
+
+
+def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
+    """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
+
+    The launcher's variables are those of kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go.
+
+    Raises:
+        UsageError: more nodes than a laptop has room for.
+    """
+    keys = {f"{_KEYS}/id_rsa": File(mode=0o600, key="private")}
+    keys |= {f"{_KEYS}/{name}": File(key="public") for name in ("id_rsa.pub", "authorized_keys")}
+    served = Container(name=NODE, command=(_OURS, "sshd"), files=keys)
+    workers = tuple(_draft(NODE, node, served, grace_s, label=str(node)) for node in range(_checked(nodes)))
+    hosts = "".join(f"{_full(one.hostname)} slots={nproc_per_node}\n" for one in workers)
+    told = {
+        "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_set_default_slots": str(nproc_per_node),
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    }
+    runs = Container(
+        name=NODE,
+        command=_run(command),
+        items=env_items(told),
+        files={**keys, _HOSTFILE: File(hosts, 0o444)},
+    )
+    launcher = _draft(LAUNCHER, 0, runs, grace_s, label=LAUNCHER)
+    return _job((*workers, launcher), (launcher.hostname,), {})
+
+
+def _job(drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[str, str]) -> Workload:
+    rules = Rules(family="v1", success=Success(groups=(deciders,)), clean="Running")
+    return Workload(kind=KIND, name=JOB, namespace="default", drafts=drafts, rules=rules, ports=ports)
+
+
+def _draft(role: str, index: int, container: Container, grace_s: float, label: str) -> Draft:
+    container = replace(container, items=(*container.items, *env_items({"TRAINER_LAUNCH_NODE_LABEL": label})))
+    name = _name(role, index)
+    return Draft(
+        template=Template(containers=(container,), grace_s=grace_s),
+        hostname=name,
+        role=role,
+        index=index,
+        main=NODE,
+        restart="Never",
+        names=(_full(name),),
+        completion_index=index,
+    )
+
+
+def _name(role: str, index: int) -> str:
+    return f"{JOB}-{role}-0-{index}"
+
+
+def _full(name: str) -> str:
+    """As it stands in what the controller writes: <pod>.<subdomain>."""
+    return f"{name}.{JOB}"
+
+
+def _as_typed(word: str) -> str:
+    """A word of the user's, in which $(NAME) is the shell's business and no reference of Kubernetes."""
+    return word.replace("$", "$$")
+
+
+def _checked(nodes: int) -> int:
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"invalid value {nodes} for --nodes: a rehearsal runs 1 to {MAX_NODES} nodes")
+    return nodes
+
+
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The shell's variables without those of another platform."""
+    return {name: value for name, value in env.items() if not _foreign(name)}
+
+
+def _foreign(name: str) -> bool:
+    return name in _FOREIGN_NAMES or name.startswith(_FOREIGN_PREFIXES)
+
+
+# -- MPI on one machine ------------------------------------------------------------------------
+
+
+OURS = "trainer-launch"
+KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
+_KUBEXEC = "/etc/mpi/kubexec.sh"
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_WHERE = ("--listen-address", "--ssh-port")  # the port is told by a variable
+_LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
+
+
+def uses_ssh(pod: Pod) -> bool:
+    """Whether a key of the job is mounted in this pod."""
+    return any(_key_folder(container) for container in pod.containers)
+
+
+def is_worker(pod: Pod) -> bool:
+    """Whether the pod only serves: its program is sshd, or sleeps while others come by `kubectl exec`."""
+    serves = uses_ssh(pod) or reached_by_kubectl(pod)
+    return serves and not any(_HOSTFILE in container.files for container in pod.containers)
+
+
+def reached_by_kubectl(pod: Pod) -> bool:
+    """Whether mpirun would reach its hosts by `kubectl exec`: MPIJob v1."""
+    return any(_KUBEXEC in container.files for container in pod.containers)
+
+
+def by_kubectl(pod: Pod, kubectl: str, scratch: str) -> Pod:
+    """The pod of an MPIJob v1, whose launcher has this text as its kubectl; commands stay as they are."""
+    if not reached_by_kubectl(pod):
+        return pod
+
+    def changed(container: Container) -> Container:
+        if _KUBEXEC not in container.files:
+            return container
+        is_launcher = _HOSTFILE in container.files
+        told = {**ON_A_LAPTOP, **_AS_ROOT} if is_launcher else _apart(scratch)
+        files = {**container.files, **({KUBECTL: File(kubectl, 0o755)} if is_launcher else {})}
+        return replace(container, env={**container.env, "TMPDIR": scratch, **told}, files=files)
+
+    return replace(pod, containers=tuple(map(changed, pod.containers)))
+
+
+def on_loopback(pod: Pod, port: int, scratch: str) -> Pod:
+    """The pod with our sshd and launcher in it; `scratch` is a folder of its own for temporary files."""
+    if not uses_ssh(pod):
+        return pod
+    containers = tuple(_changed(container, pod, port, scratch) for container in pod.containers)
+    works = any(_names_itself(container, pod) for container in pod.containers)
+    init = (*pod.init, _own_sshd(pod, port, scratch)) if works else pod.init
+    return replace(pod, containers=containers, init=init)
+
+
+def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Container:
+    if _key_folder(container) is None:
+        return container
+    is_launcher = _HOSTFILE in container.files
+    words = (*container.command, *container.args)
+    name = words[0].rpartition("/")[2] if words else ""
+    if name == "sshd":
+        words = _sshd(pod)
+    elif name == OURS and words[1:2] == ("sshd",):
+        words = _sshd(pod, words[2:])
+    elif name and (is_mpirun(name) or is_horovodrun(words)):
+        words = (OURS, "run", "--", *words)
+    env = {**container.env, **_env(container, port, scratch), **(ON_A_LAPTOP if is_launcher else _apart(scratch))}
+    return replace(container, env=env, command=words[:1], args=words[1:])
+
+
+def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
+    """A launcher that is a node too is reached like the others: here it has an address like theirs."""
+    container = pod.main
+    told = {name: value for name, value in container.env.items() if not name.startswith(_LAUNCHERS)}
+    if "K_MPI_JOB_ROLE" in told:
+        told["K_MPI_JOB_ROLE"] = "worker"
+    env = {**told, **_env(container, port, scratch), **_apart(scratch)}
+    words = _sshd(pod)
+    keys = {path: file for path, file in container.files.items() if file.key}
+    return replace(container, name="sshd", env=env, command=words[:1], args=words[1:], files=keys, sidecar=True)
+
+
+def _sshd(pod: Pod, typed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Our sshd at the pod's own address; of what was `typed` all stays but where it listens."""
+    kept: list[str] = []
+    is_value = False
+    for word in typed:
+        option, joined, _ = word.partition("=")
+        if is_value or option in _WHERE:
+            is_value = not is_value and not joined
+        else:
+            kept.append(word)
+    return (OURS, "sshd", *kept, "--listen-address", pod.address)
+
+
+def _env(container: Container, port: int, scratch: str) -> Mapping[str, str]:
+    ssh = {"TRAINER_LAUNCH_SSH_DIR": _key_folder(container) or "", "TRAINER_LAUNCH_SSH_PORT": str(port)}
+    return {**ssh, "TMPDIR": scratch}
+
+
+def _apart(scratch: str) -> Mapping[str, str]:
+    """Open MPI takes pods of one machine for machines that share no memory, and its files would meet."""
+    return {f"OMPI_MCA_btl_{btl}_backing_directory": scratch for btl in ("vader", "sm")}
+
+
+def _names_itself(container: Container, pod: Pod) -> bool:
+    hosts = container.files[_HOSTFILE].text if _HOSTFILE in container.files else ""
+    return any(
+        line.startswith(tuple(f"{name}{end}" for name in pod.draft.names for end in " :"))
+        for line in hosts.splitlines()
+    )
+
+
+def _key_folder(container: Container) -> str | None:
+    return next((path.rpartition("/")[0] for path, file in container.files.items() if file.key == "private"), None)
+
+
+# -- names, ports and paths on one machine -----------------------------------------------------
+
+
+MAX_PODS = 200
+_HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0-9]))?(?![\w-])")
+_PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
+_ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
+_FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
+_KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
+
+Endpoint = tuple[str, int]  # pod, port
+
+
+def address_of(number: int) -> str:
+    """The loopback address of a pod: 127.0.0.2 for the first."""
+    return f"127.0.{number // 250}.{number % 250 + 2}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Where everything of a job is on this machine."""
+
+    pods: Mapping[str, str]  # name or address, as the job writes it -> pod
+    addresses: Mapping[str, str]  # pod -> address
+    ports: Mapping[Endpoint, int] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)  # variable with a port -> pod
+
+
+def ground_of(workload: Workload, pods: tuple[Pod, ...]) -> Ground:
+    """All names of all pods; no ports yet."""
+    names = {name: pod.name for pod in pods for name in (*pod.draft.names, pod.address)}
+    return Ground(pods=names, addresses={pod.name: pod.address for pod in pods}, variables=dict(workload.ports))
+
+
+def endpoints(ground: Ground, pods: Iterable[Pod]) -> set[Endpoint]:
+    """Every port of a pod that something in the job names: who listens there needs one of its own."""
+    found: set[Endpoint] = set()
+    for pod in pods:
+        for container in (*pod.init, *pod.containers):
+            for text in _texts(container):
+                for match in _HOST.finditer(text):
+                    owner = _owner(ground, match)
+                    if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
+                        found.add((owner, int(match[2])))
+            for name, owner in ground.variables.items():
+                value = container.env.get(name, "")
+                port = parse_number(value, 1, 65535)
+                if port is not None:
+                    found.add((owner, port))
+    return found
+
+
+def localised(container: Container, ground: Ground, folder_of: Callable[[str], str | None]) -> Container:
+    """The container with this machine's addresses, ports and paths in it; `folder_of` tells where a volume is."""
+    places = _places(container, folder_of)
+
+    def text(value: str) -> str:
+        return _paths(_hosts(value, ground), places)
+
+    env = {name: text(value) for name, value in container.env.items()}
+    for name, owner in ground.variables.items():
+        value = container.env.get(name, "")
+        port = parse_number(value, 1, 65535)
+        if port is not None:
+            env[name] = str(ground.ports.get((owner, port), value))
+    return replace(
+        container,
+        env=env,
+        command=tuple(map(text, container.command)),
+        args=tuple(map(text, container.args)),
+        workdir=None if container.workdir is None else _path(container.workdir, places),
+        files={
+            _path(path, places): replace(
+                file, text=text(file.text), parts=tuple((pod, text(part)) for pod, part in file.parts)
+            )
+            for path, file in container.files.items()
+        },
+    )
+
+
+FILES = "/files"  # stands for the folder of what the platform itself puts into a container
+
+
+def _places(container: Container, folder_of: Callable[[str], str | None]) -> Mapping[str, str]:
+    """Path in the container -> path here; the longest that fits counts."""
+    places = {}
+    for mount in container.mounts:
+        folder = folder_of(mount.volume)
+        if folder is not None and mount.path not in _KEEP:
+            places[mount.path] = f"{folder}/{mount.part}".rstrip("/")
+    root = folder_of(FILES)
+    if root is not None:
+        own = [path for path, file in container.files.items() if not (file.is_mounted and _within(path, places))]
+        places |= {path: f"{root}{path}" for path in own}
+        keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
+        places |= {folder: f"{root}{folder}" for folder in keys}
+    return places
+
+
+def _within(path: str, places: Mapping[str, str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+def _texts(container: Container) -> Iterator[str]:
+    yield from container.env.values()
+    yield from container.command
+    yield from container.args
+    for file in container.files.values():
+        yield file.text
+
+
+def _owner(ground: Ground, found: re.Match[str]) -> str | None:
+    """Whose name it is; none behind a single slash, where it is a part of a path."""
+    before = found.string[max(0, found.start() - 2) : found.start()]
+    if before.endswith("/") and before != "//":
+        return None
+    name = found[1].rstrip(".")
+    for end in _ENDS:
+        name = name.removesuffix(end)
+    return ground.pods.get(name)
+
+
+def _hosts(text: str, ground: Ground) -> str:
+    def replaced(found: re.Match[str]) -> str:
+        owner = _owner(ground, found)
+        if owner is None:
+            return found[0]
+        port = found[2]
+        if port is None:
+            return ground.addresses[owner]
+        return f"{ground.addresses[owner]}:{ground.ports.get((owner, int(port)), int(port))}"
+
+    return _HOST.sub(replaced, text)
+
+
+def _paths(text: str, places: Mapping[str, str]) -> str:
+    return _PATH.sub(lambda found: _path(found[1], places), text) if places else text
+
+
+def _path(path: str, places: Mapping[str, str]) -> str:
+    """The place of a whole path, which may have signs that a path in a text ends at."""
+    for known in sorted(places, key=len, reverse=True):
+        if path == known or path.startswith(f"{known}/"):
+            return places[known] + path[len(known) :]
+    return path

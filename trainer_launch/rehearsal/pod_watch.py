@@ -1,0 +1,331 @@
+"""What the driver sees of its pods: steps, lines somebody waits for, generations, launchers and workers inside.
+
+Output is heard in the thread that carries it; files of the pods' launchers are looked at a few times a second, and
+only when somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from trainer_launch.host import process_tree
+from trainer_launch.model.user_patterns import MAX_LINE
+from trainer_launch.observability import node_view, progress, runtime_events
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.kubelet.pods import MARK, Stage
+from trainer_launch.supervisor.line_buffer import LINE_BYTES
+from trainer_launch.supervisor.rate_limit import is_summary
+from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
+
+EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensed:
+    """One thing that a pod has let us know."""
+
+    at_s: float  # monotonic
+    pod: str
+    container: str
+    step: int | None = None
+    line: str = ""
+    generation: int | None = None
+
+
+class Senses:
+    """All of it; `hear` runs in the output's thread, all else in ours."""
+
+    def __init__(self) -> None:
+        self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
+        self.wake: Callable[[], None] = lambda: None
+        self._ears: dict[tuple[str, int], Ear] = {}
+        self._heard: deque[Sensed] = deque()
+        self._looked_s = 0.0
+        self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
+        self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
+        self._tails: dict[str, runtime_events.Tail] = {}  # by run folder
+
+    def hear(self, process: str, stream: int, data: bytes) -> None:
+        """A block of a container's output."""
+        ear = self._ears.setdefault((process, stream), Ear())
+        heard = ear.hear(data, self.patterns)
+        if heard:
+            pod, _, container = process.partition("/")
+            now_s = time.monotonic()
+            for one in heard:
+                self._heard.append(Sensed(at_s=now_s, pod=pod, container=container, step=one.step, line=one.line))
+            self.wake()
+
+    def news(self, inside: Inside, stage: Stage, pods: Mapping[str, Pod]) -> Iterator[Sensed]:
+        """What is new, in the order that it came to us."""
+        while self._heard:
+            heard = self._heard.popleft()
+            if self._counts(heard):
+                yield heard
+        now_s = time.monotonic()
+        if now_s - self._looked_s < EVERY_S:
+            return
+        self._looked_s = now_s
+        launchers = inside.launchers(pods)
+        for one in launchers:
+            yield from self._generations(one)
+            yield from self._reports(one.pod, one.container, one.view.run_dir)
+        launched = {one.pod for one in launchers}
+        for pod in pods.values():
+            if pod.name not in launched:
+                yield from self._reports(pod.name, pod.draft.main, stage.run_folder(pod))
+
+    def _counts(self, heard: Sensed) -> bool:
+        """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
+        whose = heard.pod, heard.container
+        if heard.step is None:
+            return True
+        if whose in self._reported and heard.step < self._steps.get(whose, 0):
+            return False
+        self._steps[whose] = heard.step
+        return True
+
+    @property
+    def due_s(self) -> float:
+        """When the next look is."""
+        return self._looked_s + EVERY_S
+
+    def _generations(self, one: Inmate) -> Iterator[Sensed]:
+        folder = one.view.run_dir
+        for told in self._tails.setdefault(folder, runtime_events.Tail(folder)).read():
+            name, values = told.event
+            generation = values.get("generation")
+            if name == "generation_formed" and isinstance(generation, int):
+                at_s = time.monotonic() - max(0.0, time.time() - told.time_s)
+                yield Sensed(at_s=at_s, pod=one.pod, container=one.container, generation=generation)
+
+    def _reports(self, pod: str, container: str, folder: str) -> Iterator[Sensed]:
+        latest = progress.first([one for one in progress.read(folder) if one.step is not None])
+        if latest is not None and latest.at_s > self._reported.get((pod, container), 0.0):
+            self._reported[pod, container] = latest.at_s
+            self._steps[pod, container] = latest.step or 0
+            yield Sensed(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
+
+
+# -- output as it passes by: steps, and lines that somebody waits for --------------------------
+
+
+_TAKES_OVER = 20
+_MANY = 32  # steps in one block, of which not all are looked at
+MAX_TEXT = 2_000  # characters of a line that are handed on
+_WORD = b"step"
+_STEP = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+_TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A line that tells a step, or that somebody waits for."""
+
+    line: str
+    step: int | None = None
+
+
+@dataclass(slots=True)
+class Ear:
+    """Of one stream of one process."""
+
+    rest: bytes = b""  # of a line whose end has not come
+    speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
+    last: int = 0  # what that one said last
+    others: int = 0  # steps of others since then
+    is_folded: bool = False  # all workers say the same steps, and only the first to say one is shown
+
+    def hear(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[Heard]:
+        """What is worth telling in these bytes."""
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut:
+            self.rest = (self.rest + data)[-LINE_BYTES:]
+            return []
+        text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
+        heard = [*self._steps(text)] if _WORD in text.lower() else []
+        if patterns:
+            lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
+            heard += [Heard(line) for line in lines if _is_wanted(line, patterns)]
+        return heard
+
+    def _steps(self, text: bytes) -> Iterator[Heard]:
+        """The first step, each one that goes back, and the last one."""
+        last: Heard | None = None
+        is_first = True
+        found = list(_STEP.finditer(text))
+        if len(found) > _MANY:  # nobody begins again within a block
+            found = [*found[: _MANY // 4], *found[-_MANY // 2 :]]
+        for match in found:
+            line = _line_at(text, match.start())
+            if not self._counts(line):
+                continue
+            step, before = int(match[1]), self.last
+            self.last, last = step, Heard(shown(line), step)
+            if is_first or step < before:
+                yield last
+                is_first, last = False, None
+        if last is not None:
+            yield last
+
+    def _counts(self, line: bytes) -> bool:
+        """Whether the speaker says it, or somebody who seems to have taken over."""
+        if is_summary(line.decode(errors="replace")):
+            self.is_folded = True
+            return False
+        tag = _TAG.match(line)
+        who = tag[0] if tag else b""
+        if self.speaker is None or self.others >= _TAKES_OVER:
+            self.speaker, self.last = who, 0
+        if who != self.speaker and not self.is_folded:
+            self.others += 1
+            return False
+        self.others = 0
+        return True
+
+
+def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
+
+
+def shown(line: bytes) -> str:
+    """As text, without what is too long."""
+    return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
+
+
+def _line_at(text: bytes, place: int) -> bytes:
+    start = max(text.rfind(b"\n", 0, place), text.rfind(b"\r", 0, place)) + 1
+    ends = [end for end in (text.find(b"\n", place), text.find(b"\r", place)) if end >= 0]
+    return text[start : min(ends, default=len(text))]
+
+
+# -- launchers and workers inside containers ---------------------------------------------------
+
+
+_RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
+_LOOK_S = 1.0  # between two looks for launchers that have started
+
+
+@dataclass(frozen=True, slots=True)
+class Inmate:
+    """A launcher in a container."""
+
+    pod: str
+    container: str
+    view: node_view.View
+
+
+class Inside:
+    """Looks into containers by what their processes have in their environment."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._marks: dict[tuple[int, int], str | None] = {}  # by pid and start: whose container it is
+        self._found: list[Inmate] = []
+        self._looked_s = 0.0
+
+    def launchers(self, pods: Mapping[str, Pod], *, fresh: bool = False) -> list[Inmate]:
+        """All launchers that run now, but for those that have begun in the last second."""
+        now_s = time.monotonic()
+        if fresh or now_s - self._looked_s >= _LOOK_S:
+            self._looked_s, self._found = now_s, list(self._look(pods))
+        return self._found
+
+    def worker(self, pod: Pod, leader: int | None, local_rank: int) -> psutil.Process | None:
+        """The process that trains as this local rank: by its rank, else what its launcher or container runs."""
+        pods = {pod.name: pod}
+        mine = [one for one in self.launchers(pods, fresh=True) if one.container == pod.draft.main]
+        for one in mine:
+            sources = Sources(
+                pids=lambda view=one.view: dict(view.processes),  # type: ignore[misc]
+                heard=lambda *_: 0,
+                run_dir=one.view.run_dir,
+                place_of=lambda name, view=one.view: ranked(dict(view.processes)[name]),  # type: ignore[misc]
+            )
+            for worker in Workers(sources).look():
+                if worker.local_rank == local_rank:
+                    return _process(worker.pid)
+        pid = _ranked(self._stage.processes_of(pod, pod.draft.main), local_rank)
+        if pid is None and local_rank == 0 and not any(one.view.engine in _RANKED for one in mine):
+            pid = next((pid for one in mine for _, pid in one.view.processes), leader)
+        return None if pid is None else _process(pid)
+
+    def _look(self, pods: Mapping[str, Pod]) -> Iterator[Inmate]:
+        wanted = {
+            str(self._stage.last_words(pod, one.name)): (pod.name, one.name)
+            for pod in pods.values()
+            for one in (*pod.init, *pod.containers)
+        }
+        for view in node_view.find((tempfile.gettempdir(), *self._stage.temporary_folders())):
+            place = wanted.get(self._mark(view.pid, view.started_ticks) or "")
+            if place is not None:
+                yield Inmate(*place, view)
+
+    def _mark(self, pid: int, started: int) -> str | None:
+        if (pid, started) not in self._marks:
+            environment = process_tree.environment(pid)
+            self._marks[pid, started] = None if environment is None else environment.get(MARK)
+        return self._marks[pid, started]
+
+
+def _ranked(processes: Sequence[psutil.Process], local_rank: int) -> int | None:
+    environments = {one.pid: env for one in processes if (env := process_tree.environment(one.pid)) is not None}
+    parents = {}
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            parents[one.pid] = one.ppid()
+    return chosen(environments, parents, local_rank)
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """A process and all that it has started."""
+    with contextlib.suppress(psutil.Error):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def send(processes: Sequence[psutil.Process], number: int) -> None:
+    """Signal all of them that are still there."""
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            one.send_signal(number)
+
+
+def _process(pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid)
+    return None
+
+
+# -- ranks -------------------------------------------------------------------------------------
+
+
+_LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")
+_GLOBAL = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # RANK may be a whole pod's
+
+Env = Mapping[str, str]
+
+
+def chosen(processes: Mapping[int, Env], parents: Mapping[int, int], local_rank: int) -> int | None:
+    """The pid of the worker with this local rank; what it has forked has its variables too, and is not it."""
+    local = {pid: _first(env, _LOCAL) for pid, env in processes.items()}
+    if any(rank is not None for rank in local.values()):
+        mine = [pid for pid, rank in local.items() if rank == local_rank]
+        return next((pid for pid in mine if parents.get(pid, 0) not in mine), None)
+    ranks = {pid: rank for pid, env in processes.items() if (rank := _first(env, _GLOBAL)) is not None}
+    by_rank = sorted((rank, pid) for pid, rank in ranks.items() if ranks.get(parents.get(pid, 0)) != rank)
+    return by_rank[local_rank][1] if local_rank < len(by_rank) else None
+
+
+def _first(env: Env, names: tuple[str, ...]) -> int | None:
+    found = (env[name] for name in names if env.get(name, "").isdecimal())
+    text = next(found, None)
+    return None if text is None or len(text) > 9 else int(text)
