@@ -15,15 +15,14 @@ import pytest
 
 from tests.conftest import require
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.kubelet import pod_isolation
 
 PODS = Path(__file__).with_name("pods_apart.py")
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 MIB = 1 << 20
 TRIED = (
-    "import json; from trainer_launch.commands import isolating;"
-    "found = isolating.look(network=True, memory=False); print(json.dumps([found.as_user, sorted(found.works)]))"
+    "import json; from trainer_launch.rehearsal.faults import requests;"
+    "found = requests.look(network=True, memory=False); print(json.dumps([found.as_user, sorted(found.works)]))"
 )
 pytestmark = pytest.mark.process
 
@@ -48,7 +47,7 @@ def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
     # pytest's own, which only root may enter; each of several processes of it has one more
     for folder in takewhile(lambda one: one.name.startswith(("pytest-", "popen-")), tmp_path.parents):
         folder.chmod(0o755)
-    looked_at(pod_isolation.AS_USER, python, tmp_path, set(works))
+    looked_at(requests.AS_USER, python, tmp_path, set(works))
 
 
 def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path, works: set[str] | frozenset[str]) -> None:

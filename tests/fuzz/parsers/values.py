@@ -10,7 +10,7 @@ from trainer_launch.host.interfaces import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight.container import interface_filters
-from trainer_launch.rehearsal.controllers import pod_values, podspec
+from trainer_launch.rehearsal.controllers import documents, pod_values
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.report import summary
 
@@ -69,9 +69,9 @@ def _shown(text: str) -> None:
 
 
 def _quantity(text: str) -> None:
-    found = attempt(podspec.whole, text)
+    found = attempt(documents.whole, text)
     assert isinstance(found, Refused) or abs(found) < 10**200
-    attempt(podspec.whole, "1", text)
+    attempt(documents.whole, "1", text)
     size = attempt(shared_memory.parse_size, text, names="--shm-size")
     assert isinstance(size, Refused) or 0 < size < 1 << 62
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers.documents import whole
 from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.controllers.podspec import whole
 from trainer_launch.rehearsal.controllers.trainer_runtime import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import podspec
+from trainer_launch.rehearsal.controllers import documents
 
 
 def _nothing() -> Mapping[str, str]:
@@ -341,7 +341,7 @@ def _amount(container: Container, item: EnvItem) -> dict[str, str]:
     """A variable from the container's resources; without a limit it would tell of the whole node: there is none."""
     kind, _, name = (item.resource or "").partition(".")
     asked = container.limits if kind == "limits" else {**container.limits, **container.requests}
-    return {item.name: str(podspec.whole(asked[name], item.divisor))} if name in asked else {}
+    return {item.name: str(documents.whole(asked[name], item.divisor))} if name in asked else {}
 
 
 def _names(text: str, names: Collection[str]) -> bool:

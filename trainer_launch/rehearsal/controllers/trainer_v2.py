@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from trainer_launch.rehearsal.controllers import podspec, trainer_runtime
+from trainer_launch.rehearsal.controllers import documents, trainer_runtime
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
@@ -99,9 +99,9 @@ def _nproc(job: TrainJob) -> str:
     else:
         word = str(given.number(least=1)) if given.given else "auto"
     if word == "cpu":
-        return str(podspec.cpus(limits, requests))
-    if word == "auto" and not podspec.gpus(limits, requests):
-        return str(podspec.cpus(limits, requests))
+        return str(documents.cpus(limits, requests))
+    if word == "auto" and not documents.gpus(limits, requests):
+        return str(documents.cpus(limits, requests))
     return word
 
 
@@ -124,7 +124,7 @@ def xgboost(job: TrainJob) -> TrainJob:
     if not job.trainer.given:
         return job
     nodes = job.main.count if job.main else 1
-    workers = nodes * max(1, podspec.gpus(*resources_of(job)))
+    workers = nodes * max(1, documents.gpus(*resources_of(job)))
     items = (
         *env_items({"DMLC_TRACKER_URI": job.node_0, "DMLC_TRACKER_PORT": str(PORT)}),
         _index("DMLC_TASK_ID"),
@@ -201,7 +201,7 @@ def tuned(container: Container, job: TrainJob, nodes: int, nproc: str) -> Contai
     for item in job.trainer.get("args").items():
         if item.text().partition("=")[0] in _FIXED:
             raise item.bad("a setting that the runtime does not fix")
-    devices = podspec.gpus(*resources_of(job))
+    devices = documents.gpus(*resources_of(job))
     recipe, suffix = _recipe(nodes, nproc, devices, args)
     several = nodes > 1 or (int(nproc) > 1 if nproc.isdigit() else devices > 1)
     endpoint = [f"--rdzv_endpoint={job.node_0}:{PORT}"] if several else []
@@ -307,7 +307,7 @@ def _slots(job: TrainJob) -> int:
     if given.given:
         return given.number(least=1)
     slots = job.policy_field.get("numProcPerNode").number(1, least=1)
-    devices = podspec.gpus(*resources_of(job))
+    devices = documents.gpus(*resources_of(job))
     return devices if slots == 1 and devices > 1 else slots
 
 

@@ -227,6 +227,20 @@ def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
 
 _INSIDE = "TRAINER_LAUNCH_INSIDE"  # our own number: whoever inherits it has another
 _TRY_S = 20.0
+AS_USER = ("--user", "--map-root-user")
+# Each line says a word when it works; the words are those of GROUND.
+_TRY_OUT = """
+ip link set lo up && echo lo
+hostname try-out && echo name
+ip link add port0 type veth peer name port1 && echo veth
+echo 1 >/proc/sys/net/ipv4/ip_forward && echo forward
+ip rule add from 10.77.0.2 blackhole && echo rule
+mount --bind /etc/hosts /etc/hosts && echo hosts
+mount -t tmpfs -o mode=1777,size=1m shm /dev/shm && echo shm
+nft add table ip try_out && nft "add chain ip try_out c { type filter hook forward priority 0; }" &&
+  nft add rule ip try_out c limit rate over 1000000 bytes/second burst 131072 bytes drop && echo limit
+true
+"""
 
 
 def is_inside() -> bool:
@@ -249,7 +263,7 @@ def check(faults: Sequence[Fault]) -> Machine:
 
 def enter(machine: Machine) -> None:
     """Become the same command in namespaces of its own; does not return. Signals and terminal stay as they are."""
-    flags = (*(pod_isolation.AS_USER if machine.as_user else ()), "--net", "--mount")
+    flags = (*(AS_USER if machine.as_user else ()), "--net", "--mount")
     argv = ("unshare", *flags, "--", sys.executable, "-c", RUN, *sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
@@ -266,7 +280,7 @@ def look(*, network: bool, memory: bool) -> Machine:
     works, why = _try(())
     as_user = not works and os.geteuid() != 0
     if as_user:
-        works, why = _try(pod_isolation.AS_USER)
+        works, why = _try(AS_USER)
     return replace(machine, namespaces=bool(works), as_user=as_user, works=works, why=why)
 
 
@@ -279,7 +293,7 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
         "--",
         "sh",
         "-c",
-        f"echo made; {pod_isolation.TRY_OUT}",
+        f"echo made; {_TRY_OUT}",
     )
     try:
         done = subprocess.run(

@@ -58,12 +58,9 @@ class OwnNetwork:
         self._scratch = scratch
         self._places: dict[str, _Place] = {}
         self._names: dict[str, tuple[str, ...]] = {}
-        self._known, self._told = (
-            True,
-            True,
-        )  # whether pods are to know the others' names, and whether that is written
+        self._known = self._told = True  # whether pods are to know the others' names, and whether that is written
         self._lasting: Counter[tuple[str, str | None]] = Counter()  # how many faults of a kind a pod suffers now
-        _run(router())
+        _run(_ROUTES)
 
     def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
         """Give a pod its place, `shm_bytes` as `Pod` has it; when something runs there, all pods know its names.
@@ -109,30 +106,26 @@ class OwnNetwork:
     # -- faults -------------------------------------------------------------------------------
 
     def begin(self, fault: Fault, pod: str | None) -> None:
-        """Let it come; `pod` is None for a fault of all pods.
+        """Let it come; `pod` is None for a fault of all pods. Of several partitions at once the first one counts.
 
         Raises:
             NodeError: it could not be done.
         """
-        self._do(fault, pod, is_over=False)
+        key = fault.kind, pod
+        if not self._lasting[key] or fault.kind != "partition":
+            self._change(fault, pod, is_over=False)
+        self._lasting[key] += 1
 
     def end(self, fault: Fault, pod: str | None) -> None:
-        """Let it be over.
+        """Let it be over; of several at once the last one's end counts.
 
         Raises:
             NodeError: it could not be done.
         """
-        self._do(fault, pod, is_over=True)
-
-    def _do(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
         key = fault.kind, pod
-        if is_over:
-            self._lasting[key] -= 1
-        if self._lasting[key] > 0 and (is_over or fault.kind == "partition"):
-            self._lasting[key] += not is_over
-            return  # of several at once the last one's end counts
-        self._change(fault, pod, is_over=is_over)
-        self._lasting[key] += not is_over
+        self._lasting[key] -= 1
+        if not self._lasting[key]:
+            self._change(fault, pod, is_over=True)
 
     def _change(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
         if fault.kind == "delay dns":
@@ -146,8 +139,7 @@ class OwnNetwork:
         elif fault.kind == "partition":
             _ip((heal if is_over else partition)(place.outlet))
         elif fault.kind == "slow link":
-            limit = fault.bytes_per_s or 0.0
-            _run(fast(place.outlet) if is_over else slow(place.outlet, limit))
+            _run(fast(place.outlet) if is_over else slow(place.outlet, fault.bytes_per_s or 0.0))
 
     def _tell_names(self) -> None:
         """In place: the files are mounted into the pods."""
@@ -231,21 +223,8 @@ FILL_SHM = (
     f'[ "$4" -eq 0 ] || {_REMOUNT} "remount,size=$3k" /dev/shm'
 )
 EMPTY_SHM = f'rm -f /dev/shm/{FILL}; {_REMOUNT} "remount,size=$1" /dev/shm'
-# Each line says a word when it works; the words are those of `ability.GROUND`.
-TRY_OUT = """
-ip link set lo up && echo lo
-hostname try-out && echo name
-ip link add port0 type veth peer name port1 && echo veth
-echo 1 >/proc/sys/net/ipv4/ip_forward && echo forward
-ip rule add from 10.77.0.2 blackhole && echo rule
-mount --bind /etc/hosts /etc/hosts && echo hosts
-mount -t tmpfs -o mode=1777,size=1m shm /dev/shm && echo shm
-nft add table ip try_out && nft "add chain ip try_out c { type filter hook forward priority 0; }" &&
-  nft add rule ip try_out c limit rate over 1000000 bytes/second burst 131072 bytes drop && echo limit
-true
-"""
 UNSHARE = ("--net", "--mount", "--uts", "--ipc")
-AS_USER = ("--user", "--map-root-user")
+_ROUTES: list[Argv] = [("ip", "link", "set", "lo", "up"), ("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")]
 
 
 def address_of(number: int) -> str:
@@ -268,11 +247,6 @@ class Outlet:
     def port(self) -> str:
         """The router's end of the cable."""
         return f"port{self.number}"
-
-
-def router() -> list[Argv]:
-    """What makes our own namespace the router."""
-    return [("ip", "link", "set", "lo", "up"), ("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")]
 
 
 def cable(outlet: Outlet, pid: int) -> list[Argv]:
@@ -315,7 +289,7 @@ def heal(outlet: Outlet) -> list[Argv]:
 
 def slow(outlet: Outlet, bytes_per_s: float) -> list[Argv]:
     """Lose what is sent to or from a pod faster than this."""
-    table, burst = _table(outlet), max(_BURST_BYTES, round(bytes_per_s * _BURST_S))
+    table, burst = f"slow{outlet.number}", max(_BURST_BYTES, round(bytes_per_s * _BURST_S))
     limit = ("limit", "rate", "over", f"{bytes_per_s:.0f}", "bytes/second", "burst", str(burst), "bytes", "drop")
     return [
         ("nft", "add", "table", "ip", table),
@@ -327,11 +301,7 @@ def slow(outlet: Outlet, bytes_per_s: float) -> list[Argv]:
 
 def fast(outlet: Outlet) -> list[Argv]:
     """Undo `slow`."""
-    return [("nft", "delete", "table", "ip", _table(outlet))]
-
-
-def _table(outlet: Outlet) -> str:
-    return f"slow{outlet.number}"
+    return [("nft", "delete", "table", "ip", f"slow{outlet.number}")]
 
 
 def size_of_shm(size_bytes: int | None) -> str:

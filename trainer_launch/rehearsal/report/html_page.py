@@ -132,10 +132,8 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
 _WIDTH_PX = 1376  # the page at its widest, with a margin
 _LIMIT_S = 60.0  # of a browser, which does not take its time but may hang
-# Run in a copy of the page, whose policy would not let it; the size of a window counts its frame.
-_MEASURE = (
-    "<script>document.title = document.documentElement.scrollHeight + outerHeight - innerHeight</script></body>"
-)
+# Run in a copy of the page, whose own policy would not let it.
+_MEASURE = "<script>document.title = document.documentElement.scrollHeight</script></body>"
 
 
 def browser() -> str | None:
