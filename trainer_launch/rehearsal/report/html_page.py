@@ -42,7 +42,7 @@ ATTEMPTS = (
     ("#56b4e9", "#000000"),
     ("#f0e442", "#000000"),
 )
-NO_BROWSER = "a picture needs a browser: install chromium, or name an .html file, which needs none"
+NO_BROWSER = "install chromium, or name an .html file, which needs none"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever slips in, nothing is loaded or run
 _NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
 _WORDS = ("fault", "pod", "message")
@@ -150,7 +150,7 @@ def picture(html: str, env: Mapping[str, str]) -> bytes:
     """
     program = browser()
     if program is None:
-        raise NodeError(NO_BROWSER)
+        raise NodeError(f"a picture needs a browser: {NO_BROWSER}")
     with tempfile.TemporaryDirectory(prefix="trainer-launch-report-", ignore_cleanup_errors=True) as folder:
 
         def browse(text: str, height: int, *flags: str) -> str:

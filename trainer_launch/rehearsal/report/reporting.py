@@ -137,7 +137,7 @@ def check(paths: Sequence[str]) -> None:
         if Path(path).suffix.lower() not in _ENDINGS:
             raise UsageError(f"invalid value {path!r} for --report: expected a file that ends with .html or .png")
         if Path(path).suffix.lower() == ".png" and html_page.browser() is None:
-            raise UsageError(f"--report {path!r}: {html_page.NO_BROWSER}")
+            raise UsageError(f"--report {path!r}: a picture needs a browser: {html_page.NO_BROWSER}")
         if os.path.isdir(path):
             raise UsageError(f"--report {path!r} is a directory; name a file in it")
         try:
