@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.contracts import nasty
 from trainer_launch.membership import protocol as coordination
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
 from trainer_launch.preflight.cluster import findings_json

@@ -19,6 +19,7 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.model import Member, value_parsers
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
+from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.observability import node_view, progress, runtime_events
@@ -44,7 +45,7 @@ TOO_DEEP = "[" * 60_000
     ],
 )
 def test_a_strangers_number_or_nest_does_not_end_the_roll_call(line: bytes) -> None:
-    with pytest.raises(coordination.ProtocolError):
+    with pytest.raises(MessageError):
         calling.parse(line)
 
 
@@ -52,7 +53,7 @@ def test_a_strangers_number_or_nest_does_not_end_the_roll_call(line: bytes) -> N
 def test_a_strangers_claim_names_each_rank_once_so_that_it_costs_nothing(ranks: str) -> None:
     hello = coordination.Hello(coordination.VERSION, "job", 0, "n", "i")
     told = json.loads(coordination.render(hello)) | {"claims": [[1, 0, ranks, True]]}
-    with pytest.raises(coordination.ProtocolError, match="ranks such as 0-3,7"):
+    with pytest.raises(MessageError, match="ranks such as 0-3,7"):
         coordination.parse(json.dumps(told).encode())
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_seats
-from trainer_launch.membership.field_checks import Claim
 from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
 from trainer_launch.membership.timeouts import TAKEOVER_S
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.membership.divided import Divided, settled
 from trainer_launch.membership.election import ranks_of, remember, spell
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 
 
 def test_the_others_go_on_without_node_0_and_with_it_again():

@@ -1,4 +1,4 @@
-"""Lines become messages, or a ProtocolError; never anything else."""
+"""Lines become messages, or a MessageError; never anything else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.membership import protocol as msg
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 ONE_OF_EACH: list[msg.Message] = [
     msg.Hello(1, "job", None, "pod-1", "i1"),
@@ -91,17 +92,17 @@ def hello(**changes):
         hello(workers=True),
         hello(role=None),
         hello(role="x" * 254),
-        b" " * (msg.MAX_LINE_BYTES + 1),
+        b" " * (MAX_LINE_BYTES + 1),
     ],
 )
 def test_nonsense_is_refused(line):
-    with pytest.raises(msg.ProtocolError):
+    with pytest.raises(MessageError):
         msg.parse(line)
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(line):
-    with pytest.raises(msg.ProtocolError):
+    with pytest.raises(MessageError):
         msg.parse(line)
 
 
@@ -118,15 +119,15 @@ def test_a_message_with_a_changed_field_is_a_message_or_refused(message, data):
     values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
     try:
         parsed = msg.parse(json.dumps(values).encode())
-    except msg.ProtocolError:
+    except MessageError:
         return
     assert msg.parse(msg.render(parsed)) == parsed
 
 
 def test_long_texts_are_cut_and_what_cannot_fit_is_an_error():
     assert msg.parse(msg.render(msg.Leave("x" * 100_000))) == msg.Leave("x" * 2000)
-    assert len(msg.render(msg.Failed(1, 0, 1, None, "\U0001f525" * 100_000))) < msg.MAX_LINE_BYTES
-    with pytest.raises(msg.ProtocolError):
+    assert len(msg.render(msg.Failed(1, 0, 1, None, "\U0001f525" * 100_000))) < MAX_LINE_BYTES
+    with pytest.raises(MessageError):
         msg.render(msg.Waiting(1, 9999, ("x" * 200,) * 9999))
 
 

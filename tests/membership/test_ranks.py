@@ -9,7 +9,7 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.field_checks import MAX_NODES
+from trainer_launch.membership.protocol import MAX_NODES
 
 CASES = {
     "alike": [(8, "default"), (8, "default"), (8, "default")],

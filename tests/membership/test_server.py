@@ -19,6 +19,7 @@ from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.json_lines import MessageError
 
 LONG_S = 10.0
 
@@ -353,7 +354,7 @@ def test_a_client_says_at_which_stage_it_waits(cluster):
 
 def test_a_message_nobody_would_take_is_the_callers_error(cluster):
     cluster.serve(1)
-    with pytest.raises(msg.ProtocolError):
+    with pytest.raises(MessageError):
         cluster.node(0).send(msg.Store(1, "", 0))
 
 

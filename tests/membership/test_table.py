@@ -16,6 +16,7 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.json_lines import MAX_LINE_BYTES
 
 
 def states(world):
@@ -83,7 +84,7 @@ def test_a_table_that_does_not_fit_shows_the_absent_first():
     world.play(Gone(peers[500]))
     now = state.status(world.state, world.now_s)
     assert now.n_nodes == 2000
-    assert len(msg.render(now)) <= msg.MAX_LINE_BYTES
+    assert len(msg.render(now)) <= MAX_LINE_BYTES
     assert 300 < len(now.nodes) < 2000
     assert [row[0] for row in now.nodes if row[2] == "lost"] == [500, 1999]
     ranks = [row[0] or 0 for row in now.nodes]

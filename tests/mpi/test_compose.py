@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainer_launch.model import Member
+from trainer_launch.model import Member, launch_spec
 from trainer_launch.mpi import forwarded_variables, mpirun_command
 from trainer_launch.mpi.mpi_version import INTEL, MPICH, OPEN_MPI, Dialect
 from trainer_launch.planning import typed_mpirun
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, Spec, loaded
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, Spec
 
 OPEN_MPI_4 = Dialect(OPEN_MPI, 4)
 HOSTS = (Member("a.job", 2), Member("b.job", 2), Member("c.job", 2))
@@ -152,4 +152,4 @@ def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -
 
 def test_a_spec_survives_its_way_to_the_agent() -> None:
     spec = Spec(contract="c", hostname="l", scratch="/run", forward=("A",), min_hosts=2)
-    assert loaded(spec.dumped()) == spec
+    assert launch_spec.parsed(Spec, launch_spec.printed(spec)) == spec

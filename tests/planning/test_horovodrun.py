@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.requests import request
-from trainer_launch.model import Job, Member, NodeRange
+from trainer_launch.model import Job, Member, NodeRange, launch_spec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec, loaded
+from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec
 
 OPERATOR = Job(
     contract="mpijob-v2beta1",
@@ -22,7 +22,7 @@ OPERATOR = Job(
 
 def told(line: str, job: Job = OPERATOR) -> Spec:
     [agent] = engines.plan(request(line, job)).processes
-    return loaded(agent.env[VARIABLE])
+    return launch_spec.parsed(Spec, agent.env[VARIABLE])
 
 
 @pytest.mark.parametrize(

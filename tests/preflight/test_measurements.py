@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.preflight.cluster.protocol import MAX_FACTS, MAX_VALUE, Record, parse, render
 from trainer_launch.preflight.measurements import (
     Checksum,
     Measure,
-    UnfitMeasuresError,
     fitted,
     fitted_checksums,
-    measures_of,
 )
 
 GEMM = Measure("gemm", 665.1, "TFLOP/s", "NVIDIA H200", 3)
@@ -59,13 +57,11 @@ def test_what_was_measured_but_is_no_number_is_nothing() -> None:
     ],
 )
 def test_what_is_no_measure_is_refused(row: Any) -> None:
-    with pytest.raises(UnfitMeasuresError):
-        measures_of([row])
     line = render(Record({}, 0.0, 0.0, "[]")).replace(b'"measures":[]', b'"measures":' + json.dumps([row]).encode())
-    with pytest.raises(ProtocolError, match="a record has a field that is not"):
+    with pytest.raises(MessageError, match="a record has a field that is not"):
         parse(line)
 
 
 def test_too_many_are_refused() -> None:
-    with pytest.raises(UnfitMeasuresError, match="at most 256"):
-        measures_of([list(GEMM)] * 257)
+    with pytest.raises(MessageError, match="a list of 0 to 256 items"):
+        parse(render(Record({}, 0.0, 0.0, "[]", (GEMM,) * 257)))

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from trainer_launch.model.json_lines import MessageError
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import (
     Failed,
     Forked,
     ForkedWorker,
     ForkWorkers,
-    MessageError,
     OpenStore,
     Ready,
     StoreOpen,
@@ -61,15 +61,15 @@ def test_a_message_is_read_as_it_was_sent(message: messages.Message) -> None:
         b'{"v": 1}',
         b'{"v": 1, "kind": "Other"}',
         b'{"v": 1, "kind": []}',
-        b'{"v": 2, "kind": "OpenStore", "low": null, "high": null}',
-        b'{"v": 1, "kind": "OpenStore", "low": "1", "high": null}',
-        b'{"v": 1, "kind": "Forked", "pids": [true]}',
-        b'{"v": 1, "kind": "Ready", "files": {"a": [1]}}',
-        b'{"v": 1, "kind": "Failed", "reason": null}',
+        b'{"v": 2, "kind": "openstore", "low": null, "high": null}',
+        b'{"v": 1, "kind": "openstore", "low": "1", "high": null}',
+        b'{"v": 1, "kind": "forked", "pids": [true]}',
+        b'{"v": 1, "kind": "ready", "files": {"a": [1]}}',
+        b'{"v": 1, "kind": "failed", "reason": null}',
         b"[" * 100_000,
         json.dumps(json.loads(messages.printed(WORKERS)) | {"workers": [{}]}).encode(),
-        messages.printed(WORKERS).replace(b"[1, 2]", b"[0]"),
-        messages.printed(WORKERS).replace(b"[1, 2]", b"[1, 1]"),
+        messages.printed(WORKERS).replace(b"[1,2]", b"[0]"),
+        messages.printed(WORKERS).replace(b"[1,2]", b"[1,1]"),
         b"\xff",
     ],
 )

@@ -18,6 +18,7 @@ from trainer_launch.membership.server_messages import Lines, LostError
 from trainer_launch.membership.state import Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.json_lines import MessageError
 
 _AT_ONCE = 256  # seats of one look
 _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
@@ -139,7 +140,7 @@ def _is_challenge(sock: socket.socket) -> bool:
     try:
         line: Iterable[bytes] = sock.recv(4096).split(b"\n")
         return isinstance(msg.parse(next(iter(line))), msg.Challenge)
-    except (OSError, msg.ProtocolError):
+    except (OSError, MessageError):
         return False
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import remember
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server_messages import Lines, LostError, abort_when_lost
 from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, Seats
@@ -83,7 +83,7 @@ class Client:
         """Send a message now, or when the coordinator is in reach again.
 
         Raises:
-            ProtocolError: it is not one that the coordinator would take.
+            MessageError: it is not one that the coordinator would take.
         """
         msg.parse(msg.render(message))
         with self._lock:

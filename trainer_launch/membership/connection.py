@@ -7,7 +7,8 @@ import selectors
 import socket
 import time
 
-from trainer_launch.membership.protocol import MAX_LINE_BYTES, ProtocolError, prove
+from trainer_launch.membership.protocol import prove
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
 _READ_BYTES = 65536
@@ -50,7 +51,7 @@ class Connection:
         *lines, rest = (self._unread + data).split(b"\n")
         self._unread = rest
         if len(rest) >= MAX_LINE_BYTES:
-            raise ProtocolError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+            raise MessageError(f"a line is longer than {MAX_LINE_BYTES} bytes")
         return [bytes(line) for line in lines]
 
     def write(self, line: bytes) -> bool:
@@ -88,7 +89,7 @@ def hang_up(connections: list[Connection], until_s: float) -> None:
                         if not key.data.has_unsent:
                             selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
                             key.data.sock.shutdown(socket.SHUT_WR)
-                except (OSError, ProtocolError):
+                except (OSError, MessageError):
                     ended = True
                 if ended:
                     selector.unregister(key.fileobj)

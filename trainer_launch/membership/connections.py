@@ -18,10 +18,10 @@ from typing import Generic, TypeVar
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.connection import Connection
 from trainer_launch.membership.dropped_connections import Complaints
-from trainer_launch.membership.json_lines import ProtocolError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.membership.socket_options import listen, spare_files, tune
 from trainer_launch.model import Endpoint
+from trainer_launch.model.json_lines import MessageError
 
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
@@ -65,7 +65,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
 
     @abstractmethod
     def _heard(self, connection: Connection, message: _Heard) -> None:
-        """Somebody said something; a ProtocolError ends the connection."""
+        """Somebody said something; a MessageError ends the connection."""
 
     @abstractmethod
     def _gone(self, connection: Connection, *, ended: bool) -> None:
@@ -202,7 +202,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
                 self._hear(connection)
         except OSError:
             self._drop(connection)
-        except ProtocolError as problem:
+        except MessageError as problem:
             self._drop(connection, str(problem))
 
     def _hear(self, connection: Connection) -> None:

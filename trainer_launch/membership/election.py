@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.field_checks import MAX_CLAIMS, Claim, spans
+from trainer_launch.membership.protocol import MAX_CLAIMS, Claim, spans
 from trainer_launch.membership.state import Looked, Node, Phase, State, runs
 from trainer_launch.model.frozen_replace import replace
 

@@ -31,6 +31,7 @@ from trainer_launch.membership.state import (
     deadline_s,
 )
 from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model.json_lines import MessageError
 
 
 class Server(Switchboard[msg.Message, msg.FromServer]):
@@ -144,7 +145,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             self._send(connection.peer, msg.Refused("the job is already running", retry=True))
             return self._close_after_flush(connection.peer)
         if not isinstance(message, msg.Hello | msg.StatusQuery):
-            raise msg.ProtocolError("said something before Hello")
+            raise MessageError("said something before Hello")
         who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING
         if not self._is_proven(connection, message.proof, self._settings.job, who):
             self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 _READ_BYTES = 65536
 _M = TypeVar("_M")  # the messages of a conversation
@@ -69,7 +69,7 @@ class Lines(Generic[_M]):
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
             self._ready.extend(map(self._parse, lines))
-        except ProtocolError as problem:
+        except MessageError as problem:
             raise LostError(f"{self._who} sent an invalid message: {problem}") from None
         if len(self._rest) > MAX_LINE_BYTES:
             raise LostError(f"{self._who} sent an invalid message: its line has no end")

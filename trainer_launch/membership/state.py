@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import FailureRecord
 from trainer_launch.model.frozen import dataclass
 

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, TypeAlias
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
-from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model import json_lines
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.json_lines import Bound, Count
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
-_BIG = 1e15  # seconds, ranks and pids are far below
+_Seconds: TypeAlias = Annotated[float, Bound(0, 1e15)]
+_Metric: TypeAlias = Annotated[str, Bound(1, MAX_NAME)]
+_Number: TypeAlias = Annotated[float, Bound(-math.inf, math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One process's latest report."""
 
-    rank: int | None  # None: the process has no rank in a job
-    local_rank: int
-    pid: int
-    at_s: float  # this machine's monotonic clock
-    time_s: float  # since the epoch
-    step: int | None = None  # how many are done
-    progress: float | None  # 0.0 to 1.0
-    eta_s: float | None
-    metrics: Mapping[str, float]
+    rank: Count | None  # None: the process has no rank in a job
+    local_rank: Count
+    pid: Count
+    at_s: _Seconds  # this machine's monotonic clock
+    time_s: _Seconds  # since the epoch
+    step: Count | None = None  # how many are done; older versions of `report()` say none
+    progress: Annotated[float, Bound(0, 1)] | None  # 0.0 to 1.0
+    eta_s: _Seconds | None
+    metrics: Annotated[Mapping[_Metric, _Number], Bound(0, MAX_METRICS)]
 
 
 def read(folder: str) -> tuple[Progress, ...]:
@@ -53,48 +57,13 @@ def first(reports: Sequence[Progress]) -> Progress | None:
 def parse(text: bytes) -> Progress | None:
     """A report file's content; None when it is not one."""
     try:
-        values = json.loads(text)
-        metrics = values["metrics"]
-        if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
-            return None
-        return Progress(
-            rank=None if values["rank"] is None else _whole(values["rank"]),
-            local_rank=_whole(values["local_rank"]),
-            pid=_whole(values["pid"]),
-            at_s=_number(values["at_s"], _BIG),
-            time_s=_number(values["time_s"], _BIG),
-            step=None if values.get("step") is None else _whole(values["step"]),  # older versions say none
-            progress=None if values["progress"] is None else _number(values["progress"], 1.0),
-            eta_s=None if values["eta_s"] is None else _number(values["eta_s"], _BIG),
-            metrics={_name(name): _any_number(value) for name, value in metrics.items()},
-        )
-    except MALFORMED:
+        found = json_lines.decode(Progress, text, _MAX_BYTES)
+    except json_lines.MessageError:
         return None
+    # Prometheus takes no lone surrogates.
+    metrics = {name.encode(errors="replace").decode(): value for name, value in found.metrics.items()}
+    return replace(found, metrics=metrics)
 
 
 def _order(one: Progress) -> tuple[bool, int, int]:
     return one.rank is None, one.rank or 0, one.local_rank
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _BIG:
-        raise ValueError
-    return value
-
-
-def _number(value: Any, most: float) -> float:
-    if not 0 <= _any_number(value) <= most:
-        raise ValueError
-    return float(value)
-
-
-def _any_number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ValueError
-    return float(value)
-
-
-def _name(value: str) -> str:
-    if not 0 < len(value) <= MAX_NAME:
-        raise ValueError
-    return value.encode(errors="replace").decode()  # Prometheus takes no lone surrogates

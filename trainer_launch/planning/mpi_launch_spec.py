@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Any
-
-from trainer_launch.model.errors import MALFORMED, InternalError
 from trainer_launch.model.frozen import dataclass
 
 VARIABLE = "TRAINER_LAUNCH_MPI"  # the agent's, with the spec as JSON
@@ -43,21 +38,3 @@ class Spec:
     scratch: str
     failure_file: str | None = None
     forward: tuple[str, ...] = ()  # variables that ranks get, whatever they are called
-
-    def dumped(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
-
-
-def loaded(text: str) -> Spec:
-    """The spec that was dumped.
-
-    Raises:
-        InternalError: it is none.
-    """
-    try:
-        words: dict[str, Any] = json.loads(text)
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in words.items()}
-        return Spec(**fields)
-    except MALFORMED as problem:
-        raise InternalError(f"{VARIABLE} is no spec of ours: {problem}") from None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.json_lines import MessageError
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import Failed, Forked, ForkWorkers, OpenStore, Ready, StoreOpen, Unfit
 
@@ -184,7 +185,7 @@ class ForkServer:
             received = messages.receive(self._connection, within_s)
         except TimeoutError:
             raise ServerError(f"the fork server did not answer within {within_s:g} s") from None
-        except (OSError, messages.MessageError) as problem:
+        except (OSError, MessageError) as problem:
             raise ServerError(f"the fork server sent no answer ({problem})") from None
         if received is None:
             raise ServerError("the fork server exited")

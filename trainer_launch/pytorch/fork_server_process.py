@@ -171,13 +171,14 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
 
     `no_workers` is why workers cannot be forked.
     """
+    from trainer_launch.model.json_lines import MessageError
     from trainer_launch.pytorch import messages
 
     is_small = False
     while (received := messages.receive(connection)) is not None:
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
-            raise messages.MessageError(f"{type(request).__name__} is not a request")
+            raise MessageError(f"{type(request).__name__} is not a request")
         answer: Message | Worker
         if len(fds) != request.fds:
             answer = messages.Failed(f"{len(fds)} descriptors came with a request for {request.fds}")

@@ -5,33 +5,33 @@ Both ends are of one version of this package; the version in each message says s
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Annotated, TypeAlias
 
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.json_lines import Bound, Codec, Count, MessageError, Port
 
 VERSION = 1
 MAX_BYTES = 1 << 24
 _LENGTH_BYTES = 4
 _MAX_FDS = 253  # the kernel's limit for one call
-
-
-class MessageError(Exception):
-    """The other end has sent something that is not a message of this version, or only a part of one."""
+_Time: TypeAlias = Annotated[int, Bound(-(2**63), 2**63)]  # in ns
+_Streams: TypeAlias = Annotated[
+    tuple[Count, ...], Bound(0, 2, lambda of: of in ((), (1,), (2,), (1, 2), (2, 1)), "1, 2, or both")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedWorker:
     """What one worker has for itself."""
 
-    local_rank: int
+    local_rank: Count
     environment: Mapping[str, str]  # in addition to what all workers get
-    streams: tuple[int, ...] = ()  # which of 1 and 2 are passed as descriptors, in this order
+    streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
 
 
@@ -58,8 +58,8 @@ class ForkWorkers:
 class OpenStore:
     """Start a process with a store, on a port from `low` to `high`, or on any free one; a pipe comes with it."""
 
-    low: int | None = None
-    high: int | None = None
+    low: Port | None = None
+    high: Port | None = None
 
     @property
     def fds(self) -> int:
@@ -71,7 +71,7 @@ class OpenStore:
 class Ready:
     """The server can fork; the files that it has loaded, with their change times in ns and their sizes."""
 
-    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    files: Mapping[str, tuple[_Time, Count]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class Unfit:
 class Forked:
     """The workers are children of the launcher; their pids in the order of the request."""
 
-    pids: tuple[int, ...]
+    pids: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOpen:
     """The store's process is a child of the launcher, and listens."""
 
-    pid: int
-    port: int
+    pid: Count
+    port: Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,10 @@ def cannot_fork(reason: str) -> str:
 Message: TypeAlias = "ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | Failed"
 
 
-# -- values -----------------------------------------------------------------------------------
-
-
-def printed(message: Message) -> bytes:
-    """The JSON object of a message."""
-    return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}).encode()
+_CODEC = Codec(
+    ForkWorkers, OpenStore, Ready, Unfit, Forked, StoreOpen, Failed, version=VERSION, max_bytes=MAX_BYTES
+)
+printed = _CODEC.encode
 
 
 def parsed(data: bytes) -> Message:
@@ -125,76 +123,7 @@ def parsed(data: bytes) -> Message:
     Raises:
         MessageError: it is none.
     """
-    try:
-        values = json.loads(data)
-        if values["v"] != VERSION:
-            raise MessageError(f"a message of version {values['v']!r}: expected version {VERSION}")
-        return _PARSERS[values["kind"]](values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise MessageError(f"an invalid message: {type(problem).__name__}: {problem}") from None
-
-
-def _is(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.80}: expected {kind.__name__}")
-    return value
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    return tuple(_is(str, word) for word in _is(list, value))
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(_is(int, number) for number in _is(list, value))
-
-
-def _variables(value: Any) -> dict[str, str]:
-    return {_is(str, name): _is(str, word) for name, word in _is(dict, value).items()}
-
-
-def _optional(kind: type, value: Any) -> Any:
-    return None if value is None else _is(kind, value)
-
-
-def _files(value: Any) -> dict[str, tuple[int, int]]:
-    files = {}
-    for name, numbers in _is(dict, value).items():
-        mtime_ns, size = _numbers(numbers)
-        files[name] = (mtime_ns, size)
-    return files
-
-
-def _worker(values: Any) -> ForkedWorker:
-    streams = _numbers(values["streams"])
-    if not set(streams) <= {1, 2} or len(set(streams)) != len(streams):
-        raise ValueError(f"streams {streams}: expected 1, 2, or both")
-    return ForkedWorker(
-        local_rank=_is(int, values["local_rank"]),
-        environment=_variables(values["environment"]),
-        streams=streams,
-        stacks=_optional(str, values["stacks"]),
-    )
-
-
-def _fork_workers(values: Any) -> ForkWorkers:
-    return ForkWorkers(
-        argv=_words(values["argv"]),
-        environment=_variables(values["environment"]),
-        cwd=_is(str, values["cwd"]),
-        workers=tuple(map(_worker, _is(list, values["workers"]))),
-        must_fork=_is(bool, values["must_fork"]),
-    )
-
-
-_PARSERS: dict[str, Callable[[Any], Message]] = {
-    "ForkWorkers": _fork_workers,
-    "OpenStore": lambda values: OpenStore(_optional(int, values["low"]), _optional(int, values["high"])),
-    "Ready": lambda values: Ready(_files(values["files"])),
-    "Unfit": lambda values: Unfit(_is(str, values["reason"])),
-    "Forked": lambda values: Forked(_numbers(values["pids"])),
-    "StoreOpen": lambda values: StoreOpen(_is(int, values["pid"]), _is(int, values["port"])),
-    "Failed": lambda values: Failed(_is(str, values["reason"])),
-}
+    return _CODEC.decode(data)  # type: ignore[no-any-return]
 
 
 # -- on a socket ------------------------------------------------------------------------------

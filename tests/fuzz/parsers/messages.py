@@ -16,9 +16,9 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
 from trainer_launch.membership.connection import Connection
 from trainer_launch.membership.election import ranks_of, wanted_seats
-from trainer_launch.membership.json_lines import MAX_LINE_BYTES, ProtocolError
 from trainer_launch.membership.server_messages import Lines, LostError
 from trainer_launch.model import Endpoint
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_probes import Probes, _Target
 from trainer_launch.observability import tables
 from trainer_launch.preflight import report_json
@@ -37,9 +37,9 @@ _SETTINGS = (
 
 @target("lines")
 def coordinator_lines(data: bytes) -> None:
-    """A line is a message, or a ProtocolError says why not; a message is read as it was written."""
+    """A line is a message, or a MessageError says why not; a message is read as it was written."""
     for line in data.split(b"\n"):
-        found = attempt(coordination.parse, line, kinds=(ProtocolError,))
+        found = attempt(coordination.parse, line, kinds=(MessageError,))
         if isinstance(found, Refused):
             continue
         written = coordination.render(found)
@@ -95,7 +95,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
         return states.Connected(peer)
     if line == b"t":
         return states.Tick()
-    message = attempt(coordination.parse, line, kinds=(ProtocolError,))
+    message = attempt(coordination.parse, line, kinds=(MessageError,))
     if isinstance(message, Refused):
         return None
     if peer not in greeted:
@@ -110,7 +110,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
 def roll_call_lines(data: bytes) -> None:
     """As the coordinator's."""
     for line in data.split(b"\n"):
-        found = attempt(calling.parse, line, kinds=(ProtocolError,))
+        found = attempt(calling.parse, line, kinds=(MessageError,))
         if isinstance(found, Refused):
             continue
         written = calling.render(found)
@@ -143,7 +143,7 @@ def roll_call_talk(data: bytes) -> None:
         if line[1:] == b"-":
             event = calls.Gone(peer)
         elif line[1:] != b"t":
-            message = attempt(calling.parse, line[1:], kinds=(ProtocolError,))
+            message = attempt(calling.parse, line[1:], kinds=(MessageError,))
             event = None if isinstance(message, Refused) else calls.Said(peer, "10.0.0.1", message)
         if event is not None:
             _said(room, event, now_s)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.host import deadline_call, process_tree, runtime_directory, shm_leftovers
+from trainer_launch.model import json_lines
 from trainer_launch.observability import node_view, observer, progress, runtime_events, tables, trainjob_status
 from trainer_launch.preflight import measurements
 from trainer_launch.preflight.cluster import collective_tests, pair_test
@@ -95,15 +96,7 @@ def childs_answer(data: bytes) -> None:
             msg.render(msg.Result(1, collective_tests._read(_TEST, told)))
     heard = ring.read("t", data.decode("utf-8", "replace"))
     assert all(math.isfinite(rate) for *_, rate in heard.pairs)
-    attempt(measurements.measures_of, _loaded(data), kinds=(measurements.UnfitMeasuresError,))
-    attempt(measurements.checksums_of, _loaded(data), kinds=(measurements.UnfitMeasuresError,))
-
-
-def _loaded(data: bytes) -> object:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+    attempt(json_lines.decode, msg.Record, data, kinds=(json_lines.MessageError,))
 
 
 @target("json", 8000)

@@ -7,7 +7,7 @@ import threading
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.client import Client, Connected
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint

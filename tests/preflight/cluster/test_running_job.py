@@ -16,7 +16,7 @@ from tests.survival.jobs import ELASTIC
 from trainer_launch.host.sockets import free_port
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
-from trainer_launch.membership.field_checks import Claim
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange

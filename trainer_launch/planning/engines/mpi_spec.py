@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainer_launch.contracts.mpi_files import DISCOVERY
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Fact, Job, Origin, Plan, Process, signal_policy
+from trainer_launch.model import Fact, Job, Origin, Plan, Process, launch_spec, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.engines import agents, child_env
 from trainer_launch.planning.engines.request import Request
@@ -33,7 +33,7 @@ def plan(
         UsageError: no signal is left to stop by.
     """
     env = child_env.plain(request)
-    env[VARIABLE] = spec.dumped()
+    env[VARIABLE] = launch_spec.printed(spec)
     env[runtime_directory.VARIABLE] = request.scratch
     agent = Process(
         name=program,

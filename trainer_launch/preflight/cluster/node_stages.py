@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, Queue
 
-from trainer_launch.membership.protocol import MAX_LINE_BYTES, Challenge, ProtocolError
+from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.preflight.cluster import protocol as msg
 
 _THREADS = 64
@@ -104,7 +105,7 @@ def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
         data += more
     try:
         said = msg.parse(data.partition(b"\n")[0])
-    except ProtocolError:
+    except MessageError:
         return _stuck(Stage.SILENT, f"what listens at {at} is no preflight")
     if isinstance(said, msg.Here):
         return _stuck(Stage.RUNS, f"it says: {printable(said.stage)}")

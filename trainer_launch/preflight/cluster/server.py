@@ -12,10 +12,11 @@ from queue import Empty, SimpleQueue
 from trainer_launch.membership.connection import Connection, hang_up
 from trainer_launch.membership.connections import Switchboard
 from trainer_launch.membership.dropped_connections import Complaints
-from trainer_launch.membership.protocol import Hello, ProtocolError, StatusQuery
+from trainer_launch.membership.protocol import Hello, StatusQuery
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Finding
+from trainer_launch.model.json_lines import MessageError
 from trainer_launch.preflight.cluster import admission
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.heatmap_data import Seen
@@ -165,7 +166,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
     def _is_let_in(self, connection: Connection, message: msg.Message) -> bool:
         """Whether its first words are those of a node of this job."""
         if not isinstance(message, msg.Present | Hello):
-            raise ProtocolError("did not say first who it is")
+            raise MessageError("did not say first who it is")
         if not self._is_proven(connection, message.proof, self._settings.job, message.incarnation):
             self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
             self._close_after_flush(connection.peer)
