@@ -13,7 +13,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.host import deadline_call, dns, gpu, process_tree, shm
+from trainer_launch.host import deadline_subprocess, dns, gpu, process_tree, shm
 from trainer_launch.host.interfaces import AdapterPort
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.model import Member, value_parsers
@@ -141,7 +141,7 @@ def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) ->
     assert runtime_events._parse_all(data) == []
     note = death_clues.parse_agent_failure(text)
     assert note is None or note.rank is None
-    assert deadline_call._read(data, status=1).trouble
+    assert deadline_subprocess._tried(data, status=1).trouble
     assert facts.facts_of(data).trouble
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import require
 from tests.host.test_cgroup import tree
-from trainer_launch.host import cgroup, deadline_call, interfaces
+from trainer_launch.host import cgroup, deadline_subprocess, interfaces, process_tree
 from trainer_launch.host.limits import limits
 
 pytestmark = pytest.mark.process
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.process
 def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = folder / "probe.py"
     path.write_text("import os, signal, sys, time\n" + text)
-    monkeypatch.setattr(deadline_call, "_PROBE", path)
+    monkeypatch.setattr(deadline_subprocess, "_TRIAL", path)
 
 
 def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
-    tried = deadline_call.try_out("storage", str(tmp_path), 20.0)
+    tried = deadline_subprocess.try_out("storage", str(tmp_path), 20.0)
     assert tried.is_good
     assert tried.values["same"] == 1.0
     assert tried.values["free_bytes"] > 0
@@ -38,13 +38,14 @@ def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
 )
 def test_a_folder_that_does_not(tmp_path: Path, make: str, number: int) -> None:
     (tmp_path / "file").touch()
-    tried = deadline_call.try_out("storage", str(tmp_path / make), 20.0)
+    tried = deadline_subprocess.try_out("storage", str(tmp_path / make), 20.0)
     assert (tried.stage, tried.errno, tried.is_good) == ("create", number, False)
 
 
 def test_a_file_system_without_room_tells_so_and_keeps_nothing() -> None:
     code = (
-        "from trainer_launch.host.deadline_call import try_out; import os; t = try_out('storage', '/mnt', 20.0); "
+        "from trainer_launch.host.deadline_subprocess import try_out; import os; "
+        "t = try_out('storage', '/mnt', 20.0); "
         "print(t.stage, t.errno, os.listdir('/mnt'))"
     )
     mount = 'mount -t tmpfs -o size=512k tmpfs /mnt && exec "$@"'
@@ -64,28 +65,24 @@ def test_a_trial_that_hangs_is_killed_and_the_stage_is_known(
     hang = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.write(1, b\'{"stage": "fsync"}\\n\')\ntime.sleep(600)'
     script(tmp_path, monkeypatch, hang)
     began_s = time.monotonic()
-    tried = deadline_call.try_out("storage", "/", 2.0)
+    tried = deadline_subprocess.try_out("storage", "/", 2.0)
     assert time.monotonic() - began_s < 30
     assert (tried.stage, tried.timed_out, tried.stuck, tried.is_good) == ("fsync", True, False, False)
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
 def test_a_child_that_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in an uninterruptible call of a dead file server: here the kill is only left out."""
     script(tmp_path, monkeypatch, 'os.write(1, b\'{"stage": "create"}\\n\')\ntime.sleep(600)')
-    children: list[subprocess.Popen[bytes]] = []
-
-    class Deaf(subprocess.Popen[bytes]):
-        def kill(self) -> None:
-            children.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Deaf)
-    monkeypatch.setattr(deadline_call, "_REAP_S", 0.1)
+    spared: list[int] = []
+    kill = process_tree.kill
+    monkeypatch.setattr(process_tree, "kill", spared.append)
+    monkeypatch.setattr(deadline_subprocess, "_TRIAL_REAP_S", 0.1)
     try:
-        tried = deadline_call.try_out("storage", "/", 2.0)
+        tried = deadline_subprocess.try_out("storage", "/", 2.0)
     finally:
-        for child in children:
-            child.terminate()
-            child.communicate()
+        for pid in spared:
+            kill(pid)
     assert (tried.stage, tried.timed_out, tried.stuck) == ("create", True, True)
 
 
@@ -94,13 +91,13 @@ def test_a_child_that_fails_itself_tells_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     script(tmp_path, monkeypatch, text)
-    tried = deadline_call.try_out("storage", "/", 20.0)
+    tried = deadline_subprocess.try_out("storage", "/", 20.0)
     assert tried.trouble
     assert not tried.is_good
 
 
 def test_memory_is_locked_or_the_kernels_reason_is_told() -> None:
-    tried = deadline_call.try_out("memlock", str(1 << 20), 20.0)
+    tried = deadline_subprocess.try_out("memlock", str(1 << 20), 20.0)
     assert tried.is_good or tried.errno in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
 
 

@@ -13,7 +13,7 @@ from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
-from trainer_launch.host.deadline_call import Tried
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface
 from trainer_launch.host.limits import Limits

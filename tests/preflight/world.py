@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.preflight.gpus import HEALTHY_CARDS
-from trainer_launch.host.deadline_call import Tried
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.interfaces import AdapterPort, Interface, Route
 from trainer_launch.host.limits import Limits

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from trainer_launch import preflight
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host import logs
+from trainer_launch.host import deadline_subprocess, logs
 from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import Fault, Finding, Report, Status, exit_code, raised
@@ -426,7 +425,7 @@ def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str
 # -- plot --------------------------------------------------------------------------------------
 
 
-_DRAWS = Path(__file__).parents[1] / "children" / "heatmap.py"
+_DRAWS = Path(__file__).parents[1] / "preflight" / "children" / "heatmap.py"
 _LIMIT_S = 120.0  # the first time, matplotlib looks at all fonts
 _WHYS = {3: "it needs matplotlib: pip install 'trainer-launch[report]'"}  # by the child's exit code
 
@@ -437,19 +436,9 @@ def plot(path: str, seen: Seen | None) -> None:
         logs.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
         return
     argv = (sys.executable, str(_DRAWS), path)
-    try:
-        drawn = subprocess.run(
-            argv,
-            input=json.dumps(drawing(seen)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        logs.warn(f"--plot: {path} was not written: {problem}")
-        return
-    if drawn.returncode:
-        last = (drawn.stdout.strip() or drawn.stderr.strip()).splitlines()[-1:] or ["no word"]
-        logs.warn(f"--plot: {path} was not written: {_WHYS.get(drawn.returncode, last[0][:200])}")
+    drawn = deadline_subprocess.run(
+        argv, None, _LIMIT_S, deadline_subprocess.Streams(text=json.dumps(drawing(seen)))
+    )
+    if drawn.code != 0:
+        last = (drawn.failure or drawn.out.strip() or drawn.err.strip()).splitlines()[-1:] or ["no word"]
+        logs.warn(f"--plot: {path} was not written: {_WHYS.get(drawn.code or 1, last[0][:200])}")

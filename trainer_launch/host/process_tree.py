@@ -1,15 +1,18 @@
-"""Read from /proc who lives below a process, and with which environment a process was started. Reads only."""
+"""Who lives below a process, and with which environment it was started, as /proc tells; and killing all of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.frozen import dataclass
 
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan
+_SWEEPS = 100  # looks of one sweep; each finds only what was forked during the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,38 @@ def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[t
     chain |= {upper.pid for pid in chain for upper in above[pid]}
     borne = {upper for entry in entries if entry.pid not in chain for upper in above[entry.pid]}
     return frozenset(upper.key for upper in borne if upper.pid in chain)
+
+
+def send(pid: int, number: int) -> bool:
+    """Signal one process; whether it was there, and ours to signal."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+def sweep(look: Callable[[], Iterable[Entry]], tell: Callable[[Entry], object]) -> int:
+    """Signal until a look finds nobody new, for what is forked meanwhile; return how many."""
+    done: set[tuple[int, int]] = set()
+    for _ in range(_SWEEPS):
+        fresh = [entry for entry in look() if entry.key not in done]
+        if not fresh:
+            break
+        for entry in fresh:
+            tell(entry)
+            done.add(entry.key)
+    return len(done)
+
+
+def kill(child: int, *, below_first: bool = True) -> None:
+    """SIGKILL a child that nobody has waited for yet, all below it, and its group where it leads one."""
+    below = () if below_first else descendants(child)
+    if below_first:
+        sweep(lambda: descendants(child), lambda entry: send(entry.pid, signal.SIGKILL))
+    for pid in (child, *(entry.pid for entry in below)):
+        send(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it leads none
+        os.killpg(child, signal.SIGKILL)
 
 
 def _above(entry: Entry, by_pid: Mapping[int, Entry]) -> tuple[Entry, ...]:

@@ -243,12 +243,8 @@ class Hosts:
             return self._known
         if self._version is None:
             raise UsageError(f"{self._typed.mpirun} is no mpirun")
-        try:
-            said, _ = self._version.communicate(timeout=_VERSION_S)
-        except subprocess.TimeoutExpired:
-            self._version.kill()
-            said = b""
-        found = recognised(said.decode(errors="replace"))
+        self._version.stop(_VERSION_S)
+        found = recognised(self._version.end().out)
         if found is None:
             raise UsageError(
                 f"{self._typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
@@ -276,15 +272,10 @@ def _is_own(host: str, hostname: str) -> bool:
     return host in (hostname, "localhost") or host.partition(".")[0] == hostname or host == socket.gethostname()
 
 
-def _ask_version(mpirun: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _ask_version(mpirun: str, env: Mapping[str, str]) -> deadline_subprocess.Child:
+    streams = deadline_subprocess.Streams(stderr=subprocess.STDOUT)
     try:
-        return subprocess.Popen(
-            (mpirun, "--version"),
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        return deadline_subprocess.Child((mpirun, "--version"), env, streams)
     except OSError as problem:
         raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
 

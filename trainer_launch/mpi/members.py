@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError, NodeError
@@ -63,16 +63,12 @@ def discovered(spec: Spec) -> tuple[Member, ...] | None:
     """
     if spec.discovery is None or not Path(spec.discovery).exists():
         return None
-    try:
-        done = subprocess.run(
-            (spec.discovery,), stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCRIPT_S, check=True
-        )
-    except subprocess.TimeoutExpired:
-        raise NodeError(f"{spec.discovery} did not end within {_SCRIPT_S:g} s") from None
-    except (OSError, subprocess.CalledProcessError) as problem:
-        raise NodeError(f"{spec.discovery} failed: {problem}") from None
-    text = done.stdout[:_MAX_BYTES].decode(errors="replace")
-    return with_slots(hostfile.parse_discovery(text, spec.discovery, spec.contract), spec)
+    done = deadline_subprocess.run((spec.discovery,), None, _SCRIPT_S)
+    if done.timed_out:
+        raise NodeError(f"{spec.discovery} did not end within {_SCRIPT_S:g} s")
+    if done.code != 0:
+        raise NodeError(f"{spec.discovery} failed: {done.failure or f'exit code {done.code}'}")
+    return with_slots(hostfile.parse_discovery(done.out, spec.discovery, spec.contract), spec)
 
 
 def merged(listed: Sequence[Member], now: Sequence[Member] | None, before: Sequence[Member]) -> tuple[Member, ...]:

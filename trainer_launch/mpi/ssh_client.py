@@ -6,11 +6,11 @@ import logging
 import os
 import pwd
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
@@ -150,19 +150,7 @@ def port_of(program: str) -> int:
 
 def configured_port(ssh: Sequence[str], host: str) -> int | None:
     """Where this ssh, with its options, would go for a host; None: it does not say."""
-    try:
-        done = subprocess.run(
-            (*ssh, "-G", host),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-        return port_in(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
+    return port_in(deadline_subprocess.run((*ssh, "-G", host), None, _SECONDS).out)
 
 
 def port_in(said: str) -> int | None:

@@ -10,10 +10,10 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
@@ -58,9 +58,11 @@ def make(folder: str, keygen: str = "ssh-keygen") -> None:
     argv = (keygen, "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "trainer-launch", "-f", path)
     try:
         os.mkdir(folder, 0o700)
-        subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True)
+        done = deadline_subprocess.run(argv, None, _SECONDS)
+        if done.code != 0:
+            raise OSError(done.failure or f"{keygen} failed: {' '.join(done.err.split())[:200]}")
         shutil.copy(f"{path}.pub", f"{folder}/{_AUTHORIZED}")
-    except (OSError, subprocess.SubprocessError) as problem:
+    except OSError as problem:
         raise NodeError(f"cannot create an ssh key for the job: {problem}") from None
 
 
@@ -132,25 +134,15 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _public(source: Path, copy: str, keygen: str) -> str:
-    argv = (keygen, "-y", "-P", "", "-f", copy)
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise UsageError(f"{keygen} is not in this image; install OpenSSH (openssh-client)") from None
-    except subprocess.TimeoutExpired:
-        raise NodeError(f"{keygen} did not end within {_SECONDS:g} s") from None
-    found = _PUBLIC.fullmatch(done.stdout.strip())
-    if done.returncode == 0 and found:
+    done = deadline_subprocess.run((keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
+    if isinstance(done.problem, FileNotFoundError):
+        raise UsageError(f"{keygen} is not in this image; install OpenSSH (openssh-client)")
+    if done.failure:
+        raise NodeError(f"{keygen} did not derive the public key: {done.failure}")
+    found = _PUBLIC.fullmatch(done.out.strip())
+    if done.code == 0 and found:
         return f"{found[1]} {found[2]}"
-    if "passphrase" in done.stderr:
+    if "passphrase" in done.err:
         raise UsageError(
             f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
         )

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import trainer_launch
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import ssh_client, ssh_config
@@ -171,16 +171,16 @@ def _say_why(problem: OSError, port: int, address: str) -> None:
 def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozenset[str]]:
     """What has to stand before sshd's command line, and the lines of the configuration as it understands it."""
     done = _run(argv)
-    missing = _MISSING.search(done.stderr) or _UNSAFE.search(done.stderr)
-    if done.returncode == 0:
-        return (), frozenset(done.stdout.split("\n"))
+    missing = _MISSING.search(done.err) or _UNSAFE.search(done.err)
+    if done.code == 0:
+        return (), frozenset(os.fsdecode(done.stdout).split("\n"))
     if missing is None:
-        raise _refusal(argv[0], done.stderr)
+        raise _refusal(argv[0], done.err)
     if _make_folder(missing[1]):
         return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
     wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
     done = _run((*wrapper, *argv)) if _may_mount() else done
-    return (wrapper, frozenset(done.stdout.split("\n"))) if done.returncode == 0 else _give_up(missing[1])
+    return (wrapper, frozenset(os.fsdecode(done.stdout).split("\n"))) if done.code == 0 else _give_up(missing[1])
 
 
 def _give_up(folder: str) -> NoReturn:
@@ -195,19 +195,11 @@ def _refusal(program: str, said: str) -> LaunchError:
     return UsageError(f"{program} rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
-def _run(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        raise NodeError(f"{argv[0]} cannot be tried out: {problem}") from None
+def _run(argv: tuple[str, ...]) -> deadline_subprocess.Ended:
+    done = deadline_subprocess.run(argv, None, _SECONDS)
+    if done.failure:
+        raise NodeError(f"{argv[0]} cannot be tried out: {done.failure}")
+    return done
 
 
 def _make_folder(folder: str) -> bool:

@@ -59,11 +59,12 @@ class Listened:
 
     def signal(self, number: int, *, below_first: bool = False) -> None:
         """Signal the program; with SIGKILL also all that it has started on this host, after it or before."""
-        below = [entry.pid for entry in process_tree.descendants(self.pid)] if number == signal.SIGKILL else []
-        for pid in (*below, self.pid) if below_first else (self.pid, *below):
-            if self._child.poll() is None or pid != self.pid:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+        if self._child.poll() is not None:
+            return
+        if number == signal.SIGKILL:
+            process_tree.kill(self.pid, below_first=below_first)
+        else:
+            process_tree.send(self.pid, number)
 
     # -- in threads ---------------------------------------------------------------------------
 

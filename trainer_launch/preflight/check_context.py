@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from trainer_launch.host import cgroup, deadline_call, dns, name_resolution, shm, shm_leftovers, sockets
+from trainer_launch.host import cgroup, deadline_subprocess, dns, name_resolution, shm, shm_leftovers, sockets
 from trainer_launch.host import interfaces as network
 from trainer_launch.host.interfaces import AdapterPort, Interface, Route
 from trainer_launch.host.limits import Limits
@@ -53,7 +53,7 @@ class Subject:
     port_trouble: Callable[[int], tuple[int, str] | None] = sockets.port_trouble
     write_trouble: Callable[[int], int | None] = shm.write_trouble
     leftovers: Callable[[], tuple[shm.Segment, ...]] = shm_leftovers.unheld
-    try_out: Callable[[str, str, float], deadline_call.Tried] = deadline_call.try_out
+    try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
     def left_s(self, least_s: float, most_s: float) -> float:
         """The time until the deadline, within bounds: what works is never given up before `least_s`."""

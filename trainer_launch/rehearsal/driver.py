@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch.host import logs
+from trainer_launch.host import deadline_subprocess, logs
 from trainer_launch.model import Exit, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
@@ -311,14 +311,12 @@ def held(folder: Path) -> Iterator[None]:
     try:
         argv = (sys.executable, "-I", "-S", str(_WAITS), str(folder))
         null = subprocess.DEVNULL
-        try:
-            subprocess.run(
-                argv, stdin=read, stdout=null, stderr=null, start_new_session=True, timeout=_START_S, check=True
-            )
-        except (OSError, subprocess.SubprocessError) as problem:
-            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", problem)
-        finally:
-            os.close(read)
+        streams = deadline_subprocess.Streams(stdin=read, stdout=null, stderr=null)
+        done = deadline_subprocess.run(argv, None, _START_S, streams)
+        os.close(read)
+        if done.code != 0:
+            why = done.failure or f"exit code {done.code}"
+            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", why)
         yield
         with contextlib.suppress(OSError):
             os.write(write, b".")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trainer_launch.host import shm
-from trainer_launch.host.deadline_call import try_out
+from trainer_launch.host.deadline_subprocess import try_out
 from trainer_launch.host.shm_leftovers import Ground
 from trainer_launch.model import Job, Topology
 from trainer_launch.model.errors import NodeError

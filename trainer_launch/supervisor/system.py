@@ -31,8 +31,6 @@ from trainer_launch.supervisor.rate_limit import Flood
 
 log = logging.getLogger(__name__)
 
-_SWEEPS = 100  # rounds of one sweep; each round finds only what was forked during the one before
-
 
 class System:
     """Processes below us, our signals, our clock."""
@@ -182,22 +180,15 @@ class System:
         return tuple(str(entry) for entry in process_tree.descendants(os.getpid()))
 
     def _sweep(self, chosen: Callable[[process_tree.Entry], bool], number: int, *, again: bool) -> int:
-        """Signal until a look finds nobody new: what is forked meanwhile is caught by the next look."""
         if not self._popens and self._seen is not None and not self._seen:
             return 0
-        before = set() if again else self._told.get(number, set())
-        done: set[tuple[int, int]] = set()
         if not process_tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
             return self._signal_groups(number)
-        for _ in range(_SWEEPS):
-            entries = [entry for entry in self._ours() if chosen(entry)]
-            fresh = [entry for entry in entries if entry.key not in done and entry.key not in before]
-            if not fresh:
-                break
-            for entry in fresh:
-                self._send(entry.pid, entry, number)
-                done.add(entry.key)
-        return len(done)
+        before = frozenset() if again else frozenset(self._told.get(number, ()))
+        return process_tree.sweep(
+            lambda: (entry for entry in self._ours() if chosen(entry) and entry.key not in before),
+            lambda entry: self._send(entry.pid, entry, number),
+        )
 
     def _ours(self) -> list[process_tree.Entry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
@@ -221,10 +212,9 @@ class System:
     def _send(self, pid: int, entry: process_tree.Entry | None, number: int) -> None:
         if entry is not None:
             self._told.setdefault(number, set()).add(entry.key)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: it became another user
-            os.kill(pid, number)
-            if number == signal.SIGTERM and entry is not None and entry.state == "T":
-                os.kill(pid, signal.SIGCONT)  # suspended: it could not hear us
+        is_suspended = entry is not None and entry.state == "T"
+        if process_tree.send(pid, number) and number == signal.SIGTERM and is_suspended:
+            process_tree.send(pid, signal.SIGCONT)  # so that it hears us
 
     # -- waiting ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch.host import deadline_call, process_tree, runtime_directory, shm_leftovers
+from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm_leftovers
 from trainer_launch.model import json_lines
 from trainer_launch.observability import node_view, observer, progress, runtime_events, tables, trainjob_status
 from trainer_launch.preflight import measurements
@@ -85,7 +85,7 @@ def _self() -> process_tree.Entry:
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
     shm_leftovers._parsed(data, "h")
-    tried = deadline_call._read(data)
+    tried = deadline_subprocess._tried(data)
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())
     for seen in pair_test._read(_TEST, data, 1).seen:

@@ -14,7 +14,7 @@ from tests.cli.launching import DEADLINE_S, clean_env, launch
 from tests.conftest import require
 from tests.mpi.ssh import seccomp
 from tests.mpi.ssh.secrets import client_of, require_openssh, worker
-from trainer_launch.host.deadline_call import try_out
+from trainer_launch.host.deadline_subprocess import try_out
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 FILTER = (sys.executable, str(Path(seccomp.__file__)))
@@ -53,7 +53,7 @@ def test_what_the_profile_refuses_is_found_out_in_a_child() -> None:
     require(platform.machine() in seccomp.CALLS, "needs a processor whose system calls are known")
     assert try_out("copy", "-", 10).is_good
     script = (
-        "from trainer_launch.host.deadline_call import try_out\n"
+        "from trainer_launch.host.deadline_subprocess import try_out\n"
         "it = try_out('copy', '-', 10); print(it.stage, it.errno)"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.preflight.cluster.job import Simulation, failure
-from trainer_launch.host.deadline_call import Tried, try_out
+from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.participation import Tokens

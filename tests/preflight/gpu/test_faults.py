@@ -12,10 +12,11 @@ import pytest
 from tests.preflight.gpu import machine
 from tests.preflight.gpu.machine import Change, findings, loud, subject
 from tests.preflight.world import HEALTHY
+from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Status
 from trainer_launch.preflight.check_context import with_gpus
-from trainer_launch.preflight.gpu import devices, killable_children
+from trainer_launch.preflight.gpu import devices
 
 pytestmark = pytest.mark.process
 
@@ -200,18 +201,19 @@ def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkey
     assert text == "GPU 2 its test hung at 'gemm', and was killed after 6 s"
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
 def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the signal is not sent."""
     monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
-    monkeypatch.setattr(killable_children, "REAP_S", 0.2)
-    spared: list[Any] = []
-    monkeypatch.setattr(killable_children, "KILL", spared.append)
+    monkeypatch.setattr(deadline_subprocess, "REAP_S", 0.2)
+    spared: list[int] = []
+    kill = process_tree.kill
+    monkeypatch.setattr(process_tree, "kill", spared.append)
     try:
         found = findings(subject(machine.environment(tmp_path, benching(2, hangs="nccl"))))
     finally:
-        for process in spared:
-            process.kill()
-            process.wait()
+        for pid in spared:
+            kill(pid)
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     assert "not even SIGKILL ends it: it is stuck inside the driver" in str(found)
 
@@ -246,7 +248,7 @@ def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pyte
     def refuse(*args: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(killable_children, "Child", refuse)
+    monkeypatch.setattr(deadline_subprocess, "Child", refuse)
     none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
     assert with_gpus(none, "deep") is none
     (found,) = findings(none)

@@ -12,13 +12,13 @@ import pytest
 
 from tests.conftest import require
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.host.deadline_subprocess import Told
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.preflight.cluster.pair_results import Thresholds
 from trainer_launch.preflight.mpi import ring
 
 pytestmark = pytest.mark.process
-YES, NO = Told(0, "", "", 0.0), Told(1, "", "No module named 'mpi4py'", 0.0)
+YES, NO = Ended(status=0), Ended(status=1, stderr=b"No module named 'mpi4py'")
 EASY = Thresholds(floor=1.0, ratio=0.0)  # a busy machine's pairs may differ by any factor
 PYTHON = f"'{sys.executable}'"
 
@@ -88,7 +88,7 @@ def test_without_mpi4py_it_is_skipped_and_says_where() -> None:
 
 
 def test_an_mpi4py_without_its_library_is_no_fault_of_the_hosts() -> None:
-    def has(host: str, command: str) -> Told:
+    def has(host: str, command: str) -> Ended:
         return deadline_subprocess.run(("sh", "-c", f"MPI4PY_MPIABI=nonsense {command}"), os.environ, 60.0)
 
     [found] = findings(["a", "b"], has=has)

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.source_fingerprint import code_hash
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.planning.command import Command
@@ -107,12 +107,10 @@ def variables(env: Mapping[str, str], salt: bytes) -> dict[str, str]:
 def versions(command: Command | None) -> dict[str, str]:
     """What the program's own interpreter would import."""
     python = command.python[0] if command is not None and command.python else sys.executable
+    ended = deadline_subprocess.run((python, str(_VERSIONS)), None, _VERSIONS_S)
     try:
-        ended = subprocess.run(
-            (python, str(_VERSIONS)), capture_output=True, stdin=subprocess.DEVNULL, timeout=_VERSIONS_S, check=True
-        )
-        told = json.loads(ended.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        told = json.loads(ended.stdout) if ended.code == 0 else {}
+    except ValueError:
         return {}
     return {str(key): str(value) for key, value in told.items()} if isinstance(told, dict) else {}
 

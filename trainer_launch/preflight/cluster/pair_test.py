@@ -6,11 +6,11 @@ Over plain sockets each test has a child of its own; collectives have one that h
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.collective_tests import Collectives
@@ -47,28 +47,16 @@ def run(test: msg.Test, ear: Ear, child: Sequence[str] = CHILD) -> msg.Result:
 
 
 def _result(test: msg.Test, argv: Sequence[str], descriptors: Sequence[int]) -> msg.Result:
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=descriptors,
-        )
-    except OSError as problem:
-        return _failed(test, f"its test could not be started: {problem.strerror}")
-    with child:
-        try:
-            said, _ = child.communicate(timeout=test.limit_s + _MARGIN_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            try:
-                child.communicate(timeout=_REAP_S)
-            except subprocess.TimeoutExpired:
-                child.stdout = None  # `with` must not wait for it
-                return _failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
-            return _failed(test, f"its test hung and was killed after {test.limit_s:g} s")
-    return _read(test, said, child.returncode)
+    limit_s = test.limit_s + _MARGIN_S
+    streams = deadline_subprocess.Streams(pass_fds=descriptors)
+    child = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
+    if child.problem is not None:
+        return _failed(test, f"its test could not be started: {child.problem.strerror}")
+    if child.status is None:
+        return _failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
+    if child.timed_out:
+        return _failed(test, f"its test hung and was killed after {test.limit_s:g} s")
+    return _read(test, child.stdout, child.status)
 
 
 def _read(test: msg.Test, said: bytes, status: int) -> msg.Result:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trainer_launch.host.deadline_call import Tried
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.secret import read_secret
 from trainer_launch.membership import candidates
 from trainer_launch.membership.socket_options import NO_ROOM, make_room

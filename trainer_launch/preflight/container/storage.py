@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_launch.host.deadline_call import Tried
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.model.units import counted, in_units
 from trainer_launch.preflight.check_context import Subject

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import tempfile
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from trainer_launch.preflight.gpu import bench_results, killable_children
+from trainer_launch.host import deadline_subprocess
+from trainer_launch.preflight.gpu import bench_results
 from trainer_launch.preflight.gpu import facts as values
 from trainer_launch.preflight.gpu.bench_results import Benched
 from trainer_launch.preflight.gpu.facts import Facts, Gpu, Watched
@@ -35,6 +37,8 @@ _FIRST_PAUSE_S = 0.5
 # Of the job's own workers: a test is no rank of theirs.
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
+_STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 T = TypeVar("T")
 
@@ -82,8 +86,8 @@ class Cards:
     @property
     def load_limit_s(self) -> float:
         """All that finding out about a load may take."""
-        load_s = LOAD_S.get(self.level, 0.0) + WATCH_S + 2 * killable_children.REAP_S
-        return 2 * (FACTS_S + killable_children.REAP_S) + SETTLE_S + load_s + 5.0
+        load_s = LOAD_S.get(self.level, 0.0) + WATCH_S + 2 * deadline_subprocess.REAP_S
+        return 2 * (FACTS_S + deadline_subprocess.REAP_S) + SETTLE_S + load_s + 5.0
 
 
 class _Once(Generic[T]):
@@ -126,15 +130,14 @@ def cards(
 
 def ask(env: Mapping[str, str], limit_s: float) -> Facts:
     """What NVIDIA's library says now."""
-    try:
-        ended = killable_children.run(FACTS, env, limit_s)
-    except OSError as problem:
-        return Facts(trouble=f"no child could be started: {problem.strerror}")
+    ended = deadline_subprocess.run(FACTS, env, limit_s)
+    if ended.problem is not None:
+        return Facts(trouble=f"no child could be started: {ended.problem.strerror}")
     if ended.status is None:
         return Facts(trouble=f"{STUCK}: not even SIGKILL ends who asks it")
     if ended.timed_out:
         return Facts(trouble=f"{STUCK}: no answer within {limit_s:g} s")
-    return values.facts_of(ended.said)
+    return values.facts_of(ended.stdout)
 
 
 def settle(facts: Facts, env: Mapping[str, str], shown: str | None, limit_s: float) -> Facts:
@@ -187,9 +190,9 @@ def loaded(
         running = [
             _begun(gpus, rank, env, (*more, "--peers", f"{rank}:{size}:{folder}")) for rank in range(len(gpus))
         ]
-        for one in running:
-            one.stop(until_s)
-        until_s = time.monotonic() + killable_children.REAP_S  # for all of them together
+        children = [one.child for one in running if one.child is not None]
+        deadline_subprocess.stop_all(children, until_s - time.monotonic())
+        until_s = time.monotonic() + deadline_subprocess.REAP_S  # for all of them together
         tested = tuple(one.ended(until_s, limit_s) for one in running)
     trouble, seen = _seen(watching) if watching is not None else (facts.trouble or "no child could be started", {})
     return Load(tested=tested, watched=MappingProxyType(seen), trouble=trouble, driver=facts.driver)
@@ -212,18 +215,14 @@ def _folder() -> Iterator[str]:
 class _Running:
     gpu: int
     uuid: str
-    child: killable_children.Child | None
-
-    def stop(self, until_s: float) -> None:
-        if self.child is not None:
-            self.child.stop(until_s - time.monotonic())
+    child: deadline_subprocess.Child | None
 
     def ended(self, until_s: float, limit_s: float) -> Benched:
         if self.child is None:
             return Benched(gpu=self.gpu, uuid=self.uuid, why="no child could be started")
         ended = self.child.end(until_s - time.monotonic())
         seen = bench_results.Limits(status=ended.status, timed_out=ended.timed_out, limit_s=limit_s)
-        return bench_results.benched(self.gpu, self.uuid, ended.said, seen)
+        return bench_results.benched(self.gpu, self.uuid, ended.stdout, seen)
 
 
 def _begun(gpus: Sequence[tuple[int, str]], rank: int, env: Mapping[str, str], argv: Sequence[str]) -> _Running:
@@ -235,18 +234,18 @@ def _begun(gpus: Sequence[tuple[int, str]], rank: int, env: Mapping[str, str], a
     return _Running(number, shown if shown.startswith("GPU-") else "", child)
 
 
-def _started(argv: Sequence[str], env: Mapping[str, str]) -> killable_children.Child | None:
+def _started(argv: Sequence[str], env: Mapping[str, str]) -> deadline_subprocess.Child | None:
     try:
-        return killable_children.Child(argv, env)
+        return deadline_subprocess.Child(argv, env, _STREAMS)
     except OSError:
         return None
 
 
-def _seen(watching: killable_children.Child) -> tuple[str, dict[int, Watched]]:
+def _seen(watching: deadline_subprocess.Child) -> tuple[str, dict[int, Watched]]:
     watching.close_input()
     watching.stop(WATCH_S)
     ended = watching.end()
     if ended.timed_out:
         return f"{STUCK}: who watched the GPUs was killed", {}
-    trouble, seen = values.watched_of(ended.said)
+    trouble, seen = values.watched_of(ended.stdout)
     return trouble, dict(seen)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from trainer_launch.host.deadline_subprocess import REAP_S
 from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.preflight.check_context import Subject
 from trainer_launch.preflight.gpu.devices import FACTS_S, Load
 from trainer_launch.preflight.gpu.facts import Fact, Gpu, State, Watched, numbered
-from trainer_launch.preflight.gpu.killable_children import REAP_S
 
 NOT_TOLD = Fact(State.UNKNOWN, why="it was not told")
 FACTS_LIMIT_S = FACTS_S + REAP_S + 2.0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_launch.host.deadline_subprocess import Told, run
+from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.sockets import free_port
 from trainer_launch.model import PortRange
 
@@ -22,7 +22,7 @@ _HEAR_S = 2.0  # for one line of who has called
 
 def everywhere(
     hosts: Sequence[str], argv: Callable[[str], Sequence[str]], env: Mapping[str, str], limit_s: float
-) -> dict[str, Told]:
+) -> dict[str, Ended]:
     """Run a command for each host, at most AT_ONCE at a time, each for at most `limit_s`."""
     if not hosts:
         return {}

@@ -126,7 +126,7 @@ def _ring(
         yield Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
         return
 
-    def has(host: str, command: str) -> deadline_subprocess.Told:
+    def has(host: str, command: str) -> deadline_subprocess.Ended:
         argv = ("/bin/sh", "-c", command) if sockets.is_here(host) else client.argv(host, command)
         return deadline_subprocess.run(argv, about.env, _HAS_S)
 
@@ -196,7 +196,7 @@ def tree_findings(
     if not tried:
         return ()
 
-    def attempt(edge: tuple[int, int]) -> deadline_subprocess.Told:
+    def attempt(edge: tuple[int, int]) -> deadline_subprocess.Ended:
         parent, child = (hosts[end] for end in edge)
         # Sessions of `trainer-launch sshd` find an ssh that has the job's key and configuration.
         with_port = f"-p {client.port} -o BatchMode=yes -o ConnectTimeout=5 {child} true"
@@ -226,6 +226,6 @@ def tree_findings(
     )
 
 
-def _why(told: deadline_subprocess.Told) -> str:
+def _why(told: deadline_subprocess.Ended) -> str:
     lines = [line.strip() for line in told.err.splitlines() if line.strip()]
     return lines[-1][:_MAX_CHARS] if lines else "no answer in time" if told.code is None else f"code {told.code}"

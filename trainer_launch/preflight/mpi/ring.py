@@ -56,7 +56,7 @@ def findings(
     hosts: Sequence[str],
     python: str,
     mpirun: Way,
-    has: Callable[[str, str], deadline_subprocess.Told],
+    has: Callable[[str, str], deadline_subprocess.Ended],
     thresholds: Thresholds,
 ) -> Iterator[Finding]:
     """Test the hosts; `has` runs a shell's command on a host, by ssh."""
@@ -154,7 +154,7 @@ def read(token: str, text: str) -> Heard:
 
 
 def _lacking(
-    hosts: Sequence[str], python: str, has: Callable[[str, str], deadline_subprocess.Told]
+    hosts: Sequence[str], python: str, has: Callable[[str, str], deadline_subprocess.Ended]
 ) -> dict[str, str]:
     """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
     question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
@@ -163,7 +163,7 @@ def _lacking(
         return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
 
 
-def _last(told: deadline_subprocess.Told) -> str:
+def _last(told: deadline_subprocess.Ended) -> str:
     lines = [line.strip() for line in told.err.splitlines() if line.strip()]
     return lines[-1][:_SHOWN] if lines else "no answer in time" if told.code is None else f"exit code {told.code}"
 

@@ -6,12 +6,12 @@ import argparse
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import shown
@@ -295,20 +295,11 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
         "-c",
         f"echo made; {_TRY_OUT}",
     )
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TRY_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        return frozenset(), " ".join(str(problem).split())[:120]
-    lines = done.stderr.strip().splitlines()
-    return frozenset(done.stdout.split()), lines[0][:120] if lines and not done.stdout else ""
+    done = deadline_subprocess.run(argv, None, _TRY_S)
+    if done.failure:
+        return frozenset(), done.failure[:120]
+    lines = done.err.strip().splitlines()
+    return frozenset(done.out.split()), lines[0][:120] if lines and not done.out else ""
 
 
 # -- which faults this machine can carry out ---------------------------------------------------

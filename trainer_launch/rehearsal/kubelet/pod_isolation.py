@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch.host import cgroup
+from trainer_launch.host import cgroup, deadline_subprocess
 from trainer_launch.model import Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import MIB
@@ -171,16 +171,10 @@ def _ip(commands: Sequence[Argv], enter: Argv = ()) -> None:
 
 def _run(commands: Sequence[Argv], text: str = "") -> None:
     for argv in commands:
-        try:
-            done = subprocess.run(
-                argv, input=text, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            raise NodeError(f"cannot set up the pods' network: {' '.join(argv)[:200]}: {problem}") from None
-        if done.returncode != 0:
-            raise NodeError(
-                f"cannot set up the pods' network: {' '.join(argv)[:200]}: {shown(done.stderr.strip())}"
-            )
+        done = deadline_subprocess.run(argv, None, COMMAND_S, deadline_subprocess.Streams(text=text))
+        if done.code != 0:
+            why = done.failure or shown(done.err.strip())
+            raise NodeError(f"cannot set up the pods' network: {' '.join(argv)[:200]}: {why}")
 
 
 def _make_room(pods: int) -> None:
