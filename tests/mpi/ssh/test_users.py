@@ -185,7 +185,7 @@ def test_the_port_is_the_images_own(folder, image, user, port) -> None:
     (folder / "ssh_config").write_text(image)
     own = f"mount --bind '{folder}/ssh_config' /etc/ssh/ssh_config"
     wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), own, user=user)
-    code = "from trainer_launch.ssh import client; print(client.port_of('ssh'))"
+    code = "from trainer_launch.mpi import ssh_client; print(ssh_client.port_of('ssh'))"
     env = clean_env({"PYTHONPATH": str(ROOT)})
     done = subprocess.run((*wrap, sys.executable, "-c", code), env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{port}\n", done.stderr
