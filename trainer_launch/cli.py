@@ -19,6 +19,10 @@ def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     early_signals.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     early_signals.open_streams()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, at TAB
+        from trainer_launch.commands import about
+
+        about.complete(os.environ.get("COMP_LINE", ""))
     code = _run(sys.argv[1:]) if sys.argv[1:2] == ["run"] else run_command(sys.argv[1:])
     gc.freeze()  # the interpreter would look for garbage among all objects once more
     sys.exit(code)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -48,10 +50,19 @@ TYPED = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require(importlib.util.find_spec("argcomplete"), "needs argcomplete")
     folder = tmp_path_factory.mktemp("completion")
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "trainer-launch"  # the shell asks it at each TAB
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainer_launch "$@"\n')
+    program.chmod(0o755)
     for name in ("only-job.yaml", "only-train.py"):
         (folder / name).touch()
     return folder
+
+
+def asks(folder: Path) -> dict[str, str]:
+    return {"HOME": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def shown(line: str, screen: list[str]) -> bool:
@@ -65,7 +76,7 @@ def test_tab_completes_what_was_begun(shell: str, folder: Path) -> None:
     (folder / "go").write_text(f"cd '{folder}'; exec {' '.join(STARTS[shell])}\n")
     terminal = Terminal(folder, columns=150, rows=60)
     try:
-        terminal.start(("sh", str(folder / "go")), {"PS1": PROMPT, "HOME": str(folder), "TERM": "screen"})
+        terminal.start(("sh", str(folder / "go")), {**asks(folder), "PS1": PROMPT, "TERM": "screen"})
         terminal.until(lambda lines: PROMPT in lines[-1] or any(PROMPT in line for line in lines))
         terminal.type(LOADS[shell], "Enter")
         for typed, there in TYPED:
@@ -84,7 +95,7 @@ def test_fish_offers_the_same(folder: Path) -> None:
     (folder / "script.fish").write_text(launch("completion", "fish").stdout)
     lines = [(typed, there.rpartition(" ")[2]) for typed, there in TYPED]
     asked = "; ".join(f"echo '== {typed}'; complete -C '{typed}'" for typed, _ in lines)
-    env = {**os.environ, "HOME": str(folder)}
+    env = {**os.environ, **asks(folder)}
     argv = (fish, "--no-config", "-c", f"source script.fish; {asked}")
     told = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     assert told.stderr == ""
@@ -94,12 +105,31 @@ def test_fish_offers_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_command_and_option_is_offered(shell: str) -> None:
-    script = launch("completion", shell).stdout
+def test_every_command_and_option_is_offered(folder: Path, shell: str) -> None:
+    commands = answer(folder, shell, "trainer-launch ")
     for name in options.COMMANDS:
-        assert f"{name}" in script
+        assert name in commands
+    offered = "".join(answer(folder, shell, f"trainer-launch {name} --") for name in ("run", "preflight", "sshd"))
     for name in Settings.model_fields:
-        assert name.replace("_", "-") in script
+        assert f"--{name.replace('_', '-')}" in offered
+
+
+def answer(folder: Path, shell: str, line: str) -> str:
+    """What the program says to the shell that asks how a line may go on."""
+    env = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    place = folder / "answer"
+    ended = launch(env={**env, "_ARGCOMPLETE_STDOUT_FILENAME": str(place)})
+    assert ended.returncode == 0, ended.stderr
+    return place.read_text()
+
+
+def test_without_argcomplete_one_sentence_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "argcomplete.py").write_text("raise ImportError")
+    ended = launch("completion", "bash", env={"PYTHONPATH": str(tmp_path)})
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "trainer-launch: error: completion needs argcomplete: pip install 'trainer-launch[local]'\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from trainer_launch.commands import hang_options, options, sshd
+from trainer_launch.commands import options, run, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.flat import flat
@@ -120,7 +120,7 @@ def _plan(
     memory = Decision()
     try:
         if settings.hang_timeout is not None:
-            hang_options.seconds(settings.hang_timeout)
+            run.hang_timeout_s(settings.hang_timeout)
         topology = place(reading.job, reading.host)
         memory = shared_memory_care.decided(reading, topology, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)

@@ -176,7 +176,7 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, program: str, name: str) -> None:
-    module = importlib.import_module(f"trainer_launch.commands.{name}")
+    module = _command(name)
     told = textwrap.fill(f"{module.HELP[0].upper()}{module.HELP[1:]}. {getattr(module, 'ABOUT', '')}", _WIDTH)
     sub = commands.add_parser(
         name,
@@ -211,16 +211,21 @@ def help_of(program: str, name: str | None) -> str:
 def _sections() -> Iterator[str]:
     """The commands, one a line."""
     for title, names in _COMMANDS.items():
-        told = (
-            f"  {name:<10}  {importlib.import_module(f'trainer_launch.commands.{name}').HELP}" for name in names
-        )
-        yield "\n".join((f"{title}:", *told))
+        yield "\n".join((f"{title}:", *(f"  {name:<10}  {_command(name).HELP}" for name in names)))
 
 
 def is_wrapping(name: str) -> bool:
     """Whether a command to run may follow."""
-    usage = getattr(importlib.import_module(f"trainer_launch.commands.{name}"), "USAGE", _USAGE)
-    return "-- COMMAND" in usage
+    return "-- COMMAND" in getattr(_command(name), "USAGE", _USAGE)
+
+
+def _command(name: str) -> Any:
+    """What a command is called by: a module of its own, or a class of `about`."""
+    if name in _COMMANDS["other"]:
+        from trainer_launch.commands import about
+
+        return about.COMMANDS[name]
+    return importlib.import_module(f"trainer_launch.commands.{name}")
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from trainer_launch.host import logs
 from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.host.secret import read_secret
 from trainer_launch.model import Outcome, Plan
-from trainer_launch.model.errors import LaunchError, NotRunnableError
+from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import runtime_events, setup
 from trainer_launch.observability.observer import Observer
@@ -56,6 +57,7 @@ exit codes:
   2      invalid options or variables (126, 127: the program cannot be started)
   other  the program's own
 """
+_LONGEST_S = 604_800.0  # a hang timeout
 _log = logging.getLogger(__name__)
 
 
@@ -164,12 +166,52 @@ def _watch(
     system: System,
     place_of: Callable[[str], Place | None] = lambda name: None,
 ) -> AnyWatch | None:
-    """Watch the workers for hangs, if anybody asked for it."""
+    """Watch the workers for hangs, if anybody asked for it and this machine shows processes."""
     if settings.hang_timeout is None:
         return None
-    from trainer_launch.commands import hang_options  # only who asked pays for it
+    from trainer_launch.host import process_tree  # only who asked pays for it
+    from trainer_launch.planning.engines import torchrun
+    from trainer_launch.supervisor.hang_detection import Rules
+    from trainer_launch.supervisor.hang_watch import Watch, Watched
+    from trainer_launch.supervisor.worker_samples import Sources, Workers
 
-    return hang_options.watch(settings, request, plan, system, place_of)
+    job, nodes = request.job, request.topology.nodes
+    # What an MPI launcher starts and an MPI worker waits for is not below us.
+    works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
+    rules = Rules(timeout_s=hang_timeout_s(settings.hang_timeout or "auto"), weak_signs=works_here)
+    if not process_tree.readable():
+        _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
+        return None
+    sources = Sources(
+        pids=system.pids,
+        heard=system.heard,
+        run_dir=request.scratch,
+        progress_file=settings.progress_file,
+        place_of=place_of,
+        below_torchrun=plan.engine == torchrun.NAME,
+    )
+    folder = settings.hang_dir or tempfile.gettempdir()
+    watched = Watched(rules=rules, folder=folder, alone=nodes is not None and nodes.max == 1)
+    return Watch(watched, Workers(sources), system.now())
+
+
+def hang_timeout_s(text: str) -> float | None:
+    """--hang-timeout; None: to be learned.
+
+    Raises:
+        UsageError: it is neither seconds nor auto.
+    """
+    if text == "auto":
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 1 <= timeout_s <= _LONGEST_S:
+        raise UsageError(
+            f"invalid value {text!r} for --hang-timeout: expected seconds, 1 to {_LONGEST_S:.0f}, or auto"
+        )
+    return timeout_s
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from unittest import mock
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch import preflight
-from trainer_launch.commands import hang_options, local, options
+from trainer_launch.commands import local, options, run
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts.bare import NAME as BARE
 from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
@@ -86,7 +86,7 @@ def setting(data: bytes) -> None:
         attempt(with_minimum, job, found.min_nodes)
     attempt(gather.ports_of, found, names="--port-range")
     attempt(gather._names, found.preload, names="--preload")
-    attempt(hang_options.seconds, found.hang_timeout or "auto", names="--hang-timeout")
+    attempt(run.hang_timeout_s, found.hang_timeout or "auto", names="--hang-timeout")
 
 
 @target("text", 1000)
@@ -100,7 +100,7 @@ def option(data: bytes) -> None:
     attempt(thresholds.parse, text, kinds=(UsageError,), names="--threshold")
     attempt(preflight.names_in, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
-    attempt(hang_options.seconds, text, kinds=(UsageError,), names="--hang-timeout")
+    attempt(run.hang_timeout_s, text, kinds=(UsageError,), names="--hang-timeout")
     attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
