@@ -46,7 +46,7 @@ class Divided:
 
     def __init__(self, nodes, least=1, unseen_s=0.0):
         self.nodes, self.least = nodes, least
-        self.unseen_s = unseen_s  # names never lie here: see lying.py for a network in which they do
+        self.unseen_s = unseen_s  # names never lie here: test_job_model.py has a network in which they do
         self.now_s = 100.0
         self.seats = {}
         self.agents = {}
@@ -100,7 +100,7 @@ class Divided:
     def play(self, seat, event):
         if seat not in self.seats:
             return
-        self.seats[seat], replies = step(self.seats[seat], event, self.now_s)
+        self.seats[seat], replies = step(self.seats[seat], event, self.clock_s(seat))
         for reply in replies:
             if isinstance(reply, Send):
                 agent = next((a for a in self.agents.values() if (a.seat, a.peer) == (seat, reply.peer)), None)
@@ -174,7 +174,7 @@ class Divided:
         if self.now_s - agent.away_s > TAKEOVER_S:
             ranks = list(range(self.nodes))
         for rank in ranks:
-            if agent.seat is None and self.reach(agent.rank, rank):
+            if agent.seat is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
                 self.counter += 1
                 agent.seat, agent.peer, agent.heard_s = rank, self.counter, self.now_s
                 self.play(rank, Connected(agent.peer))
@@ -187,9 +187,21 @@ class Divided:
     def scout(self, seat):
         wanted = wanted_seats(self.seats[seat])
         if wanted:
-            there = frozenset(rank for rank in wanted if self.reach(seat, rank))
-            absent = frozenset(rank for rank in wanted - there if self.side[rank] == self.side[seat])
+            there = frozenset(rank for rank in wanted if self.finds(seat, rank) and self.reach(seat, rank))
+            absent = frozenset(rank for rank in wanted - there if self.seems_absent(seat, rank))
             self.play(seat, Looked(there, absent))
+
+    def clock_s(self, _rank):
+        """A node's own clock."""
+        return self.now_s
+
+    def finds(self, _one, _other):
+        """Whether a name leads to where the other one is."""
+        return True
+
+    def seems_absent(self, one, other):
+        """Whether no such name, or a kernel that refuses, is what one hears of the other."""
+        return self.side[one] == self.side[other]
 
     # -- what must hold -------------------------------------------------------------------------
 

@@ -1,0 +1,315 @@
+"""A job whose names lie, as a state machine: never do two generations train at the same time.
+
+The network of `divided.py` falls apart and heals. Here a node's name server may also answer wrongly about another
+node for as long as name servers remember: "no such name" (a Service drops pods that are not ready), an address that
+is another pod's by now (it refuses), or nobody's (silence). Launchers stop for a while, and no two clocks agree.
+Every decision is `membership.step`'s, so it is `election.may_form` that is tried.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.membership.divided import Divided
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.election import may_form
+from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.state import Connected, Looked, Said, Settings
+
+NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
+LOOK_S = timeouts.LOOK_EVERY_S * (1 + timeouts.LOOK_JITTER) + timeouts.LOOK_ANSWER_S
+
+
+class Lying(Divided):
+    """The same job with name servers that lie, nodes that freeze, and clocks of their own."""
+
+    def __init__(self, nodes, least=1, unseen_s=timeouts.UNSEEN_S):
+        self.lies = {}  # (who asks, about whom): what it hears, and until when
+        self.unready = set()  # whose names nobody hears
+        self.frozen = {}  # what a node's launcher has to hear when it goes on
+        super().__init__(nodes, least, unseen_s)
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def lie(self, one, other, kind, seconds):
+        """Let one's name server lie about another node, unless it did so a moment ago."""
+        _, until_s = self.lies.get((one, other), (None, -LOOK_S))
+        if one != other and self.now_s >= until_s + LOOK_S:
+            self.lies[one, other] = kind, self.now_s + min(seconds, timeouts.DNS_CACHE_S)
+
+    def heard(self, one, other):
+        """What one hears about another; None: the truth."""
+        kind, until_s = self.lies.get((one, other), (None, 0.0))
+        if self.now_s < until_s:
+            return kind
+        return NO_SUCH_NAME if other in self.unready and one != other else None
+
+    def finds(self, one, other):
+        return one == other or self.heard(one, other) is None
+
+    def seems_absent(self, one, other):
+        kind = self.heard(one, other)
+        return super().seems_absent(one, other) if kind is None else kind in (NO_SUCH_NAME, ANOTHER_POD)
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def clock_s(self, rank):
+        return 1000.0 * rank + self.now_s * (1 + rank / 1000)
+
+    def play(self, seat, event):
+        if seat in self.frozen:
+            self.frozen[seat].append(lambda: self.play(seat, event))
+        else:
+            super().play(seat, event)
+
+    def hear(self, agent, message):
+        if agent.rank in self.frozen:
+            peer = agent.peer
+            self.frozen[agent.rank].append(lambda: agent.peer == peer and self.hear(agent, message))
+        else:
+            super().hear(agent, message)
+
+    def live(self, agent):
+        if agent.rank not in self.frozen:
+            super().live(agent)
+
+    def scout(self, seat):
+        if seat not in self.frozen:
+            super().scout(seat)
+
+    def kill(self, rank):
+        self.frozen.pop(rank, None)
+        super().kill(rank)
+
+    def thaw(self, rank):
+        for happens in self.frozen.pop(rank, ()):
+            happens()
+
+
+def begun(nodes, **changes):
+    job = Lying(nodes, **changes)
+    job.pass_time(2)
+    assert job.sizes() == [nodes]
+    return job
+
+
+def lost_and_hidden(unseen_s):
+    """Nodes 1 and 2 go on without node 0; the new node 0 and they hear nothing of each other for a while."""
+    job = begun(3, unseen_s=unseen_s)
+    job.kill(0)
+    job.pass_time(8)
+    assert job.sizes() == [2]
+    for rank in (1, 2):
+        job.lie(0, rank, NO_SUCH_NAME, timeouts.DNS_CACHE_S)
+        job.lie(rank, 0, ANOTHER_POD, timeouts.DNS_CACHE_S)
+    job.start(0)
+    job.pass_time(timeouts.DNS_CACHE_S - 1)
+    return job
+
+
+def test_counterexample_one_look_that_finds_nobody_proves_nothing():
+    """The rule before 0.2: a node 0 without memory took one look for a proof, and trained beside the others."""
+    job = lost_and_hidden(unseen_s=0.0)
+    assert job.problems
+    _, both, members = job.problems[0]
+    assert sorted(sorted(members[run]) for run in both) == [[0], [1, 2]]
+
+
+def test_looks_over_a_longer_time_than_name_servers_remember_find_the_others():
+    job = lost_and_hidden(timeouts.UNSEEN_S)
+    assert not job.problems
+    assert job.sizes() == [2], "nobody has disturbed them"
+    job.pass_time(timeouts.UNSEEN_S)
+    assert job.sizes() == [3]
+    assert not job.problems
+
+
+def test_a_node_that_is_never_ready_comes_to_a_new_node_0_by_itself():
+    """Its name may be missing for ever: it finds node 0's."""
+    job = begun(3)
+    job.kill(0)
+    job.pass_time(8)
+    job.unready |= {1, 2}
+    job.start(0)
+    job.pass_time(10)
+    assert job.sizes() == [3]
+    assert not job.problems
+
+
+def test_limit_names_that_are_missing_behind_a_partition_for_longer_are_taken_for_absence():
+    """What docs/limits.md says: nothing that node 0 can see tells this from pods that were never there."""
+    job = begun(3)
+    job.kill(0)
+    job.pass_time(8)
+    job.cut((0, 1, 1))
+    job.unready |= {1, 2}
+    job.start(0)
+    job.pass_time(timeouts.UNSEEN_S - 1)
+    assert not job.problems
+    job.pass_time(10)
+    assert job.problems
+
+
+def test_a_first_start_with_fewer_waits_until_no_look_has_found_the_others():
+    job = Lying(3)
+    job.kill(2)
+    job.pass_time(timeouts.UNSEEN_S - 1)
+    assert job.sizes() == []
+    job.pass_time(5)
+    assert job.sizes() == [2]
+
+
+def test_a_node_0_that_comes_back_waits_for_no_look_when_its_members_tell_it():
+    for alone in (1, 2):  # a majority with node 0: the third is lost for good
+        job = begun(3)
+        job.kill(0)
+        job.kill(3 - alone)
+        job.lie(0, 3 - alone, NOBODY, timeouts.DNS_CACHE_S)  # no look counts it as absent
+        job.start(0)
+        job.pass_time(timeouts.WINDOW_S + 1)
+        assert job.sizes() == [2]
+
+
+# -- looks, one by one ------------------------------------------------------------------------
+
+
+def looking(*looks, unseen_s=40.0, **changes):
+    """Whether node 0 begins alone after looks at these times, each with whom it did not find."""
+    from trainer_launch.membership import protocol as msg
+
+    known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, seat=0, unseen_s=unseen_s, **changes)
+    state = begin(known)
+    hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
+    for event in (Connected(1), Said(1, hello), Said(1, msg.Join("i", 0))):
+        state, _ = step(state, event, 0.0)
+    for at_s, absent in looks:
+        state, _ = step(state, Looked(frozenset(), frozenset(absent)), at_s)
+    return state.run is not None or may_form(state)
+
+
+def every(seconds, until_s, absent=(1, 2)):
+    return [(float(at_s), absent) for at_s in range(1, int(until_s) + 1, seconds)]
+
+
+def test_only_looks_over_the_whole_time_count():
+    assert looking(*every(2, 42))
+    assert not looking(*every(2, 40))
+    assert looking(*every(2, 2), unseen_s=0.0)
+
+
+def test_one_look_that_does_not_say_so_begins_the_time_anew():
+    assert not looking(*every(2, 30), (31.0, (1,)), *[(at_s + 31, who) for at_s, who in every(2, 30)])
+
+
+def test_a_gap_between_two_looks_begins_the_time_anew():
+    """This process was stopped, and nobody has looked meanwhile."""
+    assert not looking((1.0, (1, 2)), (2.0, (1, 2)), (90.0, (1, 2)), (91.0, (1, 2)))
+
+
+def test_who_waits_longer_for_a_lost_node_waits_so_long_here_too():
+    assert not looking(*every(2, 60), shrink_after_s=90.0)
+    assert looking(*every(2, 92), shrink_after_s=90.0)
+
+
+# -- any history ------------------------------------------------------------------------------
+
+RANKS = st.sampled_from([0, 0, 1, 2, 3, 4])
+TIMES = st.sampled_from([0.5, 1.0, 3.5, 8.0, 8.0, 40.0])
+LIES = st.sampled_from([NO_SUCH_NAME, ANOTHER_POD, NOBODY])
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Faults in any order; but no name is missing without end behind a partition: see the limit."""
+
+    @initialize(nodes=st.sampled_from([2, 3, 3, 4, 5]))
+    def meet(self, nodes):
+        self.job = begun(nodes)
+
+    def one(self, rank):
+        return rank % self.job.nodes
+
+    @rule(rank=RANKS)
+    def pod_is_killed(self, rank):
+        self.job.kill(self.one(rank))
+
+    @rule(rank=RANKS, told_right=st.sampled_from([(), (), (1,), (2, 3)]), kinds=st.tuples(LIES, LIES), back_s=TIMES)
+    def pod_returns_elsewhere(self, rank, told_right, kinds, back_s):
+        """It has lost its memory; most others still hear of its old address, and it hears of theirs."""
+        rank = self.one(rank)
+        self.job.kill(rank)
+        self.job.pass_time(back_s)
+        for other in set(range(self.job.nodes)) - set(told_right):
+            self.job.lie(other, rank, kinds[0], timeouts.DNS_CACHE_S)
+            self.job.lie(rank, other, kinds[1], timeouts.DNS_CACHE_S)
+        self.job.start(rank)
+        self.job.pass_time(back_s)
+
+    @rule(rank=RANKS)
+    def agent_is_killed(self, rank):
+        self.job.kill_agent(self.one(rank))
+
+    @rule(rank=RANKS)
+    def pod_starts(self, rank):
+        rank = self.one(rank)
+        if rank not in self.job.seats:
+            self.job.start(rank)
+        elif rank not in self.job.agents:
+            self.job.start_agent(rank)
+
+    @rule(one=RANKS, other=RANKS, kind=LIES, seconds=st.sampled_from([5.0, 30.0]))
+    def name_server_lies(self, one, other, kind, seconds):
+        self.job.lie(self.one(one), self.one(other), kind, seconds)
+
+    @precondition(lambda self: not self.job.unready)
+    @rule(sides=st.lists(st.integers(0, 2), min_size=5, max_size=5))
+    def network_falls_apart(self, sides):
+        self.job.cut(sides[: self.job.nodes])
+
+    @rule()
+    def network_heals(self):
+        self.job.cut((0,) * self.job.nodes)
+
+    @precondition(lambda self: len(set(self.job.side.values())) == 1)
+    @rule(ranks=st.sets(st.integers(1, 4)))
+    def pods_are_not_ready_but_these(self, ranks):
+        self.job.unready = set(range(1, self.job.nodes)) - ranks
+
+    @rule()
+    def all_pods_are_ready(self):
+        self.job.unready.clear()
+
+    @rule(rank=RANKS, seconds=TIMES)
+    def launcher_is_stopped_for_a_while(self, rank, seconds):
+        if self.one(rank) in self.job.seats:
+            self.job.frozen[self.one(rank)] = []
+            self.job.pass_time(seconds)
+            self.job.thaw(self.one(rank))
+
+    @rule(seconds=TIMES)
+    def time_passes(self, seconds):
+        self.job.pass_time(seconds)
+
+    @invariant()
+    def at_most_one_generation_trains(self):
+        if hasattr(self, "job"):
+            self.job.check()
+            assert not self.job.problems, self.job.problems[0]
+
+    def teardown(self):
+        """When all is well again, all train together."""
+        if not hasattr(self, "job") or self.job.problems:
+            return
+        self.job.unready.clear()
+        self.network_heals()
+        for rank in range(self.job.nodes):
+            self.pod_starts(rank)
+        self.job.pass_time(timeouts.DNS_CACHE_S + 60)
+        assert self.job.sizes() == [self.job.nodes]
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=50, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
