@@ -19,6 +19,7 @@ import psutil
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.hosts.network import SUBNET, Host
 from tests.survival.kubelet import RESTART_S, Job, job, wait_until
+from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
 DEADLINE_S = 60.0
@@ -212,7 +213,8 @@ def lost_or_done_twice(folder: Path) -> list[tuple[int, int]]:
 
 
 def begun(job: Job, workers: int = 3) -> None:
-    wait_until(lambda: is_steady(job.folder, workers), f"{workers} workers to train", job.pods, DEADLINE_S)
+    within_s = DEADLINE_S + UNSEEN_S  # a job that begins with fewer looks for the others first
+    wait_until(lambda: is_steady(job.folder, workers), f"{workers} workers to train", job.pods, within_s)
 
 
 def completed(job: Job) -> None:
