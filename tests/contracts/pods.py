@@ -1,8 +1,11 @@
-"""Pods for tests, from keywords."""
+"""Pods for tests: from keywords, and the cases of `cases/CONTRACT.json`, each of which has a name."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
@@ -16,6 +19,12 @@ V2_TORCH = {
     "JOB_COMPLETION_INDEX": "1",
 }
 V1_GENERAL = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "8080", "RANK": "0", "WORLD_SIZE": "1"}
+
+CASES: dict[str, dict[str, Any]] = {
+    f"{path.stem}/{case['name']}": case
+    for path in sorted((Path(__file__).parent / "cases").glob("*.json"))
+    for case in json.loads(path.read_text(encoding="utf-8"))
+}
 
 
 def pod_of(

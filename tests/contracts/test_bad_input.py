@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contracts.pods import V2_TORCH, pod_of
+from tests.contracts.pods import CASES, V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.contracts.source import Pod
 from trainer_launch.contracts.trainer_status import authorization_header
 from trainer_launch.model.errors import ContractError, LaunchError
 
-CASES = Path(__file__).parent / "cases"
 GARBAGE = ["", " ", "x y", "-1", "1,5", "\n", "a\nb", "\udcff\udc80", "\0", "x" * 10_000_000, "🦆" * 500, "'" * 500]
 # One good pod per contract, and its variables in which garbage of any kind must be refused.
 CHECKED = {
@@ -70,7 +68,7 @@ PLACES = [(case, name) for case, names in CHECKED.items() for name in names]
 
 
 def pod_of_case(name: str, **env: str) -> Pod:
-    data = json.loads((CASES / f"{name}.json").read_text())["pod"]
+    data = CASES[name]["pod"]
     return pod_from_snapshot({**data, "env": {**data["env"], **env}})
 
 
@@ -114,7 +112,7 @@ def test_garbage_costs_no_time(case: str, name: str) -> None:
     ["trainer-v2-mpi/mpi-v2-2x8", "mpijob-v1/mpi-v1-tensorflow-mnist", "mpijob-v2beta1/mpi-v2b1-example-pi"],
 )
 def test_garbage_in_a_hostfile_is_refused_by_its_path(case: str, text: str) -> None:
-    data = json.loads((CASES / f"{case}.json").read_text())["pod"]
+    data = CASES[case]["pod"]
     pod = pod_from_snapshot({**data, "files": {**data["files"], "/etc/mpi/hostfile": text}})
     with pytest.raises(ContractError, match=r"^/etc/mpi/hostfile( line \d+)? is .*expected .*\(contract "):
         read_job(pod)

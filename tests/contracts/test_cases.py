@@ -1,7 +1,8 @@
-"""Every file under cases/ is one pod and what must be read from it.
+"""Each case in `cases/CONTRACT.json` is one pod and what must be read from it.
 
-`{"pod": {...snapshot...}, "contract": [accepted names], "want": {keys of the flat job}}`, or `"error": "<what the
-message names>"`. `"ask_for"` names the contract as --contract would. "source" says where the values are from.
+`{"name": …, "pod": {...snapshot...}, "contract": [accepted names], "want": {keys of the flat job}}`, or
+`"error": "<what the message names>"`. `"ask_for"` names the contract as --contract would.
+"source" says where the values are from.
 """
 
 from __future__ import annotations
@@ -12,28 +13,23 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.pods import CASES
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model import Job
 from trainer_launch.model.errors import LaunchError
 
-CASES = Path(__file__).parent / "cases"
-FILES = sorted(CASES.glob("*/*.json"))
-KEYS = {"source", "note", "pod", "contract", "ask_for", "want", "error", "warns"}
-
-
-def name_of(path: Path) -> str:
-    return f"{path.parent.name}/{path.stem}"
+KEYS = {"name", "source", "note", "pod", "contract", "ask_for", "want", "error", "warns"}
 
 
 def read(case: dict[str, Any]) -> Job:
     return read_job(pod_from_snapshot(case["pod"]), case.get("ask_for"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_each_pod_is_read_as_its_case_says(path: Path) -> None:
-    case = json.loads(path.read_text())
+@pytest.mark.parametrize("name", CASES)
+def test_each_pod_is_read_as_its_case_says(name: str) -> None:
+    case = CASES[name]
     assert set(case) <= KEYS
     if "error" in case:
         with pytest.raises(LaunchError) as caught:
@@ -60,12 +56,16 @@ def differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("contract", [contract.NAME for contract in CONTRACTS])
 def test_each_contract_has_at_least_three_cases(contract: str) -> None:
-    named = [path for path in FILES if contract in json.loads(path.read_text()).get("contract", ())]
-    assert len(named) + len(list((CASES / contract).glob("*.json"))) >= 3
+    read_as = [name for name, case in CASES.items() if contract in case.get("contract", ())]
+    assert len(read_as) + len([name for name in CASES if name.startswith(f"{contract}/")]) >= 3
 
 
 def test_the_flat_job_is_json() -> None:
-    for path in FILES:
-        case = json.loads(path.read_text())
+    for case in CASES.values():
         if "want" in case:
             json.dumps(flat(read(case)), allow_nan=False)
+
+
+def test_no_two_cases_have_the_same_name() -> None:
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in (Path(__file__).parent / "cases").iterdir()]
+    assert sum(len(cases) for cases in files) == len(CASES)

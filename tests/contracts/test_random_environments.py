@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, VALUES
-from tests.contracts.pods import pod_of
+from tests.contracts.pods import CASES, pod_of
 from trainer_launch.contracts import CONTRACTS, read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
@@ -49,7 +48,7 @@ def spoilt(good: dict[str, Any], data: tuple[Any, ...]) -> Pod:
     return pod_of({**kept, **changed}, {**good["files"], **files}, hostname or good["hostname"], command)
 
 
-GOOD = [json.loads(path.read_text())["pod"] for path in sorted((Path(__file__).parent / "cases").glob("*/*.json"))]
+GOOD = [case["pod"] for case in CASES.values()]
 few = st.integers(0, 11)
 damage = st.tuples(
     st.sets(few, max_size=1),

@@ -3,8 +3,8 @@
     python -m tests.fuzz.fuzz --seconds 60              # every target for a minute, one after the other
     python -m tests.fuzz.fuzz --seconds 600 pod hosts   # two of them
 
-It needs atheris. What a defect takes is written to `crashes/NAME` in the folder that --work names; put it into
-`corpus/NAME` with the mend, where every run of the tests replays it.
+It needs atheris. What a defect takes is written to `crashes/NAME` in the folder that --work names; `TARGET
+--add found-… FILE` puts it into the corpus, with the mend, where every run of the tests replays it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,13 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.fuzz import nasty
-from tests.fuzz.registry import CORPUS, Target, in_home, targets
+from tests.fuzz import corpus, nasty
+from tests.fuzz.registry import Target, in_home, targets
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 10  # for one input
 _MEMORY_MB = 1024
-_KEPT_FILES, _KEPT_BYTES = 40, 25_000  # of each target, in the repository
+_KEPT_INPUTS, _KEPT_BYTES = 40, 25_000  # of each target, in the repository
 _STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+).*?exec/s: (\d+)")
 _FORMS = {
     "json": nasty.changed_json,
@@ -50,12 +51,19 @@ def main() -> int:
     parser.add_argument(
         "--keep", action="store_true", help="put what is new and small into the repository's corpus"
     )
+    parser.add_argument(
+        "--add", nargs=2, metavar=("NAME", "FILE"), help="put a crash of one target into the corpus"
+    )
     parsed, rest = parser.parse_known_args()
     if parsed.one:
         _in_this_process(parsed.names[0], rest)
     unknown = set(parsed.names) - targets().keys()
     if unknown:
         parser.error(f"there is no target {', '.join(sorted(unknown))}; expected some of {', '.join(targets())}")
+    if parsed.add:
+        (target,), (name, file) = parsed.names, parsed.add
+        corpus.write(target, {**corpus.read(target), name: Path(file).read_bytes()})
+        return 0
     chosen = [known for name, known in targets().items() if not parsed.names or name in parsed.names]
     work = Path(parsed.work)
     found = [one.name for one in chosen if parsed.seconds and not _fuzz(one, work, parsed.seconds)]
@@ -69,9 +77,12 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     """Fuzz one target; False when it found something."""
     from tests.fuzz import seeds  # it imports what is fuzzed, which in the child comes later
 
-    grown, crashes = work / "grown" / one.name, work / "crashes" / one.name
-    for folder in (grown, crashes, CORPUS / one.name):
+    grown, crashes, kept = (work / kind / one.name for kind in ("grown", "crashes", "kept"))
+    shutil.rmtree(kept, ignore_errors=True)
+    for folder in (grown, crashes, kept):
         folder.mkdir(parents=True, exist_ok=True)
+    for name, data in corpus.read(one.name).items():
+        (kept / name).write_bytes(data)
     for number, seed in enumerate(seeds.of(one.name)):
         (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
     words = work / f"{one.name}.dict"
@@ -79,7 +90,7 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     done = _libfuzzer(
         one, seconds + 120, f"-max_total_time={seconds}", f"-timeout={_TIMEOUT_S}", f"-rss_limit_mb={_MEMORY_MB}",
         f"-max_len={one.max_bytes}", f"-artifact_prefix={crashes}/", f"-dict={words}", "-print_final_stats=1",
-        str(grown), str(CORPUS / one.name),
+        str(grown), str(kept),
     )  # fmt: skip
     states = _STATUS.findall(done.stderr)
     began = next((edges for _, what, edges, _, _ in states if what == "INITED"), "0")
@@ -97,21 +108,19 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
 
 def _keep(one: Target, grown: Path) -> None:
     """The smallest inputs that together go all ways that were found, beside what is there by hand."""
-    kept, known = CORPUS / one.name, set[tuple[object, int, int]]()
-    kept.mkdir(parents=True, exist_ok=True)
-    both = (*kept.iterdir(), *(grown.iterdir() if grown.is_dir() else ()))
-    files = [file for file in both if re.fullmatch("[0-9a-f]{40}", file.name)]
-    contents = sorted({file.name: file.read_bytes() for file in files}.items(), key=lambda each: len(each[1]))
-    for file in files:
-        if file.parent == kept:
-            file.unlink()
-    count, room = _KEPT_FILES, _KEPT_BYTES
-    for name, data in contents:
+    before, known = corpus.read(one.name), set[tuple[object, int, int]]()
+    by_hand = {name: data for name, data in before.items() if name != corpus.digest(data)}
+    files = [file for file in grown.glob("*") if re.fullmatch("[0-9a-f]{40}", file.name)]
+    found = {name: data for name, data in before.items() if name not in by_hand}
+    found |= {file.name: file.read_bytes() for file in files}
+    kept, count, room = by_hand, _KEPT_INPUTS, _KEPT_BYTES
+    for name, data in sorted(found.items(), key=lambda each: (len(each[1]), each[0])):
         ways = _ways(one, data)
         if ways - known and count and len(data) <= room:
-            (kept / name).write_bytes(data)
+            kept[name] = data
             known |= ways
             count, room = count - 1, room - len(data)
+    corpus.write(one.name, kept)
 
 
 def _ways(one: Target, data: bytes) -> set[tuple[object, int, int]]:

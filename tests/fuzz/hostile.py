@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from tests.fuzz.registry import CORPUS
+from tests.fuzz import corpus
 from trainer_launch.membership import protocol as msg
 
 FOR_S = 3.0
@@ -38,7 +38,9 @@ def attack(port: int, for_s: float = FOR_S) -> int:
     """Everything at once for some seconds; how many connections were made."""
     there = ("127.0.0.1", port)
     chance = random.Random(7)
-    lines = [file.read_bytes() + b"\n" for file in sorted(CORPUS.glob("*_lines/*"))] or [b"x\n"]
+    lines = [
+        data + b"\n" for name in corpus.targets() if name.endswith("_lines") for data in corpus.read(name).values()
+    ]
     lasting = [socket.create_connection(there, timeout=5) for _ in range(60)]  # silent, slow, half-open
     for sock in lasting[:20]:
         sock.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
 """What is fuzzed: every parser of text or bytes from outside, each by one small function that says what may happen.
 
-A target is given bytes and returns nothing; whatever it raises is a defect. Its folder of inputs is `corpus/NAME`.
+A target is given bytes and returns nothing; whatever it raises is a defect. Its inputs are in `corpus/NAME.jsonl`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-CORPUS = Path(__file__).parent / "corpus"
 _HOMES = ("commands", "machines", "manifests", "messages", "notes", "outputs", "pods", "values")
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.contracts import nasty
+from tests.contracts.pods import CASES
+from tests.rehearsal.controllers.manifests import cases as manifests
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
@@ -27,8 +29,7 @@ def of(name: str) -> list[bytes]:
 
 
 def _pod() -> Iterator[str]:
-    for path in sorted(_TESTS.glob("contracts/cases/*/*.json"))[::2]:
-        yield json.dumps(json.loads(path.read_text(encoding="utf-8"))["pod"])
+    yield from (json.dumps(case["pod"]) for case in list(CASES.values())[::2])
 
     url = "https://s.svc:1/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/j/status"
     token = {"KUBEFLOW_TRAINER_SERVER_TOKEN": "opaque-0123456789", "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/c"}
@@ -36,8 +37,8 @@ def _pod() -> Iterator[str]:
 
 
 def _json_config() -> Iterator[str]:
-    for path in sorted(_TESTS.glob("contracts/cases/*/*.json")):
-        env = json.loads(path.read_text(encoding="utf-8"))["pod"].get("env", {})
+    for case in CASES.values():
+        env = case["pod"].get("env", {})
         yield from (env[name] for name in ("TF_CONFIG", "MX_CONFIG") if name in env)
 
 
@@ -138,7 +139,7 @@ def _findings() -> Iterator[str]:
 
 
 def _manifest() -> Iterator[str]:
-    yield from (path.read_text(encoding="utf-8") for path in sorted(_TESTS.glob("manifest/cases/*.yaml"))[::2])
+    yield from (case["manifest"] for case in list(manifests().values())[::2])
     yield (
         "kind: PyTorchJob\napiVersion: kubeflow.org/v1\nmetadata:\n  name: job\n  labels:\n    a: b\nspec:\n"
         "  pytorchReplicaSpecs:\n    Worker:\n      replicas: 2\n      template:\n        spec:\n          containers:\n"

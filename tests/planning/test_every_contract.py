@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.contracts.test_cases import FILES, name_of, read
+from tests.contracts.pods import CASES
+from tests.contracts.test_cases import read
 from tests.planning.requests import GPU_MACHINE, request
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.planning import engines
 
-CASES = [(path, json.loads(path.read_text())) for path in FILES]
-READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]
+READABLE = [pytest.param(case, id=name) for name, case in CASES.items() if "error" not in case]
 
 
 @pytest.mark.parametrize("case", READABLE)

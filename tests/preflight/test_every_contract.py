@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.contracts.test_cases import FILES, name_of, read
+from tests.contracts.pods import CASES
+from tests.contracts.test_cases import read
 from tests.preflight.world import HEALTHY, HOST
 from trainer_launch import preflight
 from trainer_launch.model.errors import LaunchError
@@ -14,8 +13,7 @@ from trainer_launch.model.findings import Status
 from trainer_launch.planning.topology import place
 from trainer_launch.preflight.check_context import Subject
 
-CASES = [(path, json.loads(path.read_text())) for path in FILES]
-READABLE = [pytest.param(case, id=name_of(path)) for path, case in CASES if "error" not in case]
+READABLE = [pytest.param(case, id=name) for name, case in CASES.items() if "error" not in case]
 
 
 def subject_of(case: dict[str, object]) -> Subject | None:

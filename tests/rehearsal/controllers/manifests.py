@@ -1,14 +1,28 @@
-"""Manifests for tests, from few words."""
+"""Manifests for tests: from few words, and the cases of `cases/CONTRACT.yaml`, each of which has a name."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from trainer_launch.rehearsal.controllers import workload_of
 from trainer_launch.rehearsal.controllers.documents import read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 
 POD = "{template: {spec: {containers: [{name: %s, image: i%s}]}}%s}"
+
+
+@cache
+def cases() -> dict[str, dict[str, Any]]:
+    """Each case by its name: a `manifest`, and what a container of one of its pods sees, `want`."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    files = sorted((Path(__file__).parent / "cases").glob("*.yaml"))
+    documents = [one for path in files for one in yaml.load_all(path.read_text(encoding="utf-8"), loader)]
+    assert len({case["name"] for case in documents}) == len(documents), "two cases have the same name"
+    return {case["name"]: case for case in documents}
 
 
 def replica(container: str, more: str = "", spec: str = "") -> str:

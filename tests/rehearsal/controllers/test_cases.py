@@ -1,4 +1,4 @@
-"""Every pair of files under cases/: a manifest, and what one container of one of its pods sees.
+"""Each case in `cases/CONTRACT.yaml`: a manifest, and what one container of one of its pods sees.
 
 The values are those that the controllers' own tests and code give; "source" says where. Content of a file that is
 not known (`EXIST`, or empty: keys, scripts) only has to be there.
@@ -7,11 +7,11 @@ not known (`EXIST`, or empty: keys, scripts) only has to be there.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.rehearsal.controllers.manifests import cases
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.flat import flat
 from trainer_launch.contracts.snapshot import pod_from_snapshot
@@ -21,8 +21,7 @@ from trainer_launch.rehearsal.controllers.documents import read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
-CASES = Path(__file__).parent / "cases"
-WANTED = sorted(CASES.glob("*.json"))
+CASES = cases()
 LEFT_OUT = ("EXIST", "")
 
 
@@ -30,17 +29,17 @@ def container_of(pod: Pod, name: str | None) -> Container:
     return pod.main if name is None else next(one for one in (*pod.init, *pod.containers) if one.name == name)
 
 
-def pod_of(path: Path, want: dict[str, Any]) -> Pod:
-    documents = read_documents(path.with_suffix(".yaml").read_text(), path.stem)
+def pod_of(name: str, want: dict[str, Any]) -> Pod:
+    documents = read_documents(CASES[name]["manifest"], name)
     workload = workload_of(documents, want.get("domain", ""))
     made = pods(workload, lambda _: want.get("address", "10.244.0.2"))
     return next(pod for pod in made if pod.name == want["hostname"])
 
 
-@pytest.mark.parametrize("path", WANTED, ids=lambda path: path.stem)
-def test_a_manifest_gives_what_the_controller_gives(path: Path) -> None:
-    want = json.loads(path.read_text())
-    pod = pod_of(path, want)
+@pytest.mark.parametrize("name", CASES)
+def test_a_manifest_gives_what_the_controller_gives(name: str) -> None:
+    want = CASES[name]["want"]
+    pod = pod_of(name, want)
     container = container_of(pod, want.get("container"))
     assert dict(container.env) == want["env"]
     assert {
@@ -55,10 +54,10 @@ def test_a_manifest_gives_what_the_controller_gives(path: Path) -> None:
     assert want.get("labels", {}).items() <= pod.draft.labels.items()
 
 
-@pytest.mark.parametrize("path", WANTED, ids=lambda path: path.stem)
-def test_what_is_rendered_is_read_back_as_the_job_that_it_is(path: Path) -> None:
-    want = json.loads(path.read_text())
-    pod = pod_of(path, want)
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_rendered_is_read_back_as_the_job_that_it_is(name: str) -> None:
+    want = CASES[name]["want"]
+    pod = pod_of(name, want)
     rendered = json.loads(json.dumps(snapshot(pod, container_of(pod, want.get("container")))))
     job = read_job(pod_from_snapshot(rendered), None)
     assert job.contract in want["contract"]
