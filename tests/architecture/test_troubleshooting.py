@@ -12,7 +12,7 @@ from trainer_launch import preflight
 from trainer_launch.model import Verdict, exit_codes
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.mpi import launcher_checks
-from trainer_launch.rehearsal.script_checks import Promise
+from trainer_launch.rehearsal.script_checks import ScriptCheck
 from trainer_launch.supervisor import error_lines, failure
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_every_check_has_its_entry_and_no_other() -> None:
 
 
 def test_every_failed_check_of_a_rehearsal_has_its_entry_and_no_other() -> None:
-    assert column({"| failed check |": 1}) == [promise.value for promise in Promise]
+    assert column({"| failed check |": 1}) == [check.value for check in ScriptCheck]
 
 
 def test_every_exit_code_of_our_own_has_its_entry() -> None:

@@ -11,7 +11,7 @@ from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.kubelet.pods import Doors
+from trainer_launch.rehearsal.kubelet.pods import ExecRecords
 
 pytestmark = pytest.mark.process
 HEAD = "apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata: {name: j}\n"
@@ -24,7 +24,7 @@ class Rehearsal:
         self.folder = folder
         body = f"Launcher: {replica('l')}, Worker: {replica('w')}"
         self.launcher, self.worker = pods(job_of(f"{HEAD}spec: {{mpiReplicaSpecs: {{{body}}}}}"))
-        self.doors = Doors(folder / "the doors")
+        self.doors = ExecRecords(folder / "the doors")
         self.kubectl = folder / "kubectl"
         self.kubectl.write_text(self.doors.kubectl())
         self.kubectl.chmod(0o755)

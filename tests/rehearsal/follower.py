@@ -1,4 +1,4 @@
-"""`local` with somebody who writes the chronicle down: argv[1] is where, the rest its own words."""
+"""`local` with somebody who writes the history down: argv[1] is where, the rest its own words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_launch import cli
-from trainer_launch.rehearsal.report.history import Chronicle
+from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.reporting import Reporting
 
 
@@ -17,14 +17,14 @@ class Follower(Reporting):
     def needs_steps(self) -> bool:
         return True
 
-    def conclude(self, chronicle: Chronicle, code: int) -> int:
-        Path(place).write_text(json.dumps(asdict(chronicle)))
+    def conclude(self, history: History, code: int) -> int:
+        Path(place).write_text(json.dumps(asdict(history)))
         return code
 
 
 def told(path: Path) -> list[tuple[str, str | None, int | None]]:
     """What was written down: what, pod, and attempt, step or code."""
-    rows = json.loads(path.read_text())["happenings"]
+    rows = json.loads(path.read_text())["entries"]
     return [
         (
             row["what"],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import Chronicle, What
+from trainer_launch.rehearsal.report.history import History, What
 
 NASTY = '<script>document.title="owned"</script><img src=http://evil.example/x onerror=alert(1)>\x1b[31m\u202e&"\''
 
 
-def small() -> Chronicle:
+def small() -> History:
     """Two pods, three faults; it resumes."""
     tale = Tale("demo-master-0", "demo-worker-0")
     for pod, life_s in (("demo-master-0", 0.0), ("demo-worker-0", 0.4)):
@@ -31,12 +31,12 @@ def small() -> Chronicle:
     return finished(tale, 53.0)
 
 
-def bad() -> Chronicle:
+def bad() -> History:
     """Begins all over again."""
     return restarted(before=140, resumed=1, last=150)
 
 
-def crowd(pods: int = 50, faults: int = 40) -> Chronicle:
+def crowd(pods: int = 50, faults: int = 40) -> History:
     """Many pods, many faults, an attempt for each."""
     names = tuple(f"charlm-large-node-0-{number}" for number in range(pods))
     tale = Tale(*names, kind="TrainJob", name="charlm-large").start(0.0).meet(2.0)
@@ -51,15 +51,15 @@ def crowd(pods: int = 50, faults: int = 40) -> Chronicle:
     return finished(tale.steps(now_s, range(step, step + 60), names[0]), now_s + 9)
 
 
-def nasty() -> Chronicle:
+def nasty() -> History:
     """Names, faults and lines that would be markup, and a secret."""
     tale = Tale(f"pod{NASTY}", "b" * 300, name=NASTY, kind=NASTY).start(0.0).steps(1.0, range(1, 5))
     tale.fault(2.0, NASTY * 9, f"pod{NASTY}").fault(2.5, "kill pod " + "x" * 400)
     tale.seen = {f"pod{NASTY}": "password=hunter2 " + NASTY, "b" * 300: "y" * 4000}
-    return tale.add(3.0, What.CONDITION, text=NASTY, code=1).chronicle(ended_s=4.0, succeeded=False)
+    return tale.add(3.0, What.CONDITION, text=NASTY, code=1).history(ended_s=4.0, succeeded=False)
 
 
-def without_steps() -> Chronicle:
+def without_steps() -> History:
     """Programs that tell no steps."""
     tale = Tale("plain-0", "plain-1").start(0.0).fault(3.0, "kill pod node=1", "plain-1")
     tale.end(3.0, "plain-1", 137, "Pending").start(5.0, "plain-1").add(8.0, What.FAULT_MISSED, text="oom node=7")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trainer_launch.rehearsal.faults import grammar, requests
-from trainer_launch.rehearsal.faults.requests import GROUND, Machine
+from trainer_launch.rehearsal.faults.requests import NETWORK_PARTS, Machine
 
-ABLE = Machine(namespaces=True, works=frozenset({*GROUND, "limit"}), memory=True)
+ABLE = Machine(namespaces=True, works=frozenset({*NETWORK_PARTS, "limit"}), memory=True)
 BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node")
 WITH_GROUND = ("partition", "slow link rate=1MB/s", "delay dns 3s", "fill shm")
 
@@ -35,7 +35,7 @@ def test_what_needs_only_signals_can_be_done_everywhere() -> None:
         (Machine(missing=frozenset({"ip"})), ["ip not found in PATH", "install iproute2"]),
         (Machine(missing=frozenset({"ip", "nsenter"})), ["nsenter and ip", "util-linux and iproute2"]),
         (Machine(why="unshare failed: Operation not permitted"), ["(unshare failed", "run it as root"]),
-        *((without(word), [why, "--privileged"]) for word, why in GROUND.items()),
+        *((without(word), [why, "--privileged"]) for word, why in NETWORK_PARTS.items()),
     ],
 )
 def test_the_reason_and_the_remedy_are_said(text: str, machine: Machine, parts: list[str]) -> None:
@@ -46,7 +46,7 @@ def test_the_reason_and_the_remedy_are_said(text: str, machine: Machine, parts: 
 
 
 def test_only_a_slow_link_needs_nft() -> None:
-    machine = Machine(namespaces=True, works=frozenset(GROUND), missing=frozenset({"nft"}))
+    machine = Machine(namespaces=True, works=frozenset(NETWORK_PARTS), missing=frozenset({"nft"}))
     (sentence,) = refused(machine, *WITH_GROUND)
     assert "slow link" in sentence
     assert "install nftables" in sentence

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.rehearsal.pod_watch import MAX_TEXT, Ear, Heard
+from trainer_launch.rehearsal.pod_watch import MAX_TEXT, OutputScanner, ScannedLine
 
 
-def steps(*blocks: bytes, ear: Ear | None = None) -> list[int]:
-    ear = ear or Ear()
-    return [one.step for block in blocks for one in ear.hear(block) if one.step is not None]
+def steps(*blocks: bytes, scanner: OutputScanner | None = None) -> list[int]:
+    scanner = scanner or OutputScanner()
+    return [one.step for block in blocks for one in scanner.scan(block) if one.step is not None]
 
 
 @pytest.mark.parametrize(
@@ -27,22 +27,22 @@ def steps(*blocks: bytes, ear: Ear | None = None) -> list[int]:
     ],
 )
 def test_these_lines_tell_a_step(line: bytes, step: int) -> None:
-    (heard,) = Ear().hear(line)
-    assert heard == Heard(line.decode().strip("\r\n"), step)
+    (heard,) = OutputScanner().scan(line)
+    assert heard == ScannedLine(line.decode().strip("\r\n"), step)
 
 
 @pytest.mark.parametrize(
     "line", [b"steps 40\n", b"misstep 4\n", b"step by step\n", b"step -1\n", b"step " + b"9" * 13]
 )
 def test_these_do_not(line: bytes) -> None:
-    assert Ear().hear(line + b"\n") == []
+    assert OutputScanner().scan(line + b"\n") == []
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_a_number_is_never_cut_where_a_block_ends(sizes: list[int]) -> None:
-    text, ear, found = b"".join(b"step %d of it\n" % number for number in range(95, 106)), Ear(), []
+    text, scanner, found = b"".join(b"step %d of it\n" % number for number in range(95, 106)), OutputScanner(), []
     for size in [*sizes, len(text)]:
-        found += steps(text[:size], ear=ear)
+        found += steps(text[:size], scanner=scanner)
         text = text[size:]
     assert found[-1] == 105
     assert set(found) <= set(range(95, 106))
@@ -58,9 +58,9 @@ SUMMARY = "[0:0] step 5 (\u00d7 3 ranks)\n".encode()
 
 
 def test_a_line_that_counts_the_ranks_of_an_earlier_one_is_no_step_and_not_what_somebody_waits_for() -> None:
-    ear = Ear()
-    assert steps(b"[0:0] step 5\n[0:0] step 6\n", SUMMARY, b"[0:0] step 7\n", ear=ear) == [5, 6, 7]
-    assert ear.hear(SUMMARY, (re.compile("step 5"),)) == []
+    scanner = OutputScanner()
+    assert steps(b"[0:0] step 5\n[0:0] step 6\n", SUMMARY, b"[0:0] step 7\n", scanner=scanner) == [5, 6, 7]
+    assert scanner.scan(SUMMARY, (re.compile("step 5"),)) == []
 
 
 def test_of_steps_that_all_workers_say_alike_the_first_to_say_each_counts() -> None:
@@ -75,22 +75,22 @@ def test_of_a_flood_of_steps_the_first_and_the_last_are_told() -> None:
 
 def test_of_several_workers_one_is_listened_to_until_it_falls_silent() -> None:
     both = [line % number for number in range(1, 4) for line in (b"[0:1] step %d\n", b"[0:0] step %d\n")]
-    ear = Ear()
-    assert steps(*both, ear=ear) == [1, 2, 3]
-    assert steps(*(b"[0:0] step %d\n" % number for number in range(4, 40)), ear=ear)[-1] == 39
+    scanner = OutputScanner()
+    assert steps(*both, scanner=scanner) == [1, 2, 3]
+    assert steps(*(b"[0:0] step %d\n" % number for number in range(4, 40)), scanner=scanner)[-1] == 39
 
 
 def test_lines_are_told_that_somebody_waits_for() -> None:
     patterns = (re.compile("loss nan"), re.compile("^epoch"))
-    heard = Ear().hear(b"epoch 1\nall is well\nthe loss nan\n", patterns)
+    heard = OutputScanner().scan(b"epoch 1\nall is well\nthe loss nan\n", patterns)
     assert [one.line for one in heard] == ["epoch 1", "the loss nan"]
-    assert Ear().hear(b"epoch", patterns) == [], "the line has not ended"
+    assert OutputScanner().scan(b"epoch", patterns) == [], "the line has not ended"
 
 
 def test_a_line_without_end_takes_no_memory_and_one_that_is_long_is_cut() -> None:
-    ear = Ear()
+    scanner = OutputScanner()
     for _ in range(100):
-        assert ear.hear(b"x" * 10_000) == []
-    assert len(ear.rest) <= 65536
-    (heard,) = Ear().hear(b"step 1 " + b"y" * 10_000 + b"\n")
+        assert scanner.scan(b"x" * 10_000) == []
+    assert len(scanner.rest) <= 65536
+    (heard,) = OutputScanner().scan(b"step 1 " + b"y" * 10_000 + b"\n")
     assert len(heard.line) == MAX_TEXT

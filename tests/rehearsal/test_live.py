@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 
 from tests.rehearsal.terminal import Terminal
-from tests.rehearsal.test_story import chronicles
+from tests.rehearsal.test_story import histories
 from tests.rehearsal.told import Tale
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.history import Chronicle, Doing, What
-from trainer_launch.rehearsal.report.reporting import Board, height
+from trainer_launch.rehearsal.report.history import Doing, History, What
+from trainer_launch.rehearsal.report.reporting import TableState, height
 
 pytest.importorskip("rich")
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def board_of(tale: Tale, *faults: str) -> Board:
-    board = Board.of("TrainJob demo", tale.pods, faults)
-    for happening in tale.happenings:
-        board.take(happening)
-    return board
+def board_of(tale: Tale, *faults: str) -> TableState:
+    state = TableState.of("TrainJob demo", tale.pods, faults)
+    for entry in tale.entries:
+        state.take(entry)
+    return state
 
 
 # -- what it shows --------------------------------------------------------------------------------
@@ -37,17 +37,17 @@ def board_of(tale: Tale, *faults: str) -> Board:
 
 def test_a_row_tells_status_creations_attempt_step_and_last_line() -> None:
     tale = Tale("a", "b").start(0.0).meet(1.0).steps(2.0, [1, 2]).meet(3.0, 2, "a").stop(4.0, "b")
-    board = board_of(tale)
-    assert board.cells("a", "loss 1.0\x1b[2J") == ("a", "Running", "1", "2", "2", "loss 1.0")
-    assert board.cells("b", "")[:2] == ("b", "Terminating")
+    state = board_of(tale)
+    assert state.cells("a", "loss 1.0\x1b[2J") == ("a", "Running", "1", "2", "2", "loss 1.0")
+    assert state.cells("b", "")[:2] == ("b", "Terminating")
 
 
 def test_the_head_tells_the_step_and_what_goes_wrong() -> None:
     tale = Tale("a").start(0.0).steps(1.0, [40])
-    board = board_of(tale, "kill pod node=0 at=step:40", "oom at=90s", "add node")
-    assert board.head(12.3) == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
-    board.take(Tale("a").fault(2.0, "kill pod node=0 at=step:40", "a").happenings[0])
-    assert board.head(13.0) == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
+    state = board_of(tale, "kill pod node=0 at=step:40", "oom at=90s", "add node")
+    assert state.head(12.3) == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
+    state.take(Tale("a").fault(2.0, "kill pod node=0 at=step:40", "a").entries[0])
+    assert state.head(13.0) == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
 
 
 def test_of_many_pods_those_in_trouble_are_shown() -> None:
@@ -65,23 +65,23 @@ def test_the_table_takes_a_third_of_the_terminal_at_most(pods: int, rows: int, s
 
 
 @settings(max_examples=40)
-@given(chronicles)
-def test_whatever_happens_can_be_shown(chronicle: Chronicle) -> None:
-    board = Board.of(chronicle.name, chronicle.pods, ())
-    for happening in chronicle.happenings:
-        board.take(happening)
-    rows, _ = board.rows(5)
-    assert all(board.cells(pod, "")[1] for pod, _ in rows)
-    assert sum(board.pods[pod].walk.doing is Doing.DOWN for pod, _ in rows) == min(
-        5, sum(one.walk.doing is Doing.DOWN for one in board.pods.values())
+@given(histories)
+def test_whatever_happens_can_be_shown(history: History) -> None:
+    state = TableState.of(history.name, history.pods, ())
+    for entry in history.entries:
+        state.take(entry)
+    rows, _ = state.rows(5)
+    assert all(state.cells(pod, "")[1] for pod, _ in rows)
+    assert sum(state.pods[pod].walk.doing is Doing.DOWN for pod, _ in rows) == min(
+        5, sum(one.walk.doing is Doing.DOWN for one in state.pods.values())
     )
 
 
 def test_a_long_rehearsal_is_not_kept() -> None:
-    board = board_of(Tale("a").start(0.0))
+    state = board_of(Tale("a").start(0.0))
     for number in range(1000):
-        board.take(Tale("a").add(float(number), What.GENERATION, "a", attempt=number).happenings[0])
-    assert board.pods["a"].walk.done == []
+        state.take(Tale("a").add(float(number), What.GENERATION, "a", attempt=number).entries[0])
+    assert state.pods["a"].walk.done == []
 
 
 # -- in a terminal --------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ STEP = r"step \d+ took ([0-9.]+)"
 @pytest.fixture(scope="module", autouse=True)
 def _able() -> None:
     machine = requests.look(network=True, memory=False)
-    require(machine.works >= {*requests.GROUND, "limit"}, f"needs namespaces, veth, nftables: {machine}")
+    require(machine.works >= {*requests.NETWORK_PARTS, "limit"}, f"needs namespaces, veth, nftables: {machine}")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 def test_pods_are_apart_when_root_makes_them(tmp_path: Path) -> None:
     machine = requests.look(network=True, memory=False)
     require(os.geteuid() == 0, "needs root")
-    require(machine.works >= set(requests.GROUND), f"no network of its own for each pod here: {machine}")
+    require(machine.works >= set(requests.NETWORK_PARTS), f"no network of its own for each pod here: {machine}")
     looked_at((), (sys.executable,), tmp_path, machine.works)
 
 
@@ -40,7 +40,7 @@ def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
         (*python, "-c", TRIED), capture_output=True, text=True, check=True, cwd="/", env=env()
     ).stdout
     as_user, works = json.loads(said)
-    if not set(works) >= set(requests.GROUND):
+    if not set(works) >= set(requests.NETWORK_PARTS):
         pytest.skip(f"this kernel lets users make no network: only {works} work")
     assert as_user
     tmp_path.chmod(0o777)

@@ -6,7 +6,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal import driver
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.report.history import Happening
+from trainer_launch.rehearsal.report.history import Entry
 
 INIT = (
     "{template: {spec: {initContainers: [{name: first, image: i}], containers: [{name: pytorch, image: i}]}}, "
@@ -33,9 +33,9 @@ class Story:
         return self.take(job_lifecycle.Exited(self.now_s, "job-worker-0", container, code))
 
 
-def words(happenings: list[Happening]) -> list[str]:
+def words(entries: list[Entry]) -> list[str]:
     found = []
-    for one in happenings:
+    for one in entries:
         rest = [
             str(value) for value in (one.container, one.attempt, one.code, one.text or None) if value is not None
         ]

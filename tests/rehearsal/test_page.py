@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
-from tests.rehearsal.test_story import chronicles
+from tests.rehearsal.test_story import histories
 from tests.rehearsal.told import Tale, finished
-from trainer_launch.rehearsal.report.fault_costs import tell
-from trainer_launch.rehearsal.report.history import Chronicle
+from trainer_launch.rehearsal.report.fault_costs import analyse
+from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
 from trainer_launch.rehearsal.report.summary import clean, headline, seconds, tick_text, ticks
 from trainer_launch.rehearsal.script_checks import judge
@@ -21,14 +21,14 @@ from trainer_launch.rehearsal.script_checks import judge
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
 
 
-def page_of(chronicle: Chronicle) -> str:
-    story = tell(chronicle)
-    return page(story, judge(story))
+def page_of(history: History) -> str:
+    analysis = analyse(history)
+    return page(analysis, judge(analysis))
 
 
-def head_of(chronicle: Chronicle) -> tuple[str, str]:
-    story = tell(chronicle)
-    head = headline(story, judge(story))
+def head_of(history: History) -> tuple[str, str]:
+    analysis = analyse(history)
+    head = headline(analysis, judge(analysis))
     return head.tone, head.text
 
 
@@ -38,7 +38,7 @@ def test_the_verdict_comes_first() -> None:
     assert head_of(scenes.nasty()) == ("bad", "The job failed")
     assert head_of(scenes.without_steps()) == ("bad", "1 fault never happened")
     assert head_of(finished(Tale("a").start(0.0), 2.0)) == ("good", "The job succeeded")
-    assert head_of(Tale("a").start(0.0).chronicle(ended_s=2.0, succeeded=None)) == (
+    assert head_of(Tale("a").start(0.0).history(ended_s=2.0, succeeded=None)) == (
         "plain",
         "Stopped before the job ended",
     )
@@ -76,9 +76,9 @@ def test_what_others_wrote_is_escaped_cleaned_of_secrets_and_cut() -> None:
 
 
 @settings(max_examples=40)
-@given(chronicles)
-def test_whatever_happened_there_is_a_page(chronicle: Chronicle) -> None:
-    text = page_of(chronicle)
+@given(histories)
+def test_whatever_happened_there_is_a_page(history: History) -> None:
+    text = page_of(history)
     assert text.count("<div") == text.count("</div>")
     assert "nan" not in text
 
@@ -133,20 +133,20 @@ def test_a_browser_shows_all_of_it_without_overlap_on_wide_and_narrow_screens(
     browser: Browser, tmp_path: Path, name: str
 ) -> None:
     file = tmp_path / f"{name}.html"
-    chronicle: Chronicle = getattr(scenes, name)()
-    file.write_text(page_of(chronicle), encoding="utf-8")
+    history: History = getattr(scenes, name)()
+    file.write_text(page_of(history), encoding="utf-8")
     found = browser.measure(file, (1280, 390), dark=name == "small")
     assert set(found) == {1280, 390}
     for width, seen in found.items():
         assert seen["dark"] == (name == "small")
         assert (seen["page"], seen["outside"], seen["cut"]) == (width, [], [])
         assert set(seen["overlaps"].values()) == {0}, seen["overlaps"]
-        assert len(seen["lanes"]) == len(chronicle.pods)
+        assert len(seen["lanes"]) == len(history.pods)
         assert len({tuple(lane[:2]) for lane in [*seen["lanes"], *seen["steps"]]}) == 1, "one axis of time for all"
         assert all(lane[1] > 0.6 * width and lane[2] >= 12 for lane in seen["lanes"])
         assert seen["smallest"] >= 11
         assert seen["faintest"] >= 4.5
-        assert len(seen["marks"]) == tell(chronicle).totals.faults
+        assert len(seen["marks"]) == analyse(history).totals.faults
         if name != "nasty":  # there one fault is for all pods
             assert sorted(seen["hits"]) == pytest.approx(sorted(seen["marks"]), abs=1)
         assert seen["lines"] >= (name != "without_steps")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from tests.rehearsal.test_story import chronicles
+from tests.rehearsal.test_story import histories
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.fault_costs import tell
-from trainer_launch.rehearsal.report.history import Chronicle, What
-from trainer_launch.rehearsal.script_checks import Broken, Promise, Verdict, judge
+from trainer_launch.rehearsal.report.fault_costs import analyse
+from trainer_launch.rehearsal.report.history import History, What
+from trainer_launch.rehearsal.script_checks import FailedCheck, ScriptCheck, Verdict, judge
 
 
-def verdict(chronicle: Chronicle, max_lost_steps: int = 100) -> Verdict:
-    return judge(tell(chronicle), max_lost_steps)
+def verdict(history: History, max_lost_steps: int = 100) -> Verdict:
+    return judge(analyse(history), max_lost_steps)
 
 
-def broken(chronicle: Chronicle, max_lost_steps: int = 100) -> list[str]:
-    return [one.promise.value for one in verdict(chronicle, max_lost_steps).broken]
+def broken(history: History, max_lost_steps: int = 100) -> list[str]:
+    return [one.check.value for one in verdict(history, max_lost_steps).failed]
 
 
 def terminated(code: int, after_s: float = 0.5, again: bool = True, last_step: int = 20) -> Tale:
@@ -38,8 +38,8 @@ def terminated(code: int, after_s: float = 0.5, again: bool = True, last_step: i
 
 def test_a_program_that_begins_all_over_again_is_shown_up_with_both_pods_and_numbers() -> None:
     told = verdict(restarted(before=40, resumed=1))
-    (one,) = told.broken
-    assert (one.promise, one.pods) == (Promise.RESUME, ("demo-0", "demo-1"))
+    (one,) = told.failed
+    assert (one.check, one.pods) == (ScriptCheck.RESUME, ("demo-0", "demo-1"))
     text = told.text()
     assert text.startswith(
         "This job does not survive preemption: 1 check failed.\n"
@@ -70,7 +70,7 @@ def test_a_job_that_had_hardly_begun_is_not_accused(before: int, fault_at: int) 
         .fault(1.0 + fault_at * 0.1 - 0.05, "kill worker")
     )
     told = verdict(finished(tale.meet(3.0, 2).steps(4.0, range(1, 10)), 9.0))
-    assert told.broken == ()
+    assert told.failed == ()
     assert "hardly a step was done" in flat(told.text())
 
 
@@ -97,7 +97,7 @@ def test_after_an_epoch_was_seen_a_resume_at_the_first_step_proves_nothing_and_t
         .fault(3.0, "kill worker", "a")
     )
     told = verdict(finished(tale.meet(4.0, 2).steps(5.0, range(1, 9)), 9.0))
-    assert told.broken == ()
+    assert told.failed == ()
     assert "the step number restarts each epoch" in flat(told.text())
 
 
@@ -114,14 +114,14 @@ def test_a_pod_that_alone_begins_anew_in_a_job_that_meets_again_has_lost_its_che
     tale.end(5.0, "b", 137, "Pending").start(6.0, "b").meet(6.5, 2).steps(7.0, range(41, 50), "a").steps(
         7.0, range(1, 9), "b"
     )
-    (one,) = verdict(finished(tale, 12.0)).broken
-    assert (one.promise, one.pods) == (Promise.RESUME, ("b",))
+    (one,) = verdict(finished(tale, 12.0)).failed
+    assert (one.check, one.pods) == (ScriptCheck.RESUME, ("b",))
 
 
 def test_without_steps_nobody_is_accused_and_it_is_said_how_to_tell_them() -> None:
     tale = Tale("a").start(0.0).fault(2.0, "kill pod", "a").end(2.0, "a", 137, "Pending").start(4.5)
     told = verdict(finished(tale, 9.0))
-    assert (told.broken, told.exit_code(0)) == ((), 0)
+    assert (told.failed, told.exit_code(0)) == ((), 0)
     assert "steps are unknown. Print lines such as 'step 40', or call trainer_launch.report(step=40)" in flat(
         told.text()
     )
@@ -134,22 +134,22 @@ def test_without_a_fault_nothing_is_judged() -> None:
 
 def test_a_job_that_ended_before_the_fault_keeps_all_promises() -> None:
     tale = Tale("a").start(0.0).meet(0.5).steps(1.0, range(1, 41)).end(6.0, "a", 0).condition(6.0)
-    assert verdict(tale.fault(6.1, "term pod", "a").chronicle()) == Verdict()
+    assert verdict(tale.fault(6.1, "term pod", "a").history()) == Verdict()
 
 
 # -- steps lost -----------------------------------------------------------------------------------
 
 
 def test_a_program_that_saves_too_rarely_is_shown_up() -> None:
-    chronicle = restarted(before=180, resumed=51, last=200)
-    (one,) = verdict(chronicle).broken
-    assert (one.promise, one.pods) == (Promise.STEPS, ("demo-0", "demo-1"))
+    history = restarted(before=180, resumed=51, last=200)
+    (one,) = verdict(history).failed
+    assert (one.check, one.pods) == (ScriptCheck.STEPS, ("demo-0", "demo-1"))
     assert (
         "training resumed from step 50, after it had reached step 180: 130 repeated steps, more than 100"
         in one.evidence
     )
-    assert "save more often" in one.mend
-    assert broken(chronicle, max_lost_steps=130) == []
+    assert "save more often" in one.advice
+    assert broken(history, max_lost_steps=130) == []
 
 
 def test_the_limit_may_be_zero() -> None:
@@ -161,12 +161,12 @@ def test_the_limit_may_be_zero() -> None:
 
 
 def test_exit_0_on_sigterm_is_shown_up() -> None:
-    (one,) = verdict(finished(terminated(0), 12.0)).broken
-    assert (one.promise, one.pods, one.at_s) == (Promise.EXIT_CODE, ("demo-1",), 3.5)
+    (one,) = verdict(finished(terminated(0), 12.0)).failed
+    assert (one.check, one.pods, one.at_s) == (ScriptCheck.EXIT_CODE, ("demo-1",), 3.5)
     assert (
         one.evidence == "container main was asked to stop and exited with 0 after 0.5 s, before its work was done"
     )
-    assert "such as 143" in one.mend
+    assert "such as 143" in one.advice
 
 
 @pytest.mark.parametrize("code", [143, 1, 138])
@@ -175,8 +175,8 @@ def test_any_other_code_on_sigterm_is_fine(code: int) -> None:
 
 
 def test_ignoring_sigterm_until_the_grace_is_over_is_shown_up() -> None:
-    (one,) = verdict(finished(terminated(137, after_s=10.0), 40.0)).broken
-    assert one.promise is Promise.SIGTERM
+    (one,) = verdict(finished(terminated(137, after_s=10.0), 40.0)).failed
+    assert one.check is ScriptCheck.SIGTERM
     assert (
         one.evidence
         == "container main was asked to stop, and was killed 10.0 s later, at the end of its grace period"
@@ -202,9 +202,9 @@ def test_a_pod_that_had_just_done_its_last_step_may_end_with_0() -> None:
         .fault(1.3, "term pod", "a")
         .stop(1.3, "a")
     )
-    assert broken(tale.end(1.4, "a", 0).condition(1.4).chronicle()) == []
+    assert broken(tale.end(1.4, "a", 0).condition(1.4).history()) == []
     tale = Tale("a", "b").start(0.0).steps(1.0, range(1, 61)).fault(7.0, "term pod", "a").stop(7.0, "a")
-    assert broken(tale.end(7.1, "a", 0).end(7.2, "b", 0).condition(7.2).chronicle()) == []
+    assert broken(tale.end(7.1, "a", 0).end(7.2, "b", 0).condition(7.2).history()) == []
 
 
 def test_a_pod_that_leaves_with_0_counts_as_done_though_its_job_then_succeeds() -> None:
@@ -217,11 +217,11 @@ def test_a_pod_that_leaves_with_0_counts_as_done_though_its_job_then_succeeds() 
         .end(3.5, "a", 0)
     )
     tale.steps(4.0, range(21, 61), "b").end(9.0, "b", 0).condition(9.0)
-    assert broken(tale.chronicle()) == ["the script exited with 0 on SIGTERM"]
+    assert broken(tale.history()) == ["the script exited with 0 on SIGTERM"]
     alone = (
         Tale("a").start(0.0).steps(1.0, range(1, 21)).fault(3.0, "term pod", "a").stop(3.0, "a").end(3.5, "a", 0)
     )
-    assert broken(alone.condition(3.5).chronicle()) == ["the script exited with 0 on SIGTERM"]
+    assert broken(alone.condition(3.5).history()) == ["the script exited with 0 on SIGTERM"]
 
 
 def test_a_sidecar_or_an_init_container_may_end_with_0() -> None:
@@ -231,7 +231,7 @@ def test_a_sidecar_or_an_init_container_may_end_with_0() -> None:
     for container, code in (("side", 0), ("check", 0), ("main", 143)):
         tale.add(3.0, What.STOP_ASKED, "a", container=container, text="fault")
         tale.add(3.1, What.CONTAINER_ENDED, "a", container=container, code=code)
-    assert broken(tale.add(3.1, What.POD_ENDED, "a", text="Pending").start(4.0).chronicle()) == []
+    assert broken(tale.add(3.1, What.POD_ENDED, "a", text="Pending").start(4.0).history()) == []
 
 
 # -- the verdict ----------------------------------------------------------------------------------
@@ -244,12 +244,12 @@ def test_a_job_that_succeeded_but_broke_a_promise_fails_the_rehearsal_and_no_oth
 
 def test_of_many_pods_the_first_are_named() -> None:
     pods = tuple(f"demo-{number}" for number in range(50))
-    one = Broken(promise=Promise.STEPS, pods=pods, at_s=1.0, evidence="x")
-    assert "demo-0, demo-1, demo-2 and 47 more at 1.0 s" in Verdict(broken=(one,)).text()
+    one = FailedCheck(check=ScriptCheck.STEPS, pods=pods, at_s=1.0, evidence="x")
+    assert "demo-0, demo-1, demo-2 and 47 more at 1.0 s" in Verdict(failed=(one,)).text()
 
 
-@given(chronicles)
-def test_whatever_happened_a_verdict_is_reached_and_names_pods(chronicle: Chronicle) -> None:
-    told = verdict(chronicle)
-    assert all(one.pods for one in told.broken)
-    assert bool(told.broken) <= ("does not survive" in told.text())
+@given(histories)
+def test_whatever_happened_a_verdict_is_reached_and_names_pods(history: History) -> None:
+    told = verdict(history)
+    assert all(one.pods for one in told.failed)
+    assert bool(told.failed) <= ("does not survive" in told.text())

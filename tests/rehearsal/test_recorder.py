@@ -1,20 +1,20 @@
-"""The chronicle as it is written: steps thinned out without losing what counts, everything else whole."""
+"""The history as it is written: steps thinned out without losing what counts, everything else whole."""
 
 from __future__ import annotations
 
-from trainer_launch.rehearsal.report.history import Happening, Recorder, What
+from trainer_launch.rehearsal.report.history import Entry, Recorder, What
 
 
 def recorder() -> Recorder:
     return Recorder("TrainJob", "j", ("a", "b"))
 
 
-def step(at_s: float, number: int, pod: str = "a") -> Happening:
-    return Happening(at_s=at_s, what=What.STEP, pod=pod, step=number)
+def step(at_s: float, number: int, pod: str = "a") -> Entry:
+    return Entry(at_s=at_s, what=What.STEP, pod=pod, step=number)
 
 
 def kept(made: Recorder) -> list[int]:
-    return [one.step for one in made.chronicle({}, {}).happenings if one.step is not None]
+    return [one.step for one in made.history({}, {}).entries if one.step is not None]
 
 
 def test_of_many_steps_some_are_kept_and_always_the_last() -> None:
@@ -32,8 +32,8 @@ def test_the_last_step_before_anything_else_and_the_first_after_a_beginning_are_
     made = recorder()
     for number in range(50):
         made.add(step(1 + number / 1000, number))
-    made.add(Happening(at_s=1.05, what=What.FAULT, text="kill worker"))
-    made.add(Happening(at_s=1.06, what=What.GENERATION, pod="a", attempt=2))
+    made.add(Entry(at_s=1.05, what=What.FAULT, text="kill worker"))
+    made.add(Entry(at_s=1.06, what=What.GENERATION, pod="a", attempt=2))
     made.add(step(1.061, 50))
     made.add(step(1.062, 51))
     made.finish(2.0, succeeded=True)
@@ -49,20 +49,20 @@ def test_where_steps_go_back_both_are_kept() -> None:
 
 
 def test_who_watches_is_told_what_is_kept_and_pods_that_come_later_are_named() -> None:
-    made, seen = recorder(), list[Happening]()
+    made, seen = recorder(), list[Entry]()
     made.observers.append(seen.append)
-    made.add(Happening(at_s=0.0, what=What.POD_STARTED, pod="c", attempt=1))
+    made.add(Entry(at_s=0.0, what=What.POD_STARTED, pod="c", attempt=1))
     for number in range(9):
         made.add(step(1.0 + number / 1000, number, "c"))
     assert [one.step for one in seen] == [None, 0]
     made.finish(2.0, succeeded=False)
-    whole = made.chronicle({"a": "hello"}, {})
+    whole = made.history({"a": "hello"}, {})
     assert (whole.pods, whole.succeeded, whole.ended_s, whole.seen) == (("a", "b", "c"), False, 2.0, {"a": "hello"})
     assert [one.step for one in seen] == [None, 0, 8]
 
 
 def test_what_is_told_late_stands_where_it_belongs() -> None:
     made = recorder()
-    made.add(Happening(at_s=2.0, what=What.FAULT, text="x"))
+    made.add(Entry(at_s=2.0, what=What.FAULT, text="x"))
     made.add(step(1.9, 7))
-    assert [one.what for one in made.chronicle({}, {}).happenings] == [What.STEP, What.FAULT]
+    assert [one.what for one in made.history({}, {}).entries] == [What.STEP, What.FAULT]

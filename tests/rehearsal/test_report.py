@@ -12,7 +12,7 @@ from tests.conftest import require
 from tests.rehearsal import scenes
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.report import html_page, reporting
-from trainer_launch.rehearsal.report.history import Chronicle
+from trainer_launch.rehearsal.report.history import History
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
@@ -80,11 +80,11 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
 def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: Path, name: str) -> None:
     require(html_page.browser(), "needs chromium")
     place = tmp_path / "out.png"
-    chronicle: Chronicle = getattr(scenes, name)()
-    reporting.conclude(chronicle, 0, [str(place)], 100)
+    history: History = getattr(scenes, name)()
+    reporting.conclude(history, 0, [str(place)], 100)
     width, height = size_of(place)
     assert 1300 <= width <= 1600, "nothing sticks out"
-    assert 500 <= height <= 1200 + 60 * (len(chronicle.pods) + chronicle.happenings.__len__() // 100)
+    assert 500 <= height <= 1200 + 60 * (len(history.pods) + history.entries.__len__() // 100)
     assert [path.name for path in tmp_path.iterdir()] == ["out.png"]
 
 

@@ -16,7 +16,7 @@ from trainer_launch.rehearsal.faults import chaos, grammar, injection
 from trainer_launch.rehearsal.faults.chaos import Chaos
 from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.injection import Passed, Reached, Said
-from trainer_launch.rehearsal.pod_watch import Ear
+from trainer_launch.rehearsal.pod_watch import OutputScanner
 
 
 def begin(*texts: str, by_chance: Chaos | None = None) -> injection.Timeline:
@@ -86,7 +86,7 @@ def test_several_faults_of_one_moment_come_in_their_order() -> None:
     ],
 )
 def test_a_line_may_tell_a_step(line: str, step: int | None) -> None:
-    heard = Ear().hear(line.encode() + b"\n")
+    heard = OutputScanner().scan(line.encode() + b"\n")
     assert (heard[-1].step if heard else None) == step
 
 

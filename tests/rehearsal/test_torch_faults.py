@@ -100,7 +100,7 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
 
 
 def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
-    train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "chronicle"
+    train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "history"
     words = ("local", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)
     argv = (
         sys.executable,

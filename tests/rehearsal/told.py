@@ -1,10 +1,10 @@
-"""Rehearsals made up for tests: a small language for chronicles."""
+"""Rehearsals made up for tests: a small language for histories."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, What
+from trainer_launch.rehearsal.report.history import Entry, History, What
 
 
 class Tale:
@@ -12,13 +12,13 @@ class Tale:
 
     def __init__(self, *pods: str, kind: str = "PyTorchJob", name: str = "demo") -> None:
         self.pods, self.kind, self.name = pods, kind, name
-        self.happenings: list[Happening] = []
+        self.entries: list[Entry] = []
         self.lives: dict[str, int] = {}
         self.seen: dict[str, str] = {}
         self.words: dict[str, str] = {}
 
     def add(self, at_s: float, what: What, pod: str | None = None, **more: object) -> Tale:
-        self.happenings.append(Happening(at_s=at_s, what=what, pod=pod, **more))  # type: ignore[arg-type]
+        self.entries.append(Entry(at_s=at_s, what=what, pod=pod, **more))  # type: ignore[arg-type]
         return self
 
     def start(self, at_s: float, *pods: str) -> Tale:
@@ -56,15 +56,15 @@ class Tale:
     def condition(self, at_s: float, text: str = "Succeeded", code: int = 0) -> Tale:
         return self.add(at_s, What.CONDITION, text=text, code=code)
 
-    def chronicle(self, ended_s: float | None = None, succeeded: bool | None = True) -> Chronicle:
-        happenings = tuple(sorted(self.happenings, key=lambda one: one.at_s))
-        last_s = happenings[-1].at_s if happenings else 0.0
+    def history(self, ended_s: float | None = None, succeeded: bool | None = True) -> History:
+        entries = tuple(sorted(self.entries, key=lambda one: one.at_s))
+        last_s = entries[-1].at_s if entries else 0.0
         seen: Mapping[str, str] = {**dict.fromkeys(self.pods, "step 60 loss 1.0"), **self.seen}
-        return Chronicle(
+        return History(
             kind=self.kind,
             name=self.name,
             pods=self.pods,
-            happenings=happenings,
+            entries=entries,
             ended_s=last_s if ended_s is None else ended_s,
             succeeded=succeeded,
             seen=seen,
@@ -72,14 +72,14 @@ class Tale:
         )
 
 
-def finished(tale: Tale, at_s: float) -> Chronicle:
+def finished(tale: Tale, at_s: float) -> History:
     """All pods end with 0, and the job succeeds."""
     for pod in tale.pods:
         tale.end(at_s, pod, 0)
-    return tale.condition(at_s).chronicle()
+    return tale.condition(at_s).history()
 
 
-def restarted(before: int = 40, resumed: int = 31, last: int = 60, fault: str = "kill worker node=1") -> Chronicle:
+def restarted(before: int = 40, resumed: int = 31, last: int = 60, fault: str = "kill worker node=1") -> History:
     """Two pods in step, each 0.1 s: a fault after step `before`, on again 2 s later, at step `resumed`."""
     tale = Tale("demo-0", "demo-1").start(0.0).meet(1.0).steps(1.1, range(1, before + 1))
     fault_s = 1.1 + before * 0.1

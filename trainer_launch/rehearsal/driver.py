@@ -32,10 +32,10 @@ from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, Po
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.faults.injection import Faults
 from trainer_launch.rehearsal.faults.requests import NOTHING, Asked
-from trainer_launch.rehearsal.kubelet.pods import Setting, Stage
-from trainer_launch.rehearsal.pod_watch import Inside, Senses
+from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
+from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import summary
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, Recorder, What
+from trainer_launch.rehearsal.report.history import Entry, History, Recorder, What
 from trainer_launch.rehearsal.report.reporting import SILENT, Reporting
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
@@ -68,18 +68,18 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     """
     scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
     try:
-        stage = Stage(job.workload, scratch, setting)
-        with contextlib.closing(stage), held(scratch):
-            stage.check()
-            senses = Senses() if job.is_watched else None
-            system = System(color=use_color(settings), listener=senses.hear if senses else None)
+        kubelet = Kubelet(job.workload, scratch, setting)
+        with contextlib.closing(kubelet), held(scratch):
+            kubelet.check()
+            watch = PodWatch() if job.is_watched else None
+            system = System(color=use_color(settings), listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system), contextlib.closing(job.reporting):
-                rehearsal = Rehearsal(job, stage, system, senses, settings.grace)
+                rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
                 rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(rehearsal.report())
-        return job.reporting.conclude(rehearsal.chronicle(), rehearsal.exit_code())
+        return job.reporting.conclude(rehearsal.history(), rehearsal.exit_code())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -87,21 +87,21 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
 class Rehearsal:
     """The state of the job, and who carries out what it asks for."""
 
-    def __init__(self, job: Job, stage: Stage, system: System, senses: Senses | None, grace_s: float) -> None:
-        self._job, self.stage, self._system, self._senses, self._grace_s = job, stage, system, senses, grace_s
+    def __init__(self, job: Job, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float) -> None:
+        self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[job_lifecycle.Exited] = []  # what could not be started
         self._stop_signal: int | None = None
         self._grown = 0
-        self.inside = Inside(stage)
-        self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in stage.pods))
+        self.processes = PodProcesses(kubelet)
+        self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in kubelet.pods))
         self._recorder.observers.append(job.reporting.observe)
-        job.reporting.begin(self._title, stage.pods, [fault.text for fault in job.asked.faults], self._last_line)
+        job.reporting.begin(self._title, kubelet.pods, [fault.text for fault in job.asked.faults], self._last_line)
         self._began_s = system.now()
-        self.state, actions, said = job_lifecycle.begin(job.workload, stage.pods, self._began_s)
+        self.state, actions, said = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         self._tell_all(happened(None, self.state, None, actions))
         self._faults = Faults(job.asked, self)
-        if senses is not None:  # a pod's first line may be the one
-            senses.wake, senses.patterns = system.poke, self._faults.patterns
+        if watch is not None:  # a pod's first line may be the one
+            watch.wake, watch.patterns = system.poke, self._faults.patterns
         self._faults.precede()
         self._do(actions, said)
 
@@ -129,10 +129,10 @@ class Rehearsal:
             return condition.exit_code or exit_codes.FAILED
         return exit_codes.FAILED if self._faults.missed else exit_codes.SUCCEEDED
 
-    def chronicle(self) -> Chronicle:
+    def history(self) -> History:
         """All that has happened so far."""
-        lines = {pod.name: self._last_line(pod) for pod in self.stage.pods}
-        return self._recorder.chronicle({name: line for name, line in lines.items() if line}, self._words())
+        lines = {pod.name: self._last_line(pod) for pod in self.kubelet.pods}
+        return self._recorder.history({name: line for name, line in lines.items() if line}, self._words())
 
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
@@ -150,8 +150,8 @@ class Rehearsal:
 
     def _last_words(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
-        tellers = {pod.name: summary.teller(pod, states[pod.name]) for pod in pods}
-        return {pod.name: _text_of(self.stage.last_words(pod, tellers[pod.name])) for pod in pods}
+        containers = {pod.name: summary.deciding_container(pod, states[pod.name]) for pod in pods}
+        return {pod.name: _text_of(self.kubelet.last_words(pod, containers[pod.name])) for pod in pods}
 
     def _words(self) -> dict[str, str]:
         return {name: text.partition("\n")[0] for name, text in self._last_words().items()}
@@ -162,9 +162,9 @@ class Rehearsal:
         """Seconds since the rehearsal began."""
         return self._system.now() - self._began_s
 
-    def tell(self, happening: Happening) -> None:
-        """Take it into the chronicle."""
-        self._recorder.add(happening)
+    def tell(self, entry: Entry) -> None:
+        """Take it into the history."""
+        self._recorder.add(entry)
 
     def leader(self, pod: str) -> int | None:
         """The first process of the container that counts, while it runs."""
@@ -175,24 +175,24 @@ class Rehearsal:
         assert self._job.grown is not None, "asked for before anything was started"
         workload = self._job.grown(self._grown + 1)
         self._grown += 1
-        for pod in self.stage.grow(workload):
+        for pod in self.kubelet.grow(workload):
             self.take(job_lifecycle.PodAdded(self._system.now(), pod, workload.rules))
 
     def _sense(self) -> None:
-        if self._senses is None:
+        if self._watch is None:
             return
-        for one in self._senses.news(self.inside, self.stage, self.state.pods):
+        for one in self._watch.observations(self.processes, self.kubelet, self.state.pods):
             at_s, pod, container = max(0.0, one.at_s - self._began_s), one.pod, one.container
             if one.generation is not None:
                 attempt, what = one.generation, What.GENERATION
-                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
+                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
             elif one.step is not None:
                 step, what = one.step, What.STEP
-                self.tell(Happening(at_s=at_s, what=what, pod=pod, container=container, step=step, text=one.line))
+                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, step=step, text=one.line))
                 self._faults.reached(one.step)
             else:
                 self._faults.said(one.line)
-        self._senses.patterns = self._faults.patterns
+        self._watch.patterns = self._faults.patterns
 
     # -- events -------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Rehearsal:
 
     def _times(self) -> Iterator[float | None]:
         yield self.state.due_s()
-        yield self._senses.due_s if self._senses is not None else None
+        yield self._watch.due_s if self._watch is not None else None
         if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
             yield self._began_s + due_s
 
@@ -227,10 +227,10 @@ class Rehearsal:
 
     def _clear(self, pod: str, container: str) -> None:
         """A container ends with its first process: whatever that left behind is killed."""
-        self.stage.ended(self.state.pods[pod], container)
+        self.kubelet.ended(self.state.pods[pod], container)
         self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
         for _ in range(_SWEEPS):
-            left = self.stage.processes_of(self.state.pods[pod], container)
+            left = self.kubelet.processes_of(self.state.pods[pod], container)
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -243,7 +243,7 @@ class Rehearsal:
         before = self.state
         self.state, actions, said = job_lifecycle.step(before, event)
         if isinstance(event, job_lifecycle.Exited):
-            path = self.stage.last_words(self.state.pods[event.pod], event.container)
+            path = self.kubelet.last_words(self.state.pods[event.pod], event.container)
             said = [
                 *filter(None, [told(before, self.state, event, _text_of(path).partition("\n")[0])]),
                 *said,
@@ -251,14 +251,14 @@ class Rehearsal:
         self._tell_all(happened(before, self.state, event, actions))
         self._do(actions, said)
 
-    def _tell_all(self, happenings: Iterable[Happening]) -> None:
-        for happening in happenings:
-            self.tell(happening)
+    def _tell_all(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.tell(entry)
 
     # -- actions ------------------------------------------------------------------------------
 
     def _do(self, actions: list[Action], said: list[str]) -> None:
-        self.stage.follow(self.state.running)
+        self.kubelet.follow(self.state.running)
         for sentence in said:
             _log.warning("%s", sentence)
         for action in actions:
@@ -277,8 +277,8 @@ class Rehearsal:
     def _start(self, action: Start) -> None:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
         try:
-            self.stage.prepare(pod, action.container, life)
-            self._system.spawn(self.stage.placed(pod, self.stage.process(pod, action.container, life)))
+            self.kubelet.prepare(pod, action.container, life)
+            self._system.spawn(self.kubelet.placed(pod, self.kubelet.process(pod, action.container, life)))
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND
@@ -331,7 +331,7 @@ INIT = "init"  # the text of the start of a container that ends before the other
 _ASKERS: tuple[tuple[type, str], ...] = ((PodDeleted, "fault"), (StopAsked, "user"))
 
 
-def happened(before: State | None, after: State, event: Event | None, actions: Iterable[Action]) -> list[Happening]:
+def happened(before: State | None, after: State, event: Event | None, actions: Iterable[Action]) -> list[Entry]:
     """All that came of one event, in its order; without an event, of the beginning."""
     at_s = (after.began_s if event is None else event.at_s) - after.began_s
     asker = next((word for kind, word in _ASKERS if isinstance(event, kind)), "controller")
@@ -343,43 +343,41 @@ def happened(before: State | None, after: State, event: Event | None, actions: I
     ]
 
 
-def _ends(before: State | None, after: State, event: Event | None, at_s: float) -> Iterator[Happening]:
+def _ends(before: State | None, after: State, event: Event | None, at_s: float) -> Iterator[Entry]:
     if isinstance(event, Exited):
-        yield Happening(
-            at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code
-        )
+        yield Entry(at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code)
     for name, old in ({} if before is None else before.states).items():
         new = after.states[name]
         if _lives(old) and (new.starts > old.starts or not _lives(new)):
             phase = Phase.FAILED if new.starts > old.starts else new.phase  # made anew at once, for it has failed
-            yield Happening(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
+            yield Entry(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
 
 
-def _begins(before: State | None, after: State, at_s: float) -> Iterator[Happening]:
+def _begins(before: State | None, after: State, at_s: float) -> Iterator[Entry]:
     for name, new in after.states.items():
         old = PodState() if before is None else before.states.get(name, PodState())
         if new.starts > old.starts:
-            yield Happening(at_s=at_s, what=What.POD_STARTED, pod=name, attempt=new.starts)
+            yield Entry(at_s=at_s, what=What.POD_STARTED, pod=name, attempt=new.starts)
 
 
-def _done(after: State, actions: Iterable[Action], at_s: float, asker: str) -> Iterator[Happening]:
+def _done(after: State, actions: Iterable[Action], at_s: float, asker: str) -> Iterator[Entry]:
     for action in actions:
         pod, container = action.pod, action.container
         if isinstance(action, Start):
             first = any(one.name == container and not one.sidecar for one in own_init(after.pods[pod]))
             attempt = after.states[pod].restarts.get(container, 0) + 1
             what, text = What.CONTAINER_STARTED, INIT if first else ""
-            yield Happening(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt, text=text)
+            yield Entry(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt, text=text)
         elif isinstance(action, Stop) and not action.kill:
-            yield Happening(at_s=at_s, what=What.STOP_ASKED, pod=pod, container=container, text=asker)
+            yield Entry(at_s=at_s, what=What.STOP_ASKED, pod=pod, container=container, text=asker)
 
 
-def _condition(before: State | None, after: State, at_s: float) -> Iterator[Happening]:
+def _condition(before: State | None, after: State, at_s: float) -> Iterator[Entry]:
     end = after.condition
     if end is not None and (before is None or before.condition is None):
         verdict = "Succeeded" if end.succeeded else "Failed"
         text = f"{verdict} ({end.reason}): {end.message}"
-        yield Happening(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=text)
+        yield Entry(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=text)
 
 
 def _lives(state: PodState) -> bool:

@@ -20,7 +20,7 @@ from trainer_launch.host import process_tree
 from trainer_launch.model.user_patterns import MAX_LINE
 from trainer_launch.observability import node_view, progress, runtime_events
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.kubelet.pods import MARK, Stage
+from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
 from trainer_launch.supervisor.line_buffer import LINE_BYTES
 from trainer_launch.supervisor.rate_limit import is_summary
 from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
@@ -29,7 +29,7 @@ EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sensed:
+class Observation:
     """One thing that a pod has let us know."""
 
     at_s: float  # monotonic
@@ -40,31 +40,35 @@ class Sensed:
     generation: int | None = None
 
 
-class Senses:
-    """All of it; `hear` runs in the output's thread, all else in ours."""
+class PodWatch:
+    """All of it; `scan` runs in the output's thread, all else in ours."""
 
     def __init__(self) -> None:
         self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
         self.wake: Callable[[], None] = lambda: None
-        self._ears: dict[tuple[str, int], Ear] = {}
-        self._heard: deque[Sensed] = deque()
+        self._scanners: dict[tuple[str, int], OutputScanner] = {}
+        self._heard: deque[Observation] = deque()
         self._looked_s = 0.0
         self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
         self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
         self._tails: dict[str, runtime_events.Tail] = {}  # by run folder
 
-    def hear(self, process: str, stream: int, data: bytes) -> None:
+    def scan(self, process: str, stream: int, data: bytes) -> None:
         """A block of a container's output."""
-        ear = self._ears.setdefault((process, stream), Ear())
-        heard = ear.hear(data, self.patterns)
+        scanner = self._scanners.setdefault((process, stream), OutputScanner())
+        heard = scanner.scan(data, self.patterns)
         if heard:
             pod, _, container = process.partition("/")
             now_s = time.monotonic()
             for one in heard:
-                self._heard.append(Sensed(at_s=now_s, pod=pod, container=container, step=one.step, line=one.line))
+                self._heard.append(
+                    Observation(at_s=now_s, pod=pod, container=container, step=one.step, line=one.line)
+                )
             self.wake()
 
-    def news(self, inside: Inside, stage: Stage, pods: Mapping[str, Pod]) -> Iterator[Sensed]:
+    def observations(
+        self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
+    ) -> Iterator[Observation]:
         """What is new, in the order that it came to us."""
         while self._heard:
             heard = self._heard.popleft()
@@ -74,16 +78,16 @@ class Senses:
         if now_s - self._looked_s < EVERY_S:
             return
         self._looked_s = now_s
-        launchers = inside.launchers(pods)
+        launchers = processes.launchers(pods)
         for one in launchers:
             yield from self._generations(one)
             yield from self._reports(one.pod, one.container, one.view.run_dir)
         launched = {one.pod for one in launchers}
         for pod in pods.values():
             if pod.name not in launched:
-                yield from self._reports(pod.name, pod.draft.main, stage.run_folder(pod))
+                yield from self._reports(pod.name, pod.draft.main, kubelet.run_folder(pod))
 
-    def _counts(self, heard: Sensed) -> bool:
+    def _counts(self, heard: Observation) -> bool:
         """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
         whose = heard.pod, heard.container
         if heard.step is None:
@@ -98,21 +102,21 @@ class Senses:
         """When the next look is."""
         return self._looked_s + EVERY_S
 
-    def _generations(self, one: Inmate) -> Iterator[Sensed]:
+    def _generations(self, one: Launcher) -> Iterator[Observation]:
         folder = one.view.run_dir
         for told in self._tails.setdefault(folder, runtime_events.Tail(folder)).read():
             name, values = told.event
             generation = values.get("generation")
             if name == "generation_formed" and isinstance(generation, int):
                 at_s = time.monotonic() - max(0.0, time.time() - told.time_s)
-                yield Sensed(at_s=at_s, pod=one.pod, container=one.container, generation=generation)
+                yield Observation(at_s=at_s, pod=one.pod, container=one.container, generation=generation)
 
-    def _reports(self, pod: str, container: str, folder: str) -> Iterator[Sensed]:
+    def _reports(self, pod: str, container: str, folder: str) -> Iterator[Observation]:
         latest = progress.first([one for one in progress.read(folder) if one.step is not None])
         if latest is not None and latest.at_s > self._reported.get((pod, container), 0.0):
             self._reported[pod, container] = latest.at_s
             self._steps[pod, container] = latest.step or 0
-            yield Sensed(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
+            yield Observation(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
 
 
 # -- output as it passes by: steps, and lines that somebody waits for --------------------------
@@ -127,7 +131,7 @@ _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ScannedLine:
     """A line that tells a step, or that somebody waits for."""
 
     line: str
@@ -135,7 +139,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Ear:
+class OutputScanner:
     """Of one stream of one process."""
 
     rest: bytes = b""  # of a line whose end has not come
@@ -144,7 +148,7 @@ class Ear:
     others: int = 0  # steps of others since then
     is_folded: bool = False  # all workers say the same steps, and only the first to say one is shown
 
-    def hear(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[Heard]:
+    def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
         """What is worth telling in these bytes."""
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not cut:
@@ -154,12 +158,12 @@ class Ear:
         heard = [*self._steps(text)] if _WORD in text.lower() else []
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [Heard(line) for line in lines if _is_wanted(line, patterns)]
+            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
         return heard
 
-    def _steps(self, text: bytes) -> Iterator[Heard]:
+    def _steps(self, text: bytes) -> Iterator[ScannedLine]:
         """The first step, each one that goes back, and the last one."""
-        last: Heard | None = None
+        last: ScannedLine | None = None
         is_first = True
         found = list(_STEP.finditer(text))
         if len(found) > _MANY:  # nobody begins again within a block
@@ -169,7 +173,7 @@ class Ear:
             if not self._counts(line):
                 continue
             step, before = int(match[1]), self.last
-            self.last, last = step, Heard(shown(line), step)
+            self.last, last = step, ScannedLine(shown(line), step)
             if is_first or step < before:
                 yield last
                 is_first, last = False, None
@@ -215,7 +219,7 @@ _LOOK_S = 1.0  # between two looks for launchers that have started
 
 
 @dataclass(frozen=True, slots=True)
-class Inmate:
+class Launcher:
     """A launcher in a container."""
 
     pod: str
@@ -223,16 +227,16 @@ class Inmate:
     view: node_view.View
 
 
-class Inside:
+class PodProcesses:
     """Looks into containers by what their processes have in their environment."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
         self._marks: dict[tuple[int, int], str | None] = {}  # by pid and start: whose container it is
-        self._found: list[Inmate] = []
+        self._found: list[Launcher] = []
         self._looked_s = 0.0
 
-    def launchers(self, pods: Mapping[str, Pod], *, fresh: bool = False) -> list[Inmate]:
+    def launchers(self, pods: Mapping[str, Pod], *, fresh: bool = False) -> list[Launcher]:
         """All launchers that run now, but for those that have begun in the last second."""
         now_s = time.monotonic()
         if fresh or now_s - self._looked_s >= _LOOK_S:
@@ -253,21 +257,21 @@ class Inside:
             for worker in Workers(sources).look():
                 if worker.local_rank == local_rank:
                     return _process(worker.pid)
-        pid = _ranked(self._stage.processes_of(pod, pod.draft.main), local_rank)
+        pid = _ranked(self._kubelet.processes_of(pod, pod.draft.main), local_rank)
         if pid is None and local_rank == 0 and not any(one.view.engine in _RANKED for one in mine):
             pid = next((pid for one in mine for _, pid in one.view.processes), leader)
         return None if pid is None else _process(pid)
 
-    def _look(self, pods: Mapping[str, Pod]) -> Iterator[Inmate]:
+    def _look(self, pods: Mapping[str, Pod]) -> Iterator[Launcher]:
         wanted = {
-            str(self._stage.last_words(pod, one.name)): (pod.name, one.name)
+            str(self._kubelet.last_words(pod, one.name)): (pod.name, one.name)
             for pod in pods.values()
             for one in (*pod.init, *pod.containers)
         }
-        for view in node_view.find((tempfile.gettempdir(), *self._stage.temporary_folders())):
+        for view in node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders())):
             place = wanted.get(self._mark(view.pid, view.started_ticks) or "")
             if place is not None:
-                yield Inmate(*place, view)
+                yield Launcher(*place, view)
 
     def _mark(self, pid: int, started: int) -> str | None:
         if (pid, started) not in self._marks:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer_launch.rehearsal.report.history import INIT, Chronicle, Happening, What
+from trainer_launch.rehearsal.report.history import INIT, Entry, History, What
 
 _MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another cause
 
@@ -24,7 +24,7 @@ class Resume:
     sure: int  # of these, what it had reached when the fault came
     last: int  # the last step that it need not do again
     first: int  # the first step that the pod ever said
-    fault: Happening | None  # what it is put down to
+    fault: Entry | None  # what it is put down to
     tells: bool = False  # the line itself says where training goes on
     is_apart: bool = False  # the other pods went on meanwhile: their steps are their own
     is_counted: bool = True  # False: steps begin anew each epoch, so that nothing follows from it
@@ -40,10 +40,10 @@ class Resume:
         return self.last <= 0 if self.tells else self.last < self.first
 
 
-def resumes(chronicle: Chronicle, reached: Sequence[Reached]) -> tuple[Resume, ...]:
+def resumes(history: History, reached: Sequence[Reached]) -> tuple[Resume, ...]:
     """Every first step after a beginning that was not the first, in order of time."""
     pods = by_pod(reached)
-    faults = [one for one in chronicle.happenings if is_restarting(one)]
+    faults = [one for one in history.entries if is_restarting(one)]
     found = [one for mine in pods.values() for one in _of_pod(mine, faults, reached)]
     again: dict[str, list[float]] = {}
     for one in found:
@@ -53,7 +53,7 @@ def resumes(chronicle: Chronicle, reached: Sequence[Reached]) -> tuple[Resume, .
     return tuple(sorted(judged, key=lambda one: one.at_s))
 
 
-def _of_pod(mine: Sequence[Reached], faults: Sequence[Happening], reached: Sequence[Reached]) -> Iterator[Resume]:
+def _of_pod(mine: Sequence[Reached], faults: Sequence[Entry], reached: Sequence[Reached]) -> Iterator[Resume]:
     if (new := _newcomer(mine[0], faults, reached)) is not None:
         yield new
     used: set[int] = set()
@@ -68,7 +68,7 @@ def _of_pod(mine: Sequence[Reached], faults: Sequence[Happening], reached: Seque
         begun = number
 
 
-def _resume(one: Reached, stretch: Sequence[Reached], fault: Happening | None, first: Reached) -> Resume:
+def _resume(one: Reached, stretch: Sequence[Reached], fault: Entry | None, first: Reached) -> Resume:
     """`stretch`: what the pod had said since its workers began before."""
     before = max(earlier.step for earlier in stretch)
     sure = [earlier.step for earlier in stretch if fault is None or earlier.at_s <= fault.at_s]
@@ -86,7 +86,7 @@ def _resume(one: Reached, stretch: Sequence[Reached], fault: Happening | None, f
     )
 
 
-def _newcomer(first: Reached, faults: Sequence[Happening], reached: Sequence[Reached]) -> Resume | None:
+def _newcomer(first: Reached, faults: Sequence[Entry], reached: Sequence[Reached]) -> Resume | None:
     """A pod that says its first step after a fault takes up the steps of others, such as a new rank 0."""
     earlier = [fault for fault in faults if first.begun_s is not None and fault.at_s <= first.begun_s]
     others = [one for one in reached if one.pod != first.pod and one.at_s <= first.at_s] if earlier else []
@@ -97,7 +97,7 @@ def _newcomer(first: Reached, faults: Sequence[Happening], reached: Sequence[Rea
     )
 
 
-def _cause(faults: Sequence[Happening], used: set[int], since_s: float, at_s: float) -> Happening | None:
+def _cause(faults: Sequence[Entry], used: set[int], since_s: float, at_s: float) -> Entry | None:
     """The newest fault up to then that no other beginning of this pod is put down to."""
     earlier = [fault for fault in faults if fault.at_s <= at_s and id(fault) not in used]
     return earlier[-1] if earlier and since_s < earlier[-1].at_s + _MUCH_LATER_S else None
@@ -150,11 +150,11 @@ class Reached:
     is_anew: bool = False  # by now the steps have been seen to begin anew each epoch
 
 
-def steps(chronicle: Chronicle) -> tuple[Reached, ...]:
+def steps(history: History) -> tuple[Reached, ...]:
     """Every step in order of time; a count that begins anew in workers that were not started again counts on."""
     counts: dict[str, _Count] = {}
     fault_s: float | None = None
-    for one in chronicle.happenings:
+    for one in history.entries:
         if is_restarting(one):
             fault_s = one.at_s
         if one.pod is None:
@@ -175,12 +175,12 @@ def by_pod(reached: Iterable[Reached]) -> Mapping[str, list[Reached]]:
     return found
 
 
-def is_restarting(one: Happening) -> bool:
+def is_restarting(one: Entry) -> bool:
     """Whether this is a fault after which workers may have to begin again."""
     return one.what is What.FAULT and not one.text.strip().startswith(_HARMLESS)
 
 
-def _begins(one: Happening, container: str | None) -> bool:
+def _begins(one: Entry, container: str | None) -> bool:
     """Whether this tells that the workers of its pod begin; `container`: the one that says the steps."""
     if one.what is What.CONTAINER_STARTED:
         return one.text != INIT and (container is None or one.container in (None, container))
@@ -211,7 +211,7 @@ class _Count:
         self._has_begun, self._begun_s = True, at_s
         self._forget()
 
-    def take(self, one: Happening, fault_s: float | None) -> None:
+    def take(self, one: Entry, fault_s: float | None) -> None:
         """The next step; `fault_s` is when the last fault came."""
         said = one.step or 0
         self.container = one.container or self.container

@@ -1,6 +1,6 @@
 """The resume check and the SIGTERM check: does the script survive preemption. Pure.
 
-Only what the chronicle proves is held against a program; what cannot be judged is said, and is no fault.
+Only what the history proves is held against a program; what cannot be judged is said, and is no fault.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from enum import Enum
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.report.fault_costs import Story
-from trainer_launch.rehearsal.report.history import INIT, Chronicle, Happening, What
+from trainer_launch.rehearsal.report.fault_costs import Analysis
+from trainer_launch.rehearsal.report.history import INIT, Entry, History, What
 from trainer_launch.rehearsal.resume_check import Resume
 
 MAX_LOST_STEPS = 100  # the default of --max-lost-steps
 
 
-def judge(story: Story, max_lost_steps: int = MAX_LOST_STEPS) -> Verdict:
+def judge(analysis: Analysis, max_lost_steps: int = MAX_LOST_STEPS) -> Verdict:
     """Check the script, if a fault was injected."""
-    if not story.totals.faults:
+    if not analysis.totals.faults:
         return Verdict()
-    broken = [*_of_steps(story, max_lost_steps), *of_stops(story.chronicle)]
-    return Verdict(broken=tuple(sorted(broken, key=lambda one: one.at_s)), remarks=tuple(_remarks(story)))
+    broken = [*_of_steps(analysis, max_lost_steps), *of_stops(analysis.history)]
+    return Verdict(failed=tuple(sorted(broken, key=lambda one: one.at_s)), remarks=tuple(_remarks(analysis)))
 
 
-def _of_steps(story: Story, max_lost_steps: int) -> Iterator[Broken]:
+def _of_steps(analysis: Analysis, max_lost_steps: int) -> Iterator[FailedCheck]:
     """Each beginning is judged once, as what is worst about it."""
-    counted = [one for one in story.resumes if one.is_counted and not one.is_apart]
+    counted = [one for one in analysis.resumes if one.is_counted and not one.is_apart]
     resumes_elsewhere = {one.pod for one in counted if not one.begins_anew and one.sure > one.first}
-    found: dict[tuple[int | None, Promise], list[Resume]] = {}
+    found: dict[tuple[int | None, ScriptCheck], list[Resume]] = {}
     for one in counted:
         if one.begins_anew and one.sure > one.first and one.pod not in resumes_elsewhere:
-            promise = Promise.RESUME
+            check = ScriptCheck.RESUME
         elif one.lost > max_lost_steps:
-            promise = Promise.STEPS
+            check = ScriptCheck.STEPS
         else:
             continue
-        found.setdefault((None if one.fault is None else id(one.fault), promise), []).append(one)
-    for (_, promise), group in found.items():
+        found.setdefault((None if one.fault is None else id(one.fault), check), []).append(one)
+    for (_, check), group in found.items():
         worst = max(group, key=lambda one: one.lost)
-        pods = tuple(lane.pod for lane in story.lanes if any(one.pod == lane.pod for one in group))
-        told = _resume_told if promise is Promise.RESUME else _lost_told
+        pods = tuple(lane.pod for lane in analysis.lanes if any(one.pod == lane.pod for one in group))
+        told = _resume_told if check is ScriptCheck.RESUME else _lost_told
         evidence = told(worst, max_lost_steps)
-        yield Broken(promise=promise, pods=pods, at_s=group[0].at_s, evidence=evidence, fault=worst.fault)
+        yield FailedCheck(check=check, pods=pods, at_s=group[0].at_s, evidence=evidence, fault=worst.fault)
 
 
 def _resume_told(one: Resume, _: int) -> str:
@@ -62,17 +62,17 @@ def _after(one: Resume) -> str:
     return "after a restart" if one.fault is None else f"after '{one.fault.text}'"
 
 
-def _remarks(story: Story) -> Iterator[str]:
+def _remarks(analysis: Analysis) -> Iterator[str]:
     """What cannot be judged, and what would help."""
-    if story.totals.top is None:
+    if analysis.totals.top is None:
         yield (
             "whether the script resumes, because its steps are unknown. "
             "Print lines such as 'step 40', or call trainer_launch.report(step=40)"
         )
         return
-    if any(not one.is_counted and not one.is_apart for one in story.resumes):
+    if any(not one.is_counted and not one.is_apart for one in analysis.resumes):
         yield "repeated steps, because the step number restarts each epoch. Print a step number that does not"
-    job = [one for one in story.resumes if one.is_counted and not one.is_apart]
+    job = [one for one in analysis.resumes if one.is_counted and not one.is_apart]
     if job and all(one.begins_anew and one.sure <= one.first for one in job):
         yield "whether the script resumes, because hardly a step was done. Inject the fault later (at=step:20)"
 
@@ -85,13 +85,13 @@ BY_FAULT = "fault"  # who asked to stop
 _LAST_STEP = re.compile(r"\bstep[ =:]+(\d+)\s*(?:/|of)\s*(\d+)", re.IGNORECASE)
 
 
-def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
+def of_stops(history: History) -> Iterator[FailedCheck]:
     """The checks that they failed; none by a job that had succeeded before, or by work that was just done."""
-    said_by = {one.container for one in chronicle.happenings if one.what is What.STEP}
-    asked: dict[tuple[str, str | None], Happening] = {}
-    steps: dict[str, Happening] = {}  # the newest of each pod
+    said_by = {one.container for one in history.entries if one.what is What.STEP}
+    asked: dict[tuple[str, str | None], Entry] = {}
+    steps: dict[str, Entry] = {}  # the newest of each pod
     has_succeeded = False
-    for one in chronicle.happenings:
+    for one in history.entries:
         key = (one.pod or "", one.container)
         if one.what is What.STEP:
             steps[key[0]] = one
@@ -109,48 +109,47 @@ def of_stops(chronicle: Chronicle) -> Iterator[Broken]:
         elif one.what is What.CONTAINER_ENDED:
             stop = asked.pop(key, None)
             is_suspect = stop and one.code in (exit_codes.SUCCEEDED, KILLED) and not has_succeeded
-            if stop and is_suspect and _is_judged(chronicle, key, said_by):
-                yield from _of_stop(chronicle, stop, one, steps.get(key[0]))
+            if stop and is_suspect and _is_judged(history, key, said_by):
+                yield from _of_stop(history, stop, one, steps.get(key[0]))
 
 
-def _of_stop(chronicle: Chronicle, stop: Happening, end: Happening, last: Happening | None) -> Iterator[Broken]:
+def _of_stop(history: History, stop: Entry, end: Entry, last: Entry | None) -> Iterator[FailedCheck]:
     pod, seconds = end.pod or "", end.at_s - stop.at_s
-    faults = [one for one in chronicle.happenings if one.what is What.FAULT and one.pod in (None, pod)]
+    faults = [one for one in history.entries if one.what is What.FAULT and one.pod in (None, pod)]
     fault = next((one for one in reversed(faults) if one.at_s <= stop.at_s), None)
     asked = f"container {end.container} was asked to stop"
     reached = "" if last is None else f" at step {last.step}"
-    if end.code == exit_codes.SUCCEEDED and not _has_finished(chronicle, pod, last, end):
+    if end.code == exit_codes.SUCCEEDED and not _has_finished(history, pod, last, end):
         text = f"{asked} and exited with 0{reached} after {seconds:.1f} s, before its work was done"
-        yield Broken(promise=Promise.EXIT_CODE, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
+        yield FailedCheck(check=ScriptCheck.EXIT_CODE, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
     elif end.code == KILLED:
         text = f"{asked}{reached}, and was killed {seconds:.1f} s later, at the end of its grace period"
-        yield Broken(promise=Promise.SIGTERM, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
+        yield FailedCheck(check=ScriptCheck.SIGTERM, pods=(pod,), at_s=end.at_s, evidence=text, fault=fault)
 
 
-def _is_judged(chronicle: Chronicle, key: tuple[str, str | None], said_by: set[str | None]) -> bool:
+def _is_judged(history: History, key: tuple[str, str | None], said_by: set[str | None]) -> bool:
     """Whether a container trains: it says steps, as its like in other pods, or is its pod's only one."""
-    started = [one for one in chronicle.happenings if one.what is What.CONTAINER_STARTED and one.pod == key[0]]
+    started = [one for one in history.entries if one.what is What.CONTAINER_STARTED and one.pod == key[0]]
     if any(one.container == key[1] and one.text == INIT for one in started):
         return False
     mine = {one.container for one in started if one.text != INIT}
     return key[1] in said_by if mine & said_by else mine == {key[1]}
 
 
-def _has_finished(chronicle: Chronicle, pod: str, last: Happening | None, end: Happening) -> bool:
+def _has_finished(history: History, pod: str, last: Entry | None, end: Entry) -> bool:
     """Whether it had just done its last step: as its line says, or as another pod's end with 0 shows."""
     if last is None:
         return False
     said = _LAST_STEP.search(last.text)
     if said and said[1] == said[2]:
         return True
-    asked = {one.pod for one in chronicle.happenings if one.what is What.STOP_ASKED and one.at_s <= end.at_s}
-    ended = {one.pod for one in chronicle.happenings if one.what is What.CONTAINER_ENDED and one.code == 0}
+    asked = {one.pod for one in history.entries if one.what is What.STOP_ASKED and one.at_s <= end.at_s}
+    ended = {one.pod for one in history.entries if one.what is What.CONTAINER_ENDED and one.code == 0}
     again = any(
-        one.pod == pod and one.at_s > end.at_s and one.what is What.CONTAINER_STARTED
-        for one in chronicle.happenings
+        one.pod == pod and one.at_s > end.at_s and one.what is What.CONTAINER_STARTED for one in history.entries
     )
     tops: dict[str, int] = {}
-    for one in chronicle.happenings:
+    for one in history.entries:
         if one.what is What.STEP and one.pod in ended - asked and one.step is not None:
             tops[one.pod or ""] = max(tops.get(one.pod or "", 0), one.step)
     return not again and bool(tops) and max(tops.values()) <= (last.step or 0)
@@ -163,7 +162,7 @@ _SHOWN_PODS = 3
 _WIDTH = 100
 
 
-class Promise(str, Enum):
+class ScriptCheck(str, Enum):
     """Which check of the script failed."""
 
     RESUME = "the script did not resume from its checkpoint"
@@ -172,55 +171,55 @@ class Promise(str, Enum):
     SIGTERM = "the script ignored SIGTERM"
 
 
-_MENDS = {
-    Promise.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
+_ADVICE = {
+    ScriptCheck.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
     "there was no checkpoint yet",
-    Promise.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
-    Promise.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
+    ScriptCheck.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
+    ScriptCheck.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
     "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
-    Promise.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
+    ScriptCheck.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
     "raise terminationGracePeriodSeconds",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class FailedCheck:
     """A check that failed, once, for one pod or for several together."""
 
-    promise: Promise
+    check: ScriptCheck
     pods: tuple[str, ...]
     at_s: float
     evidence: str  # with numbers
-    fault: Happening | None = None
+    fault: Entry | None = None
 
     @property
-    def mend(self) -> str:
+    def advice(self) -> str:
         """What to do."""
-        return _MENDS[self.promise]
+        return _ADVICE[self.check]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Which checks failed, and what could not be checked."""
 
-    broken: tuple[Broken, ...] = ()
+    failed: tuple[FailedCheck, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def exit_code(self, code: int) -> int:
         """Of the rehearsal: the job's own, unless it succeeded and a check failed."""
-        return exit_codes.FAILED if self.broken and code == exit_codes.SUCCEEDED else code
+        return exit_codes.FAILED if self.failed and code == exit_codes.SUCCEEDED else code
 
     def text(self) -> str:
         """A paragraph for the end, empty when there is nothing to say."""
         lines = []
-        if self.broken:
-            count = len(self.broken)
+        if self.failed:
+            count = len(self.failed)
             lines.append(f"This job does not survive preemption: {counted(count, 'check')} failed.")
-        for one in self.broken:
-            told = f"FAILED: {one.promise.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
+        for one in self.failed:
+            told = f"FAILED: {one.check.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
             lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
             lines += textwrap.wrap(
-                f"What to do: {one.mend}", _WIDTH, initial_indent="    ", subsequent_indent="    "
+                f"What to do: {one.advice}", _WIDTH, initial_indent="    ", subsequent_indent="    "
             )
         for remark in self.remarks:
             lines += textwrap.wrap(f"Not checked: {remark}", _WIDTH, subsequent_indent="  ")

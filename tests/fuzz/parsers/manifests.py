@@ -40,11 +40,11 @@ def _check(job: Workload) -> None:
         assert name not in (".", "..")
         attempt(pod_from_snapshot, json.loads(json.dumps(told)), kinds=(UsageError,))
     job_lifecycle.begin(job, made, 0.0)
-    ground = local_jobs.ground_of(job, made)
-    local_jobs.endpoints(ground, made)
+    local = local_jobs.local_network_of(job, made)
+    local_jobs.endpoints(local, made)
     for pod in made:
         for container in (*pod.init, *pod.containers):
-            here = local_jobs.localised(container, ground, lambda volume: f"/scratch/{volume}")
+            here = local_jobs.localised(container, local, lambda volume: f"/scratch/{volume}")
             for path in here.files:
                 assert path.startswith("/scratch/"), f"a file would be written to {path}"
                 assert ".." not in path.split("/"), f"a file would be written to {path}"

@@ -83,11 +83,11 @@ def mpi_output(data: bytes) -> None:
 @target("text")
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
-    whole, parts = pod_watch.Ear(), pod_watch.Ear()
+    whole, parts = pod_watch.OutputScanner(), pod_watch.OutputScanner()
     cut = data[0] % 50 + 1 if data else 1
-    whole.hear(data, (_PATTERN,))
+    whole.scan(data, (_PATTERN,))
     for at in range(0, len(data), cut):
-        for one in parts.hear(data[at : at + cut], (_PATTERN,)):
+        for one in parts.scan(data[at : at + cut], (_PATTERN,)):
             assert len(one.line) <= pod_watch.MAX_TEXT
             assert one.step is None or 0 <= one.step < 10**12
     assert len(whole.rest) <= LINE_BYTES

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal.controllers import local_jobs
-from trainer_launch.rehearsal.controllers.local_jobs import FILES, Ground
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, LocalNetwork
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Mount, Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -20,21 +20,21 @@ TF = (
 )
 
 
-def grounded(manifest: str, ports: dict[int, int] | None = None) -> tuple[Ground, tuple[Pod, ...]]:
+def grounded(manifest: str, ports: dict[int, int] | None = None) -> tuple[LocalNetwork, tuple[Pod, ...]]:
     workload = job_of(manifest)
     made = pods(workload, local_jobs.address_of)
-    ground = local_jobs.ground_of(workload, made)
-    new = {endpoint: 40000 + number for number, endpoint in enumerate(sorted(local_jobs.endpoints(ground, made)))}
-    return replace(ground, ports=new), made
+    local = local_jobs.local_network_of(workload, made)
+    new = {endpoint: 40000 + number for number, endpoint in enumerate(sorted(local_jobs.endpoints(local, made)))}
+    return replace(local, ports=new), made
 
 
-def here(container: Container, ground: Ground) -> Container:
-    return local_jobs.localised(container, ground, {FILES: "/s/files", "data": "/s/claim"}.get)
+def here(container: Container, local: LocalNetwork) -> Container:
+    return local_jobs.localised(container, local, {FILES: "/s/files", "data": "/s/claim"}.get)
 
 
 def test_every_address_in_tf_config_is_one_of_this_machine_with_a_port_of_its_own() -> None:
-    ground, made = grounded(TF)
-    configs = [json.loads(here(pod.main, ground).env["TF_CONFIG"]) for pod in made]
+    local, made = grounded(TF)
+    configs = [json.loads(here(pod.main, local).env["TF_CONFIG"]) for pod in made]
     assert configs[0]["cluster"] == {
         "ps": ["127.0.0.2:40000"],
         "worker": ["127.0.0.3:40001", "127.0.0.4:40002"],
@@ -45,19 +45,19 @@ def test_every_address_in_tf_config_is_one_of_this_machine_with_a_port_of_its_ow
 
 def test_the_master_port_is_the_same_in_all_pods_and_variables() -> None:
     specs = f"{{Master: {replica('pytorch')}, Worker: {replica('pytorch', spec='replicas: 2')}}}"
-    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {specs}}}"))
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {specs}}}"))
     for pod in made:
-        env = here(pod.main, ground).env
+        env = here(pod.main, local).env
         assert (env["MASTER_ADDR"], env["PET_MASTER_ADDR"]) == ("127.0.0.2", "127.0.0.2")
         assert (env["MASTER_PORT"], env["PET_MASTER_PORT"]) == ("40000", "40000")
         assert env["RANK"] == str(made.index(pod)), "other numbers stay"
 
 
 def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
-    ground, made = grounded(
+    local, made = grounded(
         pytorch(f"{{elasticPolicy: {{}}, pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}")
     )
-    assert here(made[0].main, ground).env["PET_RDZV_ENDPOINT"] == "127.0.0.2:40000"
+    assert here(made[0].main, local).env["PET_RDZV_ENDPOINT"] == "127.0.0.2:40000"
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
 )
 def test_a_name_is_found_as_a_whole_only(text: str, want: str) -> None:
     worker = replica("pytorch", spec="replicas: 2")
-    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    changed = here(replace(made[0].main, args=(text,), files={"/f": File(text)}), ground)
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
+    changed = here(replace(made[0].main, args=(text,), files={"/f": File(text)}), local)
     assert changed.args == (want,)
     assert changed.files["/s/files/f"].text == want
 
@@ -99,7 +99,7 @@ def test_a_name_is_found_as_a_whole_only(text: str, want: str) -> None:
 def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want: str) -> None:
     mounts = (Mount("/data", "data", "part"), Mount("/dev/shm", "data"))
     container = Container(name="c", args=(text,), mounts=mounts, files={"/etc/mpi/hostfile": File()})
-    assert here(container, Ground(pods={}, addresses={})).args == (want,)
+    assert here(container, LocalNetwork(pods={}, addresses={})).args == (want,)
 
 
 def test_addresses_go_on_beyond_one_block() -> None:
@@ -112,13 +112,13 @@ def test_addresses_go_on_beyond_one_block() -> None:
 
 @pytest.mark.parametrize("path", ["/etc/my conf", "/etc/a,b", "/etc/a:b", "/home/m/.é\ufffdssh"])
 def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere_else(path: str) -> None:
-    ground, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
     container = replace(
         made[0].main,
         workdir=f"{path}/work",
         mounts=(Mount(path, "data"),),
         files={f"{path}/key": File("x", is_mounted=True), f"{path} too": File("y")},
     )
-    changed = here(container, ground)
+    changed = here(container, local)
     assert set(changed.files) == {"/s/claim/key", f"/s/files{path} too"}
     assert changed.workdir == "/s/claim/work"

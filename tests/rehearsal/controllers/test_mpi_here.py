@@ -45,11 +45,11 @@ def test_the_launcher_runs_mpirun_under_ours_and_its_hosts_are_addresses() -> No
     launcher, *_ = mpi()
     assert (*launcher.main.command, *launcher.main.args)[:4] == ("trainer-launch", "run", "--", "/usr/bin/mpirun")
     assert launcher.init == (), "it is no node: nobody comes to it"
-    ground = local_jobs.Ground(
+    local = local_jobs.LocalNetwork(
         pods={name: pod.name for pod in mpi() for name in pod.draft.names},
         addresses={pod.name: pod.address for pod in mpi()},
     )
-    here = local_jobs.localised(launcher.main, ground, {FILES: "/s/files"}.get)
+    here = local_jobs.localised(launcher.main, local, {FILES: "/s/files"}.get)
     assert here.files["/s/files/etc/mpi/hostfile"].text == "127.0.0.3 slots=1\n127.0.0.4 slots=1\n"
     assert here.env["OMPI_MCA_orte_default_hostfile"] == "/s/files/etc/mpi/hostfile"
     assert here.env["TRAINER_LAUNCH_SSH_DIR"] == "/s/files/root/.ssh"

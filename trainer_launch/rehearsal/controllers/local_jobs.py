@@ -334,7 +334,7 @@ def address_of(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class LocalNetwork:
     """Where everything of a job is on this machine."""
 
     pods: Mapping[str, str]  # name or address, as the job writes it -> pod
@@ -343,23 +343,25 @@ class Ground:
     variables: Mapping[str, str] = field(default_factory=dict)  # variable with a port -> pod
 
 
-def ground_of(workload: Workload, pods: tuple[Pod, ...]) -> Ground:
+def local_network_of(workload: Workload, pods: tuple[Pod, ...]) -> LocalNetwork:
     """All names of all pods; no ports yet."""
     names = {name: pod.name for pod in pods for name in (*pod.draft.names, pod.address)}
-    return Ground(pods=names, addresses={pod.name: pod.address for pod in pods}, variables=dict(workload.ports))
+    return LocalNetwork(
+        pods=names, addresses={pod.name: pod.address for pod in pods}, variables=dict(workload.ports)
+    )
 
 
-def endpoints(ground: Ground, pods: Iterable[Pod]) -> set[Endpoint]:
+def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
     """Every port of a pod that something in the job names: who listens there needs one of its own."""
     found: set[Endpoint] = set()
     for pod in pods:
         for container in (*pod.init, *pod.containers):
             for text in _texts(container):
                 for match in _HOST.finditer(text):
-                    owner = _owner(ground, match)
+                    owner = _owner(local, match)
                     if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
                         found.add((owner, int(match[2])))
-            for name, owner in ground.variables.items():
+            for name, owner in local.variables.items():
                 value = container.env.get(name, "")
                 port = parse_number(value, 1, 65535)
                 if port is not None:
@@ -367,19 +369,19 @@ def endpoints(ground: Ground, pods: Iterable[Pod]) -> set[Endpoint]:
     return found
 
 
-def localised(container: Container, ground: Ground, folder_of: Callable[[str], str | None]) -> Container:
+def localised(container: Container, local: LocalNetwork, folder_of: Callable[[str], str | None]) -> Container:
     """The container with this machine's addresses, ports and paths in it; `folder_of` tells where a volume is."""
     places = _places(container, folder_of)
 
     def text(value: str) -> str:
-        return _paths(_hosts(value, ground), places)
+        return _paths(_hosts(value, local), places)
 
     env = {name: text(value) for name, value in container.env.items()}
-    for name, owner in ground.variables.items():
+    for name, owner in local.variables.items():
         value = container.env.get(name, "")
         port = parse_number(value, 1, 65535)
         if port is not None:
-            env[name] = str(ground.ports.get((owner, port), value))
+            env[name] = str(local.ports.get((owner, port), value))
     return replace(
         container,
         env=env,
@@ -426,7 +428,7 @@ def _texts(container: Container) -> Iterator[str]:
         yield file.text
 
 
-def _owner(ground: Ground, found: re.Match[str]) -> str | None:
+def _owner(local: LocalNetwork, found: re.Match[str]) -> str | None:
     """Whose name it is; none behind a single slash, where it is a part of a path."""
     before = found.string[max(0, found.start() - 2) : found.start()]
     if before.endswith("/") and before != "//":
@@ -434,18 +436,18 @@ def _owner(ground: Ground, found: re.Match[str]) -> str | None:
     name = found[1].rstrip(".")
     for end in _ENDS:
         name = name.removesuffix(end)
-    return ground.pods.get(name)
+    return local.pods.get(name)
 
 
-def _hosts(text: str, ground: Ground) -> str:
+def _hosts(text: str, local: LocalNetwork) -> str:
     def replaced(found: re.Match[str]) -> str:
-        owner = _owner(ground, found)
+        owner = _owner(local, found)
         if owner is None:
             return found[0]
         port = found[2]
         if port is None:
-            return ground.addresses[owner]
-        return f"{ground.addresses[owner]}:{ground.ports.get((owner, int(port)), int(port))}"
+            return local.addresses[owner]
+        return f"{local.addresses[owner]}:{local.ports.get((owner, int(port)), int(port))}"
 
     return _HOST.sub(replaced, text)
 

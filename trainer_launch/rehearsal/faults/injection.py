@@ -21,9 +21,9 @@ from trainer_launch.rehearsal.faults import chaos as chances
 from trainer_launch.rehearsal.faults.chaos import Chaos
 from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, Asked, nodes_of
-from trainer_launch.rehearsal.kubelet.pods import Stage
-from trainer_launch.rehearsal.pod_watch import Inside
-from trainer_launch.rehearsal.report.history import Happening, What
+from trainer_launch.rehearsal.kubelet.pods import Kubelet
+from trainer_launch.rehearsal.pod_watch import PodProcesses
+from trainer_launch.rehearsal.report.history import Entry, What
 
 RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
 _log = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 class AnyDriver(Protocol):
     """What a fault needs of who drives the rehearsal; `rehearse.Rehearsal` is it."""
 
-    stage: Stage
+    kubelet: Kubelet
     state: job_lifecycle.State
-    inside: Inside
+    processes: PodProcesses
 
     def now_s(self) -> float:
         """Seconds since the rehearsal began."""
@@ -42,7 +42,7 @@ class AnyDriver(Protocol):
     def take(self, event: job_lifecycle.Event) -> None:
         """Let the job's machine have an event."""
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, entry: Entry) -> None:
         """Note what has happened, for people."""
 
     def leader(self, pod: str) -> int | None:
@@ -61,7 +61,7 @@ class Never(NotNow):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class Effect:
     """What is to be done for a fault, once it has been said."""
 
     do: Callable[[], None]
@@ -142,7 +142,7 @@ class Faults:
         driver = self._driver
         try:
             pod = self._target(fault)
-            deed = WAYS[fault.kind](driver, fault, pod)
+            effect = EFFECTS[fault.kind](driver, fault, pod)
         except Never as problem:
             self._miss(fault, str(problem))
             return
@@ -153,15 +153,15 @@ class Faults:
             self._late.append((fault, driver.now_s() + RETRY_S, str(problem)))
             return
         _log.warning("fault: %s", fault.text)
-        driver.tell(Happening(at_s=driver.now_s(), what=What.FAULT, pod=pod, text=fault.text))
+        driver.tell(Entry(at_s=driver.now_s(), what=What.FAULT, pod=pod, text=fault.text))
         self.came.append(fault)
         try:
-            deed.do()
+            effect.do()
         except NodeError as problem:
             self._miss(fault, str(problem))
             return
-        if deed.undo is not None and fault.for_s is not None:
-            self._over.append((driver.now_s() + fault.for_s, fault, pod, deed.undo))
+        if effect.undo is not None and fault.for_s is not None:
+            self._over.append((driver.now_s() + fault.for_s, fault, pod, effect.undo))
 
     def _target(self, fault: Fault) -> str | None:
         pods = self._driver.state.pods
@@ -172,7 +172,7 @@ class Faults:
 
     def _end(self, fault: Fault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)
-        self._driver.tell(Happening(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
+        self._driver.tell(Entry(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
         try:
             undo()
         except NodeError as problem:
@@ -185,7 +185,7 @@ class Faults:
     def _note_missed(self, fault: Fault, why: str) -> None:
         if fault in self._asked.faults:
             self.missed.append((fault, why))
-        self._driver.tell(Happening(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text))
+        self._driver.tell(Entry(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text))
 
 
 def _never(fault: Fault, last_step: int | None) -> str:
@@ -207,58 +207,58 @@ def _never(fault: Fault, last_step: int | None) -> str:
 # -- how each kind is carried out -------------------------------------------------------------
 
 
-def _kill_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+def _kill_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     process = _worker(driver, fault, pod)
-    return Deed(lambda: pod_watch.send([process], signal.SIGKILL))
+    return Effect(lambda: pod_watch.send([process], signal.SIGKILL))
 
 
-def _stop_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+def _stop_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     processes = pod_watch.below(_worker(driver, fault, pod))
-    return Deed(
+    return Effect(
         lambda: pod_watch.send(processes, signal.SIGSTOP), lambda: pod_watch.send(processes, signal.SIGCONT)
     )
 
 
-def _kill_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+def _kill_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     return _delete(driver, fault, pod, grace_s=0.0)
 
 
-def _term_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+def _term_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     own_s = driver.state.pods[pod or ""].draft.template.grace_s
     return _delete(driver, fault, pod, grace_s=own_s if fault.grace_s is None else fault.grace_s)
 
 
-def _delete(driver: AnyDriver, fault: Fault, pod: str | None, *, grace_s: float) -> Deed:
+def _delete(driver: AnyDriver, fault: Fault, pod: str | None, *, grace_s: float) -> Effect:
     name = _living(driver, pod)
 
     def delete() -> None:
         now_s = driver.state.began_s + driver.now_s()
         driver.take(job_lifecycle.PodDeleted(now_s, name, grace_s, fault.back_s))
 
-    return Deed(delete)
+    return Effect(delete)
 
 
-def _add_node(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
+def _add_node(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     if driver.state.condition is not None or driver.state.asked:
         raise Never("the job has ended")
-    return Deed(driver.grow)
+    return Effect(driver.grow)
 
 
-def _on_network(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
-    network = driver.stage.network
+def _on_network(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+    network = driver.kubelet.network
     assert network is not None, "asked for before anything was started"
-    return Deed(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
+    return Effect(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
 
 
-def _oom(driver: AnyDriver, fault: Fault, pod: str | None) -> Deed:
-    name, memory = _living(driver, pod), driver.stage.memory
+def _oom(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+    name, memory = _living(driver, pod), driver.kubelet.memory
     _worker(driver, fault, pod)  # before there is one, the launcher would be the largest
     assert memory is not None, "asked for before anything was started"
-    return Deed(lambda: memory.squeeze(name))
+    return Effect(lambda: memory.squeeze(name))
 
 
-Way = Callable[[AnyDriver, Fault, "str | None"], Deed]
-WAYS: Mapping[str, Way] = {
+MakeEffect = Callable[[AnyDriver, Fault, "str | None"], Effect]
+EFFECTS: Mapping[str, MakeEffect] = {
     "kill worker": _kill_worker,
     "stop worker": _stop_worker,
     "kill pod": _kill_pod,
@@ -285,7 +285,7 @@ def _living(driver: AnyDriver, pod: str | None) -> str:
 
 def _worker(driver: AnyDriver, fault: Fault, pod: str | None) -> psutil.Process:
     name = _living(driver, pod)
-    process = driver.inside.worker(driver.state.pods[name], driver.leader(name), fault.local_rank)
+    process = driver.processes.worker(driver.state.pods[name], driver.leader(name), fault.local_rank)
     if process is None:
         raise NotNow(f"{name} has no worker {fault.local_rank}")
     return process

@@ -228,7 +228,7 @@ def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
 _INSIDE = "TRAINER_LAUNCH_INSIDE"  # our own number: whoever inherits it has another
 _TRY_S = 20.0
 AS_USER = ("--user", "--map-root-user")
-# Each line says a word when it works; the words are those of GROUND.
+# Each line says a word when it works; the words are those of NETWORK_PARTS.
 _TRY_OUT = """
 ip link set lo up && echo lo
 hostname try-out && echo name
@@ -308,7 +308,7 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
 PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "hostname": "hostname"}  # Debian's; all else is of util-linux
 # What has to work in a network of the pods' own, by the word that the try-out says; in the order of trying.
-GROUND = {
+NETWORK_PARTS = {
     "lo": "a network namespace cannot be brought up",
     "name": "the host name cannot be set",
     "veth": "the kernel has no veth devices, which connect pods",
@@ -328,7 +328,7 @@ class Machine:
     missing: frozenset[str] = frozenset()  # programs, of PROGRAMS and nft
     namespaces: bool = False  # whether they can be made
     as_user: bool = False  # only with a namespace of users around them
-    works: frozenset[str] = frozenset()  # of GROUND, and "limit": nft takes a limit of bytes
+    works: frozenset[str] = frozenset()  # of NETWORK_PARTS, and "limit": nft takes a limit of bytes
     why: str = ""  # what was said when namespaces could not be made
     memory: bool = False  # whether memory cgroups can be made
     why_no_memory: str = ""
@@ -374,7 +374,7 @@ def why_no_network(machine: Machine) -> str:
     if not machine.namespaces:
         said = f" ({machine.why})" if machine.why else ""
         return f"network namespaces are not permitted here{said}; {_PRIVILEGED}"
-    broken = next((why for word, why in GROUND.items() if word not in machine.works), None)
+    broken = next((why for word, why in NETWORK_PARTS.items() if word not in machine.works), None)
     return f"{broken}; {_PRIVILEGED}" if broken else ""
 
 

@@ -40,7 +40,7 @@ _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 class _Place:
     """One pod's namespaces, which we hold open."""
 
-    outlet: Outlet
+    link: Link
     fds: Mapping[str, int]
     hosts: Path
     shm: str  # its size
@@ -69,7 +69,7 @@ class OwnNetwork:
             NodeError: this machine does not do it.
         """
         _make_room(len(self._places) + 1)
-        outlet, hosts = Outlet(number), self._scratch / pod / "hosts"
+        link, hosts = Link(number), self._scratch / pod / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.touch()
         shm = size_of_shm(shm_bytes)
@@ -77,10 +77,10 @@ class OwnNetwork:
         resolver.write_text(RESOLVER, encoding="ascii")
         inside = ("sh", "-c", POD, "sh", pod, str(hosts), shm, str(resolver))
         with _child(("unshare", *UNSHARE, "--", *inside)) as pid:
-            _ip(cable(outlet, pid))
+            _ip(cable(link, pid))
             fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
-            self._places[pod] = place = _Place(outlet, fds, hosts, shm)
-        _ip(plug(outlet), place.enter("net"))
+            self._places[pod] = place = _Place(link, fds, hosts, shm)
+        _ip(plug(link), place.enter("net"))
         self._names[pod] = tuple(names)
         self._told = False
 
@@ -137,14 +137,14 @@ class OwnNetwork:
             script = EMPTY_SHM if is_over else FILL_SHM
             _run([(*place.enter("mnt"), "sh", "-c", script, "sh", place.shm)])
         elif fault.kind == "partition":
-            _ip((heal if is_over else partition)(place.outlet))
+            _ip((heal if is_over else partition)(place.link))
         elif fault.kind == "slow link":
-            _run(fast(place.outlet) if is_over else slow(place.outlet, fault.bytes_per_s or 0.0))
+            _run(fast(place.link) if is_over else slow(place.link, fault.bytes_per_s or 0.0))
 
     def _tell_names(self) -> None:
         """In place: the files are mounted into the pods."""
         self._told = True
-        addresses = {pod: place.outlet.address for pod, place in self._places.items()}
+        addresses = {pod: place.link.address for pod, place in self._places.items()}
         for pod, place in self._places.items():
             place.hosts.write_text(hosts_file(pod, self._names, addresses, known=self._known), encoding="utf-8")
 
@@ -198,7 +198,7 @@ _BURST_S, _BURST_BYTES = 0.1, 128 * 1024  # a segment that is not cut yet has 64
 
 Argv = tuple[str, ...]
 
-# Inside unshare: $1 the pod's name, $2 its hosts file, $3 the size of its /dev/shm, $4 its resolv.conf.
+# PodProcesses unshare: $1 the pod's name, $2 its hosts file, $3 the size of its /dev/shm, $4 its resolv.conf.
 # Ends with its standard input.
 POD = (
     'set -e; ip link set lo up; hostname "$1"; mount --bind "$2" /etc/hosts; '
@@ -227,7 +227,7 @@ def address_of(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlet:
+class Link:
     """Where a pod is plugged into the router."""
 
     number: int
@@ -243,9 +243,9 @@ class Outlet:
         return f"port{self.number}"
 
 
-def cable(outlet: Outlet, pid: int) -> list[Argv]:
+def cable(link: Link, pid: int) -> list[Argv]:
     """Lay the cable to the pod whose namespace a process has: first at the router's end."""
-    port, address = outlet.port, outlet.address
+    port, address = link.port, link.address
     return [
         ("ip", "link", "add", port, "type", "veth", "peer", "name", DEVICE, "netns", str(pid)),
         ("ip", "addr", "add", f"{ROUTER}/32", "dev", port),
@@ -254,48 +254,48 @@ def cable(outlet: Outlet, pid: int) -> list[Argv]:
     ]
 
 
-def plug(outlet: Outlet) -> list[Argv]:
+def plug(link: Link) -> list[Argv]:
     """The pod's end of the cable, for its namespace."""
     return [
-        ("ip", "addr", "add", f"{outlet.address}/32", "dev", DEVICE),
+        ("ip", "addr", "add", f"{link.address}/32", "dev", DEVICE),
         ("ip", "link", "set", DEVICE, "up"),
         ("ip", "route", "add", ROUTER, "dev", DEVICE, "scope", "link"),
         ("ip", "route", "add", "default", "via", ROUTER),
     ]
 
 
-def partition(outlet: Outlet) -> list[Argv]:
+def partition(link: Link) -> list[Argv]:
     """Lose all packets from and to a pod; nobody is told."""
     return [
-        ("ip", "rule", "add", "from", outlet.address, "blackhole"),
-        ("ip", "route", "replace", "blackhole", f"{outlet.address}/32"),
+        ("ip", "rule", "add", "from", link.address, "blackhole"),
+        ("ip", "route", "replace", "blackhole", f"{link.address}/32"),
     ]
 
 
-def heal(outlet: Outlet) -> list[Argv]:
+def heal(link: Link) -> list[Argv]:
     """Undo `partition`."""
     return [
-        ("ip", "rule", "del", "from", outlet.address, "blackhole"),
-        ("ip", "route", "del", "blackhole", f"{outlet.address}/32"),
-        ("ip", "route", "replace", f"{outlet.address}/32", "dev", outlet.port),
+        ("ip", "rule", "del", "from", link.address, "blackhole"),
+        ("ip", "route", "del", "blackhole", f"{link.address}/32"),
+        ("ip", "route", "replace", f"{link.address}/32", "dev", link.port),
     ]
 
 
-def slow(outlet: Outlet, bytes_per_s: float) -> list[Argv]:
+def slow(link: Link, bytes_per_s: float) -> list[Argv]:
     """Lose what is sent to or from a pod faster than this."""
-    table, burst = f"slow{outlet.number}", max(_BURST_BYTES, round(bytes_per_s * _BURST_S))
+    table, burst = f"slow{link.number}", max(_BURST_BYTES, round(bytes_per_s * _BURST_S))
     limit = ("limit", "rate", "over", f"{bytes_per_s:.0f}", "bytes/second", "burst", str(burst), "bytes", "drop")
     return [
         ("nft", "add", "table", "ip", table),
         ("nft", f"add chain ip {table} forward {{ type filter hook forward priority 0; }}"),
-        ("nft", "add", "rule", "ip", table, "forward", "ip", "daddr", outlet.address, *limit),
-        ("nft", "add", "rule", "ip", table, "forward", "ip", "saddr", outlet.address, *limit),
+        ("nft", "add", "rule", "ip", table, "forward", "ip", "daddr", link.address, *limit),
+        ("nft", "add", "rule", "ip", table, "forward", "ip", "saddr", link.address, *limit),
     ]
 
 
-def fast(outlet: Outlet) -> list[Argv]:
+def fast(link: Link) -> list[Argv]:
     """Undo `slow`."""
-    return [("nft", "delete", "table", "ip", f"slow{outlet.number}")]
+    return [("nft", "delete", "table", "ip", f"slow{link.number}")]
 
 
 def size_of_shm(size_bytes: int | None) -> str:

@@ -23,7 +23,7 @@ from trainer_launch.mpi import ssh_client, ssh_keys
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
 from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
-from trainer_launch.rehearsal.controllers.local_jobs import FILES, RUN, Ground, own_environment
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
@@ -32,7 +32,7 @@ from trainer_launch.rehearsal.kubelet.pod_isolation import MemoryGroups, OwnNetw
 
 _FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
-_DOORS = "doors"  # folder of the ways into its pods
+_EXEC = "exec"  # folder of the ways into its pods
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -49,7 +49,7 @@ class Setting:
     own_memory: bool = False  # and whether each has a memory cgroup of its own
 
 
-class Stage:
+class Kubelet:
     """Where the pods of one rehearsal live."""
 
     def __init__(self, workload: Workload, scratch: Path, setting: Setting) -> None:
@@ -58,10 +58,12 @@ class Stage:
         self.network = OwnNetwork(scratch) if setting.own_network else None
         self.memory = MemoryGroups() if setting.own_memory else None
         self._ssh_port: int | None = None
-        self._doors: Doors | None = None
+        self._exec_records: ExecRecords | None = None
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        self._ground = Ground(pods={}, addresses={})  # with networks of their own, names and ports are the job's
+        self._local = LocalNetwork(
+            pods={}, addresses={}
+        )  # with networks of their own, names and ports are the job's
         self.pods: tuple[Pod, ...] = ()
         self._take_in(workload)
         device = "lo" if self.network is None else pod_isolation.DEVICE
@@ -94,8 +96,8 @@ class Stage:
             if v1_pytorch.PORT in workload.ports:
                 first = workload.ports[v1_pytorch.PORT]
                 self.pods = tuple(v1_pytorch.on_loopback(pod, first) for pod in self.pods)
-            ground = replace(local_jobs.ground_of(workload, self.pods), ports=self._ground.ports)
-            self._ground = _with_ports(ground, self.pods)
+            local = replace(local_jobs.local_network_of(workload, self.pods), ports=self._local.ports)
+            self._local = _with_ports(local, self.pods)
         else:
             for pod in fresh:
                 self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
@@ -114,8 +116,8 @@ class Stage:
             port = self._ssh_port
             made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
         if any(map(local_jobs.reached_by_kubectl, made)):
-            self._doors = self._doors or Doors(self._scratch / _DOORS)
-            kubectl = self._doors.kubectl()
+            self._exec_records = self._exec_records or ExecRecords(self._scratch / _EXEC)
+            kubectl = self._exec_records.kubectl()
             made = tuple(local_jobs.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
         return made
 
@@ -189,18 +191,18 @@ class Stage:
             if not place.exists():
                 text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
                 _write(place, file if text is None else replace(file, text=text), self._running)
-        if self._doors is not None:
+        if self._exec_records is not None:
             process = self.process(pod, name, life)
             enter = self.placed(pod, process).argv[: -len(process.argv)]
-            self._doors.open(pod, name, process, enter)
+            self._exec_records.open(pod, name, process, enter)
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         Path(self.run_folder(pod)).mkdir(exist_ok=True)
         self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def ended(self, pod: Pod, name: str) -> None:
         """A container has ended: nobody comes into it any more."""
-        if self._doors is not None:
-            self._doors.close(pod, name)
+        if self._exec_records is not None:
+            self._exec_records.close(pod, name)
 
     def follow(self, running: frozenset[str]) -> None:
         """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
@@ -247,7 +249,7 @@ class Stage:
         return (*(str(self._scratch / pod.name / "tmp") for pod in self.pods), *dict.fromkeys(filter(None, own)))
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
-        return local_jobs.localised(container, self._ground, lambda volume: self._folder(pod, volume, life))
+        return local_jobs.localised(container, self._local, lambda volume: self._folder(pod, volume, life))
 
     def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
         if volume == FILES:
@@ -278,17 +280,17 @@ def _write(place: Path, file: File, running: frozenset[str]) -> None:
     atomic_file.replace(str(place), data, 0o600 if file.key == "private" else file.mode)
 
 
-def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
+def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
     """A free port for each that the job names, and that has none yet."""
-    ports = dict(ground.ports)
+    ports = dict(local.ports)
     taken = set(ports.values())
-    for endpoint in sorted(local_jobs.endpoints(ground, pods) - ports.keys()):
+    for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
         port = sockets.free_port()
         while port in taken:
             port = sockets.free_port()
         taken.add(port)
         ports[endpoint] = port
-    return replace(ground, ports=ports)
+    return replace(local, ports=ports)
 
 
 # -- kubectl exec ------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def _with_ports(ground: Ground, pods: tuple[Pod, ...]) -> Ground:
 _STAND_IN = Path(__file__).with_name("kubectl.py")
 
 
-class Doors:
+class ExecRecords:
     """A folder with a record of each container that runs."""
 
     def __init__(self, folder: Path) -> None:

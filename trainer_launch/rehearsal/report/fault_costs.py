@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trainer_launch.rehearsal.report.history import Chronicle, Happening, Lane, What, away_s, end_of, lane_of, lanes
+from trainer_launch.rehearsal.report.history import Entry, History, Lane, What, away_s, end_of, lane_of, lanes
 from trainer_launch.rehearsal.resume_check import Reached, Resume, resumes, steps
 
 
@@ -14,7 +14,7 @@ from trainer_launch.rehearsal.resume_check import Reached, Resume, resumes, step
 class Cost:
     """One fault, and what came of it."""
 
-    fault: Happening
+    fault: Entry
     number: int  # from 1, in order of time; 0 for one that was missed
     over_s: float | None = None  # when one that lasts was over
     is_open: bool = False  # there was no new step any more, and the job did not succeed
@@ -54,14 +54,14 @@ class Stretch:
 
 
 def costs(
-    chronicle: Chronicle, lanes: Sequence[Lane], reached: Sequence[Reached], resumed: Sequence[Resume]
+    history: History, lanes: Sequence[Lane], reached: Sequence[Reached], resumed: Sequence[Resume]
 ) -> tuple[Cost, ...]:
     """One for each fault, in order of time, those that were missed among them."""
     found, number = [], 0
-    overs = [one for one in chronicle.happenings if one.what is What.FAULT_OVER]
-    stretches, end_s = curve(reached, resumed), _end_of_job_s(chronicle)
-    times = [one.at_s for one in chronicle.happenings if one.what is What.FAULT]
-    for fault in chronicle.happenings:
+    overs = [one for one in history.entries if one.what is What.FAULT_OVER]
+    stretches, end_s = curve(reached, resumed), _end_of_job_s(history)
+    times = [one.at_s for one in history.entries if one.what is What.FAULT]
+    for fault in history.entries:
         if fault.what is What.FAULT_MISSED:
             found.append(Cost(fault=fault, number=0))
         if fault.what is not What.FAULT:
@@ -73,7 +73,7 @@ def costs(
         span = (fault.at_s, next((at_s for at_s in times if at_s > fault.at_s), float("inf")))
         found.append(
             replace(
-                _cost(chronicle, fault, over_s, [one for one in resumed if one.fault is fault], stretches),
+                _cost(history, fault, over_s, [one for one in resumed if one.fault is fault], stretches),
                 number=number,
                 over_s=over_s,
                 away_s=None if lane is None else away_s(lane, span, end_s),
@@ -82,7 +82,7 @@ def costs(
     return tuple(found)
 
 
-def totals(chronicle: Chronicle, lanes: Sequence[Lane], found: Sequence[Cost], resumed: Sequence[Resume]) -> Totals:
+def totals(history: History, lanes: Sequence[Lane], found: Sequence[Cost], resumed: Sequence[Resume]) -> Totals:
     """Sums; time that two faults share counts once, and so do steps that several pods do twice together."""
     spans = [
         (one.stands_s, one.goes_on_s) for one in found if one.stands_s is not None and one.goes_on_s is not None
@@ -91,11 +91,9 @@ def totals(chronicle: Chronicle, lanes: Sequence[Lane], found: Sequence[Cost], r
     for begin_s, end_s in sorted(spans):
         down_s += max(0.0, end_s - max(begin_s, until_s))
         until_s = max(until_s, end_s)
-    top = max(
-        (one.step for one in chronicle.happenings if one.what is What.STEP and one.step is not None), default=None
-    )
+    top = max((one.step for one in history.entries if one.what is What.STEP and one.step is not None), default=None)
     return Totals(
-        took_s=end_of(chronicle),
+        took_s=end_of(history),
         faults=sum(not one.is_missed for one in found),
         missed=sum(one.is_missed for one in found),
         attempts=max((lane.attempts for lane in lanes), default=0),
@@ -123,8 +121,8 @@ def curve(reached: Sequence[Reached], resumed: Sequence[Resume]) -> tuple[Stretc
 
 
 def _cost(
-    chronicle: Chronicle,
-    fault: Happening,
+    history: History,
+    fault: Entry,
     over_s: float | None,
     mine: Sequence[Resume],
     stretches: Sequence[Stretch],
@@ -143,11 +141,11 @@ def _cost(
     else:
         stands_s = max(fault.at_s, before[-1][0]) if before else fault.at_s
         goes_on_s = next((at_s for at_s, step in points if at_s >= turn_s and step > (reached or -1)), None)
-        if goes_on_s is None and chronicle.succeeded:  # it had no further step to do
+        if goes_on_s is None and history.succeeded:  # it had no further step to do
             goes_on_s = next((at_s for at_s, step in points if at_s >= turn_s and step == reached), turn_s)
-    is_open = goes_on_s is None and not chronicle.succeeded
+    is_open = goes_on_s is None and not history.succeeded
     if goes_on_s is None:
-        goes_on_s = max(stands_s, _end_of_job_s(chronicle)) if is_open else stands_s
+        goes_on_s = max(stands_s, _end_of_job_s(history)) if is_open else stands_s
     return Cost(
         fault=fault,
         number=0,
@@ -195,20 +193,20 @@ def _together(resumed: Sequence[Resume]) -> list[list[Resume]]:
     return list(groups.values())
 
 
-def _end_of_job_s(chronicle: Chronicle) -> float:
+def _end_of_job_s(history: History) -> float:
     """When its condition came, which is before its last pods have ended."""
-    ended = (one.at_s for one in chronicle.happenings if one.what is What.CONDITION)
-    return next(ended, end_of(chronicle))
+    ended = (one.at_s for one in history.entries if one.what is What.CONDITION)
+    return next(ended, end_of(history))
 
 
 # -- a rehearsal as a whole --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """What a chronicle comes to."""
+class Analysis:
+    """What a history comes to."""
 
-    chronicle: Chronicle
+    history: History
     lanes: tuple[Lane, ...]
     curve: tuple[Stretch, ...]
     resumes: tuple[Resume, ...]
@@ -216,16 +214,16 @@ class Story:
     totals: Totals
 
 
-def tell(chronicle: Chronicle) -> Story:
-    """Make the story of a rehearsal, also of one that has not ended."""
-    all_lanes, reached = lanes(chronicle), steps(chronicle)
-    resumed = resumes(chronicle, reached)
-    found = costs(chronicle, all_lanes, reached, resumed)
-    return Story(
-        chronicle=chronicle,
+def analyse(history: History) -> Analysis:
+    """Make the analysis of a rehearsal, also of one that has not ended."""
+    all_lanes, reached = lanes(history), steps(history)
+    resumed = resumes(history, reached)
+    found = costs(history, all_lanes, reached, resumed)
+    return Analysis(
+        history=history,
         lanes=all_lanes,
         curve=curve(reached, resumed),
         resumes=resumed,
         costs=found,
-        totals=totals(chronicle, all_lanes, found, resumed),
+        totals=totals(history, all_lanes, found, resumed),
     )

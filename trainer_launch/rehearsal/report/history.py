@@ -28,7 +28,7 @@ class What(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class Entry:
     """One thing that happened."""
 
     at_s: float  # seconds since the rehearsal began
@@ -42,13 +42,13 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chronicle:
+class History:
     """A whole rehearsal; `ended_s` is None while it runs."""
 
     kind: str  # of the job, such as TrainJob
     name: str
     pods: tuple[str, ...]  # in the order people expect them: node 0 first
-    happenings: tuple[Happening, ...] = ()
+    entries: tuple[Entry, ...] = ()
     ended_s: float | None = None
     succeeded: bool | None = None
     seen: Mapping[str, str] | None = None  # the last line that each pod said
@@ -95,23 +95,23 @@ class Lane:
     code: int | None = None  # of the container that ended last, init containers aside
 
 
-def lanes(chronicle: Chronicle) -> tuple[Lane, ...]:
+def lanes(history: History) -> tuple[Lane, ...]:
     """One lane for each pod, those that came later (`add node`) last; empty segments are left out."""
-    end_s = end_of(chronicle)
-    walks = {pod: Walk() for pod in chronicle.pods}
-    for happening in chronicle.happenings:
-        if happening.pod is not None:
-            walks.setdefault(happening.pod, Walk(since_s=happening.at_s)).take(happening)
-        elif happening.what is What.CONDITION:
+    end_s = end_of(history)
+    walks = {pod: Walk() for pod in history.pods}
+    for entry in history.entries:
+        if entry.pod is not None:
+            walks.setdefault(entry.pod, Walk(since_s=entry.at_s)).take(entry)
+        elif entry.what is What.CONDITION:
             for walk in walks.values():
-                walk.end(happening.at_s)
+                walk.end(entry.at_s)
     return tuple(walk.lane(pod, end_s) for pod, walk in walks.items())
 
 
-def end_of(chronicle: Chronicle) -> float:
+def end_of(history: History) -> float:
     """When the rehearsal ended, or as far as is known of one that runs."""
-    last_s = max((one.at_s for one in chronicle.happenings), default=0.0)
-    return last_s if chronicle.ended_s is None else max(last_s, chronicle.ended_s)
+    last_s = max((one.at_s for one in history.entries), default=0.0)
+    return last_s if history.ended_s is None else max(last_s, history.ended_s)
 
 
 def away_s(lane: Lane, span: tuple[float, float], end_s: float) -> float:
@@ -143,7 +143,7 @@ class Walk:
     stopping: set[str | None] = field(default_factory=set)
     done: list[Segment] = field(default_factory=list)
 
-    def take(self, one: Happening) -> None:
+    def take(self, one: Entry) -> None:
         """One thing that happened to the pod."""
         if one.what is What.POD_STARTED:
             self.turn(one.at_s, Doing.WAITING)
@@ -187,7 +187,7 @@ class Walk:
         segments = tuple(one for one in (*self.done, *last) if one.doing is not Doing.OVER)
         return Lane(pod=pod, segments=segments, lives=self.life, attempts=self.attempt, code=self.code)
 
-    def _started(self, one: Happening) -> None:
+    def _started(self, one: Entry) -> None:
         is_init = one.text == INIT
         is_main = not is_init and False not in self.running.values()
         self.running[one.container] = is_init
@@ -196,7 +196,7 @@ class Walk:
             self.met = False
         self.turn(one.at_s, self._now(), begins=is_main)
 
-    def _ended(self, one: Happening) -> None:
+    def _ended(self, one: Entry) -> None:
         is_init = self.running.pop(one.container, False)
         self.stopping.discard(one.container)
         if not is_init:
@@ -224,7 +224,7 @@ def lane_of(pod: str, all_lanes: Sequence[Lane]) -> Lane | None:
 # -- the history while the rehearsal runs ------------------------------------------------------
 
 
-Observer = Callable[[Happening], None]
+Observer = Callable[[Entry], None]
 _LEAST_GAP_S = 0.05  # between two steps of a pod that are kept
 _GAPS = 2_000  # and of a rehearsal's time: a long one keeps a few thousand of each pod
 
@@ -234,56 +234,56 @@ class Recorder:
 
     def __init__(self, kind: str, name: str, pods: Iterable[str]) -> None:
         self.observers: list[Observer] = []
-        self._chronicle = Chronicle(kind=kind, name=name, pods=tuple(pods))
-        self._happenings: list[Happening] = []
-        self._held: dict[str, Happening] = {}  # by pod: its newest step, not kept yet
-        self._kept: dict[str, Happening] = {}  # by pod: its last step that was
+        self._history = History(kind=kind, name=name, pods=tuple(pods))
+        self._entries: list[Entry] = []
+        self._held: dict[str, Entry] = {}  # by pod: its newest step, not kept yet
+        self._kept: dict[str, Entry] = {}  # by pod: its last step that was
 
-    def add(self, happening: Happening) -> None:
+    def add(self, entry: Entry) -> None:
         """Take in what has happened; steps in their own way."""
-        if happening.what is What.STEP and happening.pod is not None:
-            self._step(happening.pod, happening)
+        if entry.what is What.STEP and entry.pod is not None:
+            self._step(entry.pod, entry)
             return
-        for pod in list(self._held) if happening.pod is None else [happening.pod]:
+        for pod in list(self._held) if entry.pod is None else [entry.pod]:
             self._let_go(pod)
-        if happening.what in (What.POD_STARTED, What.CONTAINER_STARTED, What.GENERATION) and happening.pod:
-            self._kept.pop(happening.pod, None)  # the next step is the first of a beginning
-        if happening.what is What.POD_STARTED and happening.pod not in self._chronicle.pods:
-            self._chronicle = replace(self._chronicle, pods=(*self._chronicle.pods, happening.pod or ""))
-        self._keep(happening)
+        if entry.what in (What.POD_STARTED, What.CONTAINER_STARTED, What.GENERATION) and entry.pod:
+            self._kept.pop(entry.pod, None)  # the next step is the first of a beginning
+        if entry.what is What.POD_STARTED and entry.pod not in self._history.pods:
+            self._history = replace(self._history, pods=(*self._history.pods, entry.pod or ""))
+        self._keep(entry)
 
     def finish(self, ended_s: float, *, succeeded: bool | None) -> None:
         """Nothing more comes; `succeeded` is None for a rehearsal that was stopped."""
         for pod in list(self._held):
             self._let_go(pod)
-        self._chronicle = replace(self._chronicle, ended_s=ended_s, succeeded=succeeded)
+        self._history = replace(self._history, ended_s=ended_s, succeeded=succeeded)
 
-    def chronicle(self, seen: Mapping[str, str], words: Mapping[str, str]) -> Chronicle:
+    def history(self, seen: Mapping[str, str], words: Mapping[str, str]) -> History:
         """All of it, with the last line that each pod has said, and the termination message it has left."""
-        ordered = tuple(sorted(self._happenings, key=lambda one: one.at_s))  # reports are read a little later
-        return replace(self._chronicle, happenings=ordered, seen=seen, words=words)
+        ordered = tuple(sorted(self._entries, key=lambda one: one.at_s))  # reports are read a little later
+        return replace(self._history, entries=ordered, seen=seen, words=words)
 
-    def _step(self, pod: str, happening: Happening) -> None:
+    def _step(self, pod: str, entry: Entry) -> None:
         last, held = self._kept.get(pod), self._held.get(pod)
         newest = held or last
-        goes_back = newest is not None and (happening.step or 0) < (newest.step or 0)
+        goes_back = newest is not None and (entry.step or 0) < (newest.step or 0)
         if goes_back:
             self._let_go(pod)
-        gap_s = max(_LEAST_GAP_S, happening.at_s / _GAPS)
-        if last is None or goes_back or happening.at_s - last.at_s >= gap_s:
+        gap_s = max(_LEAST_GAP_S, entry.at_s / _GAPS)
+        if last is None or goes_back or entry.at_s - last.at_s >= gap_s:
             self._held.pop(pod, None)
-            self._kept[pod] = happening
-            self._keep(happening)
-        elif newest is None or happening.step != newest.step:
-            self._held[pod] = happening
+            self._kept[pod] = entry
+            self._keep(entry)
+        elif newest is None or entry.step != newest.step:
+            self._held[pod] = entry
 
     def _let_go(self, pod: str) -> None:
-        happening = self._held.pop(pod, None)
-        if happening is not None:
-            self._kept[pod] = happening
-            self._keep(happening)
+        entry = self._held.pop(pod, None)
+        if entry is not None:
+            self._kept[pod] = entry
+            self._keep(entry)
 
-    def _keep(self, happening: Happening) -> None:
-        self._happenings.append(happening)
+    def _keep(self, entry: Entry) -> None:
+        self._entries.append(entry)
         for observer in self.observers:
-            observer(happening)
+            observer(entry)

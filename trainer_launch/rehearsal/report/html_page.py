@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model.errors import NodeError
-from trainer_launch.rehearsal.report.fault_costs import Cost, Story, Stretch
+from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost, Stretch
 from trainer_launch.rehearsal.report.history import Doing, Lane, Segment
 from trainer_launch.rehearsal.report.summary import (
     FAULT_COLUMNS,
@@ -43,15 +43,15 @@ ATTEMPTS = (
     ("#f0e442", "#000000"),
 )
 NO_BROWSER = "install chromium, or name an .html file, which needs none"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever slips in, nothing is loaded or run
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever gets in, nothing is loaded or run
 _NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
 _WORDS = ("fault", "pod", "message")
 
 
-def page(story: Story, verdict: Verdict) -> str:
+def page(analysis: Analysis, verdict: Verdict) -> str:
     """The whole file."""
-    head = headline(story, verdict)
-    title = f"{head.text}; {story.chronicle.kind} {story.chronicle.name}"
+    head = headline(analysis, verdict)
+    title = f"{head.text}; {analysis.history.kind} {analysis.history.name}"
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -61,13 +61,13 @@ def page(story: Story, verdict: Verdict) -> str:
             f"<title>{escape(clean(title))}</title>",
             f"<style>{_sheet()}</style></head><body>",
             _header(head),
-            _broken(verdict),
+            _failed_checks(verdict),
             "<section><h2>Pods over time</h2>",
-            _legend(story),
-            _chart(story),
+            _legend(analysis),
+            _chart(analysis),
             "</section>",
-            _faults(story),
-            _table("Pods and their messages", POD_COLUMNS, pod_rows(story)),
+            _faults(analysis),
+            _table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
             "<footer>Written by trainer-launch local.</footer>",
             "</body></html>\n",
         ]
@@ -87,25 +87,25 @@ def _header(head: Headline) -> str:
     )
 
 
-def _broken(verdict: Verdict) -> str:
-    if not verdict.broken and not verdict.remarks:
+def _failed_checks(verdict: Verdict) -> str:
+    if not verdict.failed and not verdict.remarks:
         return ""
     items = "".join(
-        f"<li><b>{escape(one.promise.value)}</b>, {escape(clean(names(one.pods)))} at {one.at_s:.1f} s: "
-        f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.mend)}.</span></li>'
-        for one in verdict.broken
+        f"<li><b>{escape(one.check.value)}</b>, {escape(clean(names(one.pods)))} at {one.at_s:.1f} s: "
+        f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.advice)}.</span></li>'
+        for one in verdict.failed
     )
     title = "<h2>Failed checks, and what to do</h2>" if items else ""
     remarks = "".join(f'<p class="note">Not checked: {escape(clean(one))}.</p>' for one in verdict.remarks)
     return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
 
 
-def _faults(story: Story) -> str:
-    if not story.costs:
+def _faults(analysis: Analysis) -> str:
+    if not analysis.costs:
         return ""
-    left = len(story.costs) - MOST_ROWS
+    left = len(analysis.costs) - MOST_ROWS
     more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
-    return _table("Cost of each fault", FAULT_COLUMNS, fault_rows(story)) + more
+    return _table("Cost of each fault", FAULT_COLUMNS, fault_rows(analysis)) + more
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -185,16 +185,16 @@ _MOST_POINTS = 1200  # of the curve
 _NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call trainer_launch.report(step=40)."
 
 
-def _legend(story: Story) -> str:
+def _legend(analysis: Analysis) -> str:
     """What colours and marks mean."""
-    attempts = max((lane.attempts for lane in story.lanes), default=0)
+    attempts = max((lane.attempts for lane in analysis.lanes), default=0)
     shown = [
         (f"running a{_colour(number)}", f"attempt {number}")
         for number in range(1, min(attempts, len(ATTEMPTS)) + 1)
     ]
     if attempts > len(ATTEMPTS):
         shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
-    seen = {one.doing for lane in story.lanes for one in lane.segments}
+    seen = {one.doing for lane in analysis.lanes for one in lane.segments}
     for doing, text in (
         (Doing.WAITING, "pending"),
         (Doing.INIT, "init containers"),
@@ -204,31 +204,31 @@ def _legend(story: Story) -> str:
         if doing in seen:
             shown.append((f"{doing.value} a0", text))
     items = [f'<li><i class="{kind}"></i>{text}</li>' for kind, text in shown]
-    if story.costs:
+    if analysis.costs:
         items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
-    if story.curve and story.costs:
+    if analysis.curve and analysis.costs:
         items.append('<li><i class="band"></i>no new step</li>')
-    if len(story.curve) > 1:
+    if len(analysis.curve) > 1:
         items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _chart(story: Story) -> str:
+def _chart(analysis: Analysis) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
-    scale = _Scale(max(story.totals.took_s, 0.001))
-    labels = [short_name(story, lane.pod) for lane in story.lanes]
+    scale = _Scale(max(analysis.totals.took_s, 0.001))
+    labels = [short_name(analysis, lane.pod) for lane in analysis.lanes]
     chars = max([5, *map(len, labels)])
-    many = " many" if len(story.lanes) > _MANY_PODS else ""
-    hits = [one for one in story.costs if not one.is_missed]
+    many = " many" if len(analysis.lanes) > _MANY_PODS else ""
+    hits = [one for one in analysis.costs if not one.is_missed]
     lanes = "".join(
         _lane(lane, label, scale, [one for one in hits if one.fault.pod in (None, lane.pod)])
-        for lane, label in zip(story.lanes, labels, strict=True)
+        for lane, label in zip(analysis.lanes, labels, strict=True)
     )
     lines = "".join(f'<span style="left:{scale.at(one.fault.at_s)}"></span>' for one in hits)
     return (
         f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
         f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
-        f"{lanes}{_steps(story, scale)}</div>{_axis(scale)}</div>"
+        f"{lanes}{_steps(analysis, scale)}</div>{_axis(scale)}</div>"
     )
 
 
@@ -338,14 +338,14 @@ def _fewer(segments: Sequence[Segment]) -> Sequence[Segment]:
 # -- steps and the axis ---------------------------------------------------------------------------
 
 
-def _steps(story: Story, scale: _Scale) -> str:
-    points = [point for stretch in story.curve for point in stretch.points]
+def _steps(analysis: Analysis, scale: _Scale) -> str:
+    points = [point for stretch in analysis.curve for point in stretch.points]
     if not points:
         return f'<p class="note">{_NO_STEPS}</p>'
     top = max(1, *(step for _, step in points))
     still = "".join(
         f'<span class="still" style="{scale.span(one.stands_s, one.goes_on_s)}"></span>'
-        for one in story.costs
+        for one in analysis.costs
         if one.stands_s is not None and one.goes_on_s is not None and one.goes_on_s > one.stands_s
     )
     middle = top // 2
@@ -355,12 +355,12 @@ def _steps(story: Story, scale: _Scale) -> str:
     )
     at = f"{100 - 100 * middle / top:.2f}"
     grid = f'<line class="grid" x1="0" x2="100" y1="{at}" y2="{at}"/>'
-    lines = "".join(_line(one, story.curve, scale, top) for one in story.curve)
+    lines = "".join(_line(one, analysis.curve, scale, top) for one in analysis.curve)
     return (
         f'<div class="row steps"><div class="scale">{sides}</div><div class="track">{still}'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}'
-        f"{_backs(story.curve, scale, top)}{lines}</svg>"
-        f"{''.join(_dot(one, scale, top) for one in story.curve if len(one.points) == 1)}"
+        f"{_backs(analysis.curve, scale, top)}{lines}</svg>"
+        f"{''.join(_dot(one, scale, top) for one in analysis.curve if len(one.points) == 1)}"
         '<b class="of">step</b></div></div>'
     )
 

@@ -25,8 +25,8 @@ from trainer_launch.host import atomic_file, logs
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.report import html_page
-from trainer_launch.rehearsal.report.fault_costs import Story, tell
-from trainer_launch.rehearsal.report.history import Chronicle, Doing, Happening, Walk, What
+from trainer_launch.rehearsal.report.fault_costs import Analysis, analyse
+from trainer_launch.rehearsal.report.history import Doing, Entry, History, Walk, What
 from trainer_launch.rehearsal.report.summary import clean, cost_lines, counted, seconds
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS, Verdict, judge
 
@@ -93,14 +93,14 @@ class Reporting:
         """The rehearsal begins; what a pod wrote last is asked for in another thread."""
         if self._has_table:
             known = {pod.name: pod for pod in pods}
-            board = Board.of(title, known, faults)
-            self._live = Live(board, lambda name: last_line(known[name]) if name in known else "")
+            state = TableState.of(title, known, faults)
+            self._live = Live(state, lambda name: last_line(known[name]) if name in known else "")
             self._live.begin()
 
-    def observe(self, happening: Happening) -> None:
+    def observe(self, entry: Entry) -> None:
         """Something has happened."""
         if self._live is not None:
-            self._live.observe(happening)
+            self._live.observe(entry)
 
     def close(self) -> None:
         """Nothing more happens: the terminal is as it was."""
@@ -108,9 +108,9 @@ class Reporting:
             self._live.close()
             self._live = None
 
-    def conclude(self, chronicle: Chronicle, code: int) -> int:
+    def conclude(self, history: History, code: int) -> int:
         """Print which checks failed, write the reports; return the rehearsal's exit code."""
-        return conclude(chronicle, code, self._reports, self._max_lost_steps)
+        return conclude(history, code, self._reports, self._max_lost_steps)
 
 
 SILENT = Reporting((), MAX_LOST_STEPS, has_table=False)
@@ -149,19 +149,19 @@ def check(paths: Sequence[str]) -> None:
             ) from None
 
 
-def conclude(chronicle: Chronicle, code: int, paths: Sequence[str], max_lost_steps: int) -> int:
+def conclude(history: History, code: int, paths: Sequence[str], max_lost_steps: int) -> int:
     """Print what the faults cost and which checks failed, write the reports; return the rehearsal's exit code."""
-    story = tell(chronicle)
-    verdict = judge(story, max_lost_steps)
-    sys.stderr.write(cost_lines(story) + verdict.text())
+    analysis = analyse(history)
+    verdict = judge(analysis, max_lost_steps)
+    sys.stderr.write(cost_lines(analysis) + verdict.text())
     for path in paths:
-        _write_report(path, story, verdict)
+        _write_report(path, analysis, verdict)
     return verdict.exit_code(code)
 
 
-def _write_report(path: str, story: Story, verdict: Verdict) -> None:
+def _write_report(path: str, analysis: Analysis, verdict: Verdict) -> None:
     """One report; no rehearsal ends otherwise for want of it."""
-    html = html_page.page(story, verdict)
+    html = html_page.page(analysis, verdict)
     try:
         is_page = Path(path).suffix.lower() == ".html"
         data = html.encode(errors="replace") if is_page else html_page.picture(html, os.environ)
@@ -200,20 +200,20 @@ def _size(fd: int) -> tuple[int, int] | None:
 class Live:
     """The table, from `begin` to `close`; `observe` may be called before and after."""
 
-    def __init__(self, board: Board, last_line: LastLine = lambda _: "", fd: int = _STDERR) -> None:
+    def __init__(self, state: TableState, last_line: LastLine = lambda _: "", fd: int = _STDERR) -> None:
         self.last_line = last_line
-        self._board, self._fd = board, fd
-        self._lock = threading.Lock()  # of the board
+        self._state, self._fd = state, fd
+        self._lock = threading.Lock()  # of the state
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._began_s = time.monotonic()
         self._frame: tuple[int, int, int] | None = None  # columns, rows, lines of the foot
         self._drawn: Sequence[str] = ()
 
-    def observe(self, happening: Happening) -> None:
+    def observe(self, entry: Entry) -> None:
         """Something has happened."""
         with self._lock:
-            self._board.take(happening)
+            self._state.take(entry)
 
     def begin(self) -> None:
         """Draw from now on."""
@@ -256,10 +256,10 @@ class Live:
         self._write(text)
 
     def _lines(self, columns: int, rows: int) -> list[str]:
-        pods, others = self._board.rows(height(len(self._board.pods), rows))
+        pods, others = self._state.rows(height(len(self._state.pods), rows))
         shown = fitting(columns)
-        cells = [(doing, self._board.cells(pod, self.last_line(pod))) for pod, doing in pods]
-        head = self._board.head(time.monotonic() - self._began_s)
+        cells = [(doing, self._state.cells(pod, self.last_line(pod))) for pod, doing in pods]
+        head = self._state.head(time.monotonic() - self._began_s)
         return _rendered(head, shown, cells, others, columns)
 
     def _leave(self) -> str:
@@ -338,7 +338,7 @@ _TROUBLE = (Doing.DOWN, Doing.STOPPING, Doing.WAITING, Doing.INIT, Doing.RUNNING
 
 
 @dataclass(slots=True)
-class Standing:
+class PodRow:
     """How one pod stands."""
 
     walk: Walk
@@ -353,11 +353,11 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Board:
-    """How the rehearsal stands, as its happenings tell."""
+class TableState:
+    """How the rehearsal stands, as its entries tell."""
 
     title: str
-    pods: dict[str, Standing]
+    pods: dict[str, PodRow]
     to_come: list[str]  # faults, as they are written
     came: int = 0
     missed: int = 0
@@ -367,11 +367,11 @@ class Board:
     lasting: list[str] = field(default_factory=list)  # faults that are not over
 
     @classmethod
-    def of(cls, title: str, pods: Iterable[str], faults: Iterable[str]) -> Board:
+    def of(cls, title: str, pods: Iterable[str], faults: Iterable[str]) -> TableState:
         """At the beginning."""
-        return cls(title=title, pods={pod: Standing(Walk()) for pod in pods}, to_come=list(faults))
+        return cls(title=title, pods={pod: PodRow(Walk()) for pod in pods}, to_come=list(faults))
 
-    def take(self, one: Happening) -> None:
+    def take(self, one: Entry) -> None:
         """Something has happened."""
         self.changes += 1
         if one.what in (What.FAULT, What.FAULT_MISSED, What.FAULT_OVER):
@@ -379,14 +379,14 @@ class Board:
         elif one.what is What.CONDITION:
             self.ended = one.text
         elif one.pod is not None:
-            standing = self.pods.setdefault(one.pod, Standing(Walk(since_s=one.at_s)))
+            standing = self.pods.setdefault(one.pod, PodRow(Walk(since_s=one.at_s)))
             standing.walk.take(one)
-            standing.walk.done.clear()  # the past is the chronicle's
+            standing.walk.done.clear()  # the past is the history's
             if one.what is What.STEP and one.step is not None:
                 standing.step, standing.line = one.step, one.text
                 self.top = max(one.step, self.top or 0)
 
-    def _fault(self, one: Happening) -> None:
+    def _fault(self, one: Entry) -> None:
         if one.what is What.FAULT_OVER:
             if one.text in self.lasting:
                 self.lasting.remove(one.text)

@@ -12,7 +12,7 @@ from trainer_launch.rehearsal.controllers.job_lifecycle import State
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.faults.grammar import Fault
-from trainer_launch.rehearsal.report.fault_costs import Cost, Story
+from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost
 from trainer_launch.rehearsal.report.history import Lane, What
 from trainer_launch.rehearsal.script_checks import Verdict
 from trainer_launch.supervisor.outcome import WHAT_TO_DO
@@ -35,29 +35,27 @@ class Headline:
     sums: tuple[tuple[str, str], ...]  # figure and what it counts
 
 
-def headline(story: Story, verdict: Verdict) -> Headline:
+def headline(analysis: Analysis, verdict: Verdict) -> Headline:
     """The whole rehearsal in one line, one sentence and five figures."""
-    chronicle, totals = story.chronicle, story.totals
-    ends = [one for one in chronicle.happenings if one.what is What.CONDITION]
-    state = "runs since" if chronicle.ended_s is None else "stopped after"
-    state = (
-        {True: "succeeded after", False: "failed after"}.get(bool(chronicle.succeeded), state) if ends else state
-    )
-    about = f"{clean(chronicle.kind)} {clean(chronicle.name)} {state} {seconds(totals.took_s)}"
+    history, totals = analysis.history, analysis.totals
+    ends = [one for one in history.entries if one.what is What.CONDITION]
+    state = "runs since" if history.ended_s is None else "stopped after"
+    state = {True: "succeeded after", False: "failed after"}.get(bool(history.succeeded), state) if ends else state
+    about = f"{clean(history.kind)} {clean(history.name)} {state} {seconds(totals.took_s)}"
     if ends and (why := clean(ends[-1].text).removeprefix("Succeeded").removeprefix("Failed").strip(" :")):
         about += f" {why}" if why.startswith("(") else f": {why}"
-    tone, text = _verdict(story, verdict, has_ended=bool(ends))
-    return Headline(tone=tone, text=text, about=about, sums=_sums(story))
+    tone, text = _verdict(analysis, verdict, has_ended=bool(ends))
+    return Headline(tone=tone, text=text, about=about, sums=_sums(analysis))
 
 
-def _verdict(story: Story, verdict: Verdict, *, has_ended: bool) -> tuple[str, str]:
-    totals = story.totals
-    if verdict.broken:
-        kinds = list(dict.fromkeys(one.promise.value for one in verdict.broken))
+def _verdict(analysis: Analysis, verdict: Verdict, *, has_ended: bool) -> tuple[str, str]:
+    totals = analysis.totals
+    if verdict.failed:
+        kinds = list(dict.fromkeys(one.check.value for one in verdict.failed))
         return "bad", f"FAILED: {', '.join(kinds)}"
     if not has_ended:
-        return "plain", "Still running" if story.chronicle.ended_s is None else "Stopped before the job ended"
-    if not story.chronicle.succeeded:
+        return "plain", "Still running" if analysis.history.ended_s is None else "Stopped before the job ended"
+    if not analysis.history.succeeded:
         return "bad", "The job failed"
     if totals.missed:
         return "bad", f"{counted(totals.missed, 'fault')} never happened"
@@ -66,10 +64,10 @@ def _verdict(story: Story, verdict: Verdict, *, has_ended: bool) -> tuple[str, s
     return "good", f"Survived {counted(totals.faults, 'fault')}"
 
 
-def _sums(story: Story) -> tuple[tuple[str, str], ...]:
-    totals = story.totals
+def _sums(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    totals = analysis.totals
     return (
-        (str(len(story.lanes)), "pod" if len(story.lanes) == 1 else "pods"),
+        (str(len(analysis.lanes)), "pod" if len(analysis.lanes) == 1 else "pods"),
         (str(totals.faults), "fault" if totals.faults == 1 else "faults"),
         (str(totals.attempts), "attempt" if totals.attempts == 1 else "attempts"),
         (UNKNOWN if totals.downtime_s is None else seconds(totals.downtime_s), "without a new step"),
@@ -81,13 +79,13 @@ def _sums(story: Story) -> tuple[tuple[str, str], ...]:
 FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 
 
-def fault_rows(story: Story) -> list[tuple[str, ...]]:
+def fault_rows(analysis: Analysis) -> list[tuple[str, ...]]:
     """One row of FAULT_COLUMNS for each fault."""
-    return [_fault_row(story, one) for one in story.costs[:MOST_ROWS]]
+    return [_fault_row(analysis, one) for one in analysis.costs[:MOST_ROWS]]
 
 
-def _fault_row(story: Story, cost: Cost) -> tuple[str, ...]:
-    name = "all" if cost.fault.pod is None else short_name(story, cost.fault.pod)
+def _fault_row(analysis: Analysis, cost: Cost) -> tuple[str, ...]:
+    name = "all" if cost.fault.pod is None else short_name(analysis, cost.fault.pod)
     head = (str(cost.number or UNKNOWN), seconds(cost.fault.at_s), clean(cost.fault.text), name)
     if cost.is_missed:
         return (*head, UNKNOWN, UNKNOWN, "it never happened")
@@ -108,14 +106,14 @@ def _followed(cost: Cost) -> str:
     return "; ".join(filter(None, (told, away)))
 
 
-def cost_lines(story: Story) -> str:
+def cost_lines(analysis: Analysis) -> str:
     """What each fault that came has cost, one line each."""
-    came = [one for one in story.costs[:MOST_ROWS] if not one.is_missed]
-    return "".join(f"Fault {one.number} ({_about(story, one)}) cost {_price(one)}\n" for one in came)
+    came = [one for one in analysis.costs[:MOST_ROWS] if not one.is_missed]
+    return "".join(f"Fault {one.number} ({_about(analysis, one)}) cost {_price(one)}\n" for one in came)
 
 
-def _about(story: Story, cost: Cost) -> str:
-    where = "" if cost.fault.pod is None else f", {short_name(story, cost.fault.pod)}"
+def _about(analysis: Analysis, cost: Cost) -> str:
+    where = "" if cost.fault.pod is None else f", {short_name(analysis, cost.fault.pod)}"
     return f"{clean(cost.fault.text)}{where}, at {seconds(cost.fault.at_s)}"
 
 
@@ -129,22 +127,22 @@ def _price(cost: Cost) -> str:
 POD_COLUMNS = ("pod", "created", "attempts", "exit", "message")
 
 
-def pod_rows(story: Story) -> list[tuple[str, ...]]:
+def pod_rows(analysis: Analysis) -> list[tuple[str, ...]]:
     """One row of POD_COLUMNS for each pod: its termination message, else the last line that it said."""
-    return [_pod_row(story, lane) for lane in story.lanes]
+    return [_pod_row(analysis, lane) for lane in analysis.lanes]
 
 
-def _pod_row(story: Story, lane: Lane) -> tuple[str, ...]:
-    words, seen = story.chronicle.words or {}, story.chronicle.seen or {}
+def _pod_row(analysis: Analysis, lane: Lane) -> tuple[str, ...]:
+    words, seen = analysis.history.words or {}, analysis.history.seen or {}
     code = UNKNOWN if lane.code is None else str(lane.code)
     last = clean(words.get(lane.pod) or seen.get(lane.pod) or "")
     return clean(lane.pod)[:_NAME_CHARS], str(lane.lives), str(lane.attempts), code, last or UNKNOWN
 
 
-def short_name(story: Story, pod: str) -> str:
+def short_name(analysis: Analysis, pod: str) -> str:
     """A pod's name without the job's, which all have."""
-    head = f"{story.chronicle.name}-"
-    is_shared = all(lane.pod.startswith(head) and lane.pod != head for lane in story.lanes)
+    head = f"{analysis.history.name}-"
+    is_shared = all(lane.pod.startswith(head) and lane.pod != head for lane in analysis.lanes)
     return clean(pod.removeprefix(head) if is_shared else pod)[:_NAME_CHARS]
 
 
@@ -193,7 +191,7 @@ def table(state: State, messages: Mapping[str, str]) -> str:
     """The rows; `messages` is the first line of the termination message of each pod that has left one."""
     rows = [HEAD]
     for name, one in state.states.items():
-        code = one.codes.get(teller(state.pods[name], one))
+        code = one.codes.get(deciding_container(state.pods[name], one))
         exit_code = "-" if code is None else str(code)
         message = _message(state, name, messages.get(name, ""))
         rows.append((name, _status(state, one), str(one.starts), str(one.restart_count), exit_code, message))
@@ -206,7 +204,7 @@ def table(state: State, messages: Mapping[str, str]) -> str:
     return shown if is_plain else shown + _LEGEND
 
 
-def teller(pod: Pod, state: PodState) -> str:
+def deciding_container(pod: Pod, state: PodState) -> str:
     """The container whose end is told: the one that counts, or an init container that kept it from starting."""
     failed = [
         one.name for one in pod.init if state.codes.get(one.name, exit_codes.SUCCEEDED) != exit_codes.SUCCEEDED
@@ -230,7 +228,7 @@ def cause(state: State, messages: Mapping[str, str]) -> str:
         return ""
     failed = [name for name, one in state.states.items() if one.phase is Phase.FAILED]
     for name in (end.pod, *failed):
-        container, said = teller(state.pods[name], state.states[name]), messages.get(name, "")
+        container, said = deciding_container(state.pods[name], state.states[name]), messages.get(name, "")
         code = state.states[name].codes.get(container)
         is_told = bool(said) or container != state.pods[name].draft.main
         if code and is_told and not said.startswith(_OF_OTHERS):
@@ -270,7 +268,7 @@ def _is_completed(state: State, one: PodState) -> bool:
 
 def _message(state: State, name: str, said: str) -> str:
     pod, one = state.pods[name], state.states[name]
-    container = teller(pod, one)
+    container = deciding_container(pod, one)
     if _is_completed(state, one) and (not said or said.startswith(_STOPPED)):
         return "stopped after the job succeeded"
     code = one.codes.get(container)
