@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -141,8 +141,8 @@ def browser() -> str | None:
     return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
-def picture(html: str, env: Mapping[str, str]) -> bytes:
-    """The whole page as PNG; `env` is the browser's environment.
+def picture(html: str) -> bytes:
+    """The whole page as PNG.
 
     Raises:
         NodeError: there is no browser, or it does not do it.
@@ -159,7 +159,7 @@ def picture(html: str, env: Mapping[str, str]) -> bytes:
             fixed = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
             size = ("--hide-scrollbars", "--force-device-scale-factor=1", f"--window-size={_WIDTH_PX},{height}")
             argv = (program, *fixed, *size, f"--user-data-dir={folder}/profile", *flags, place.as_uri())
-            return deadline_subprocess.run(argv, env, _LIMIT_S).out
+            return deadline_subprocess.run(argv, None, _LIMIT_S).out
 
         shown = browse(html.replace(_POLICY, "").replace("</body>", _MEASURE), 200, "--dump-dom")
         height = re.search(r"<title>([0-9]{1,5})</title>", shown)

@@ -164,7 +164,7 @@ def _write_report(path: str, analysis: Analysis, verdict: Verdict) -> None:
     html = html_page.page(analysis, verdict)
     try:
         is_page = Path(path).suffix.lower() == ".html"
-        data = html.encode(errors="replace") if is_page else html_page.picture(html, os.environ)
+        data = html.encode(errors="replace") if is_page else html_page.picture(html)
         atomic_file.replace(os.path.realpath(path), data, _MODE)
     except (NodeError, OSError) as problem:
         why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
