@@ -15,13 +15,15 @@ change of membership cost nothing, but a job that never lasts ends all the same.
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.membership import retry_policy, timeouts
+from trainer_launch.membership.retry_policy import FailureRecord, is_of_code
 from trainer_launch.model import Member, exit_codes
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import failure_causes
 from trainer_launch.mpi.host_wait import Step, done, give_up, look, patience_s, there, wait, wanted
 from trainer_launch.mpi.state import (
     Action,
@@ -44,6 +46,7 @@ from trainer_launch.mpi.state import (
     TellRanks,
     Tick,
 )
+from trainer_launch.supervisor.error_lines import error_name, headline
 
 ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
@@ -162,7 +165,7 @@ def _asked(state: State, event: Asked) -> Step:
 def _tick(state: State, at_s: float) -> Step:
     if state.phase is Phase.WAITING:
         if at_s >= state.wait_until_s:
-            return give_up(state, failure_causes.missing(wanted(state), state.ready, state.stuck, state.lost))
+            return give_up(state, _who_is_missing(wanted(state), state.ready, state.stuck, state.lost))
         return look(state, at_s)
     if state.phase is Phase.RUNNING and state.admit_at_s is not None and at_s >= state.admit_at_s:
         known = {m.host for m in state.running}
@@ -255,19 +258,106 @@ def _failed(state: State, last: Exited, at_s: float) -> Step:
     """Ranks failed by themselves: this costs the budget, unless to start again is in vain."""
     settings = state.settings
     is_early = at_s - state.started_s < timeouts.START_S
-    record = failure_causes.record(last, state.starts)
+    record = _record_of(last, state.starts)
     why = retry_policy.why_not_again(record, state.before if is_early else None)
     recent = retry_policy.recent(state.failures_s, at_s, settings.window_s)
     if settings.by_slot:
-        last = failure_causes.located(last, state.running)
-    text = failure_causes.sentence(last)
+        last = _located(last, state.running)
+    text = _how_it_ended(last)
     spent = retry_policy.why_spent(len(recent), settings.max_restarts, settings.window_s)
     if why is not None or spent is not None:
         told = why or (spent if settings.max_restarts else None)  # who allows no restart needs no reason
         reason = f"not restarted, because {told}" if told else None
-        state, _ = done(state, failure_causes.code_of(last), failure_causes.failure(last, reason))
+        state, _ = done(state, code_of(last), failure_note(last, reason))
         return state, (Say(f"{text}; {reason}" if reason else text),)
     state = replace(state, failures_s=(*recent, at_s), before=record if is_early else None, troubles_from_s=None)
     count = f"restart {len(recent) + 1} of {settings.max_restarts}"
     state, actions = wait(state, at_s, settings.rejoin_s)
     return state, (Say(f"{text}; {count}"), *actions)
+
+
+# -- ends of mpirun in words -------------------------------------------------------------------
+
+
+_SHOWN = 8  # hosts that one sentence names
+_TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
+
+
+def _how_it_ended(last: Exited) -> str:
+    """How it ended, for the log."""
+    said = last.said
+    who = "mpirun" if said.rank is None else f"rank {said.rank}"
+    where = f" on {said.host}" if said.host else ""
+    if said.signal is not None:
+        return f"{who} was ended by {_name(said.signal)}{where}"
+    return f"{who} ended with exit code {_code(last)}{where}"
+
+
+def _located(last: Exited, hosts: Sequence[Member]) -> Exited:
+    """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
+    rank = last.said.rank
+    if rank is None or last.said.host is not None:
+        return last
+    for member in hosts:
+        if member.slots is None:
+            return last
+        if rank < member.slots:
+            return replace(last, said=replace(last.said, host=member.host))
+        rank -= member.slots
+    return last
+
+
+def failure_note(last: Exited, why_not_again: str | None) -> dict[str, object]:
+    """What PID 1 is told."""
+    said = last.said
+    return {
+        "rank": said.rank,
+        "exit_code": _code(last),
+        "signal": said.signal,
+        "hostname": said.host,
+        "lines": list(last.lines),
+        "why_not_again": why_not_again,
+    }
+
+
+def code_of(last: Exited) -> int:
+    """The exit code that says it: the first failed rank's own."""
+    return exit_codes.of_signal(last.said.signal) if last.said.signal is not None else _code(last)
+
+
+def _record_of(last: Exited, attempt: int) -> FailureRecord:
+    """This end for the retry policy; an error of the code counts before what it has done to other ranks."""
+    lines = [_TAG.sub("", line, count=1) for line in last.lines]
+    of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
+    message = next(of_code, None) or headline(lines, only_named=True)
+    said = last.said
+    return FailureRecord(
+        attempt=attempt,
+        rank=said.rank,
+        exit_code=_code(last),
+        signal=said.signal,
+        error=error_name(message),
+        message=message.strip(),
+    )
+
+
+def _who_is_missing(
+    wanted: Sequence[Member], ready: Collection[str], stuck: Mapping[str, str], lost: str | None
+) -> str:
+    """Who is not there when the time is up, and where each is stuck."""
+    absent = [member.host for member in wanted if member.host not in ready]
+    shown = "; ".join(f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent[:_SHOWN])
+    more = f"; and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    what = f"{lost} did not come back: " if lost in absent else ""
+    return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}{more}"
+
+
+def _code(last: Exited) -> int:
+    return last.code if last.said.exit_code is None else last.said.exit_code
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -14,7 +14,6 @@ from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import (
     agent_hosts,
-    failure_causes,
     horovod,
     host_readiness,
     mpi_version,
@@ -22,6 +21,7 @@ from trainer_launch.mpi import (
     ssh_client,
     ssh_keys,
     sshd,
+    state_machine,
 )
 from trainer_launch.mpi.state import Exited
 from trainer_launch.observability import metrics_server
@@ -167,5 +167,5 @@ def ending(data: bytes) -> None:
         said = mpirun_messages.heard(said, line)
         elastic = horovod.heard(elastic, line, is_elastic=True)
     for one in (said, elastic):
-        assert 0 < failure_causes.code_of(Exited(1, one, lines, 1.0)) < 256
-        assert_encodable(json.dumps(failure_causes.failure(Exited(1, one, lines, 1.0), None)))
+        assert 0 < state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
+        assert_encodable(json.dumps(state_machine.failure_note(Exited(1, one, lines, 1.0), None)))
