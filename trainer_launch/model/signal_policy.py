@@ -107,3 +107,8 @@ def name_of(number: int) -> str:
         return signal.Signals(number).name.removeprefix("SIG")
     except ValueError:
         return str(number)
+
+
+def signal_name(number: int) -> str:
+    """`SIGUSR1`; `SIG40` for one without a name."""
+    return f"SIG{name_of(number)}"

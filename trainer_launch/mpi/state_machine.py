@@ -23,6 +23,7 @@ from dataclasses import replace
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.membership.retry_policy import FailureRecord, is_of_code
 from trainer_launch.model import Member, exit_codes
+from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.mpi.host_wait import Step, done, give_up, look, patience_s, there, wait, wanted
 from trainer_launch.mpi.state import (
@@ -289,7 +290,7 @@ def _how_it_ended(last: Exited) -> str:
     who = "mpirun" if said.rank is None else f"rank {said.rank}"
     where = f" on {said.host}" if said.host else ""
     if said.signal is not None:
-        return f"{who} was ended by {_name(said.signal)}{where}"
+        return f"{who} was ended by {signal_name(said.signal)}{where}"
     return f"{who} ended with exit code {_code(last)}{where}"
 
 
@@ -354,10 +355,3 @@ def _who_is_missing(
 
 def _code(last: Exited) -> int:
     return last.code if last.said.exit_code is None else last.said.exit_code
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

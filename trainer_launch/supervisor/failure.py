@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from trainer_launch.model import Exit, Failure, exit_codes
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
 from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
 from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_error, headline, recognise
@@ -243,16 +244,9 @@ def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     if agent and agent.message and (agent.reason or (agent.rank is None and not end.process)):
         return agent.message  # not a worker's death
     who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
-    how = f"exit code {end.code}" if end.signal is None else f"signal {_signal_name(end.signal)}"
+    how = f"exit code {end.code}" if end.signal is None else f"signal {signal_name(end.signal)}"
     told = f"{who} ended with {how}" + (f", {rule.what}" if rule.what else "")
     why = agent.message if agent else None
     if why is None and not evidence.stopped and (end.signal is None or end.signal in _CRASHES):
         why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
     return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)

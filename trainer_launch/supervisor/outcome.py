@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
+from trainer_launch.model.signal_policy import signal_name
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def write_last_words(text: str, path: str, *, create: bool = False) -> None:
 
 def _place(failure: Failure) -> list[str]:
     words = _named(rank=failure.rank, node=failure.node_rank, host=failure.host)
-    return words if failure.signal is None else [*words, f"signal={_signal_name(failure.signal)}"]
+    return words if failure.signal is None else [*words, f"signal={signal_name(failure.signal)}"]
 
 
 def _named(**values: object) -> list[str]:
@@ -147,10 +148,3 @@ def _cut(text: str, limit: int) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
