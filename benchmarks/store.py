@@ -17,7 +17,7 @@ import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-from trainer_launch.pytorch import process_attributes
+from trainer_launch.host import process_attributes
 
 LATEST_S = 10.0
 _VALIDATE, _PING = 0, 13  # what a TCPStore's client says first

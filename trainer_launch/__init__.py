@@ -8,14 +8,14 @@ __all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report"]
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
     from trainer_launch.observability.report import report
-    from trainer_launch.pytorch.api import launch
     from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
+    from trainer_launch.pytorch.function_launch import launch
 
 _HOMES = {
     "Elastic": "pytorch.elastic",
     "RunPolicy": "pytorch.elastic",
     "WorkerFailedError": "pytorch.elastic",
-    "launch": "pytorch.api",
+    "launch": "pytorch.function_launch",
     "report": "observability.report",
 }
 

@@ -33,7 +33,7 @@ BASE = {
 PURE_FOLDERS = ("contracts/", "planning/engines/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
-OF_WORKERS = ("pytorch/forked_process.py", "pytorch/call.py", "pytorch/caller_fork.py")
+OF_WORKERS = ("pytorch/forked_process.py", "pytorch/caller_fork.py")
 OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/horovod_ssh.py")
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/gather.py", *OF_CHILDREN, *OF_WORKERS),

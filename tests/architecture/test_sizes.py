@@ -20,9 +20,9 @@ IN_CHILDREN = (
     "pytorch/torchrun_rendezvous.py",
     "pytorch/fork_server_process.py",
     "pytorch/forked_process.py",
-    "pytorch/call.py",
+    "pytorch/function_launch.py",
     "pytorch/caller_fork.py",
-    "pytorch/top_frame.py",
+    "pytorch/fork_server_process.py",
 )
 BROAD = {"Exception", "BaseException"}
 

@@ -26,7 +26,7 @@ class Generation:
     """One that can end."""
 
     def __init__(self) -> None:
-        from trainer_launch.pytorch.torchrun_store import GenerationStore, open_store
+        from trainer_launch.pytorch.elastic_rendezvous import GenerationStore, open_store
 
         self.is_over = False
         self.opened = open_store(None)
@@ -75,7 +75,7 @@ def test_the_barrier_at_the_end_lets_go_when_the_generation_is_over(generation: 
 def test_a_store_whose_node_is_lost_is_not_dialled_for_ever(generation: Generation) -> None:
     from torch.distributed import DistNetworkError
 
-    from trainer_launch.pytorch.torchrun_store import reach_store
+    from trainer_launch.pytorch.elastic_rendezvous import reach_store
 
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]

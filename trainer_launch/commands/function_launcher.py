@@ -13,12 +13,12 @@ from typing import Any
 
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import logs, process_attributes, runtime_directory
 from trainer_launch.model import Outcome, Plan, Workers, exit_codes
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
 from trainer_launch.planning.gather import live_pod
-from trainer_launch.pytorch import function_launch, process_attributes
+from trainer_launch.pytorch import function_launch
 from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
 from trainer_launch.supervisor import early_signals
 

@@ -16,8 +16,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from trainer_launch.host import process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_attributes
+from trainer_launch.pytorch import fork_server_process, forked_process, messages
 from trainer_launch.pytorch.forked_process import Origin, Signs
 from trainer_launch.pytorch.messages import ForkWorkers
 

@@ -32,9 +32,8 @@ fresh = frozenset(sys.modules)
 if '' in sys.path: sys.path.remove('')
 path = list(sys.path)
 sys.path.append({_ROOT!r})
-from trainer_launch.pytorch.recorded_imports import Recorder
+from trainer_launch.pytorch.recorded_imports import Recorder, Site
 recorder = Recorder(fresh)
-from trainer_launch.pytorch.site_hooks import Site
 site = Site(path, {_ROOT!r})
 from trainer_launch.pytorch.fork_server_process import main
 main(recorder, site)

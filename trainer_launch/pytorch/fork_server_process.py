@@ -6,15 +6,21 @@ Started by `fork_server.py`. Before torch it imports nothing that torch does not
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import operator
 import os
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
 
-from trainer_launch.pytorch import process_attributes
+from trainer_launch.host import process_attributes
 
 # torch.distributed is what every worker of a job imports besides torch.
 _NEEDED = ("torch", "torch.distributed")
@@ -31,8 +37,7 @@ if TYPE_CHECKING:
 
     from trainer_launch.pytorch.forked_process import Origin, Signs, Worker
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
-    from trainer_launch.pytorch.recorded_imports import Recorder
-    from trainer_launch.pytorch.site_hooks import Site
+    from trainer_launch.pytorch.recorded_imports import Recorder, Site
 
 
 def main(recorder: Recorder, site: Site) -> None:
@@ -50,7 +55,7 @@ def main(recorder: Recorder, site: Site) -> None:
     names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
     reason = _import(names, folder)
 
-    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages, top_frame
+    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages
 
     if serves == "workers":
         reason = reason or unfit()
@@ -76,7 +81,7 @@ def main(recorder: Recorder, site: Site) -> None:
     messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
     no_workers = reason or (None if serves == "workers" else "this server only opens stores")
     gc.freeze()  # workers would otherwise copy what the collector marks
-    top_frame.run(lambda: serve(connection, origin, no_workers))
+    run(lambda: serve(connection, origin, no_workers))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -332,3 +337,35 @@ def _free_port(request: OpenStore) -> int:
             probe.bind(("", port))
             return port
     raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")
+
+
+# -- no frame below the program's own ----------------------------------------------------------
+
+
+Step = Callable[[], object]
+
+
+def run(first: Callable[[], Callable[[], Step]]) -> NoReturn:
+    """Leave all frames, then call `first`; then again and again what it has returned, and what that returns.
+
+    `first` or one of the steps has to end the process.
+    """
+    chain: Callable[[], object] = functools.partial(
+        deque, map(operator.methodcaller("__call__"), iter(_Steps(first), None)), 0
+    )
+    raise SystemExit(type("Steps", (), {"__str__": staticmethod(chain)})())
+
+
+class _Steps:
+    def __init__(self, first: Callable[[], Callable[[], Step]]) -> None:
+        self._first = first
+        self._next: Callable[[], Step] | None = None
+
+    def __call__(self) -> Step:
+        try:
+            if self._next is None:
+                self._next = self._first()
+            return self._next()
+        except BaseException:  # noqa: BLE001  nobody above would tell it
+            traceback.print_exc()
+            os._exit(1)

@@ -31,13 +31,13 @@ from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
+from trainer_launch.host import process_attributes
 from trainer_launch.model import exit_codes
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.pytorch import messages, process_attributes, process_reset
+from trainer_launch.pytorch import messages, process_reset
 from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
-from trainer_launch.pytorch.recorded_imports import Imports
-from trainer_launch.pytorch.site_hooks import Site
+from trainer_launch.pytorch.recorded_imports import Imports, Site
 
 _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files

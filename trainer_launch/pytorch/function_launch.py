@@ -6,33 +6,52 @@ The launcher is a child, which starts and reaps the workers: this process keeps 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
+import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
+from datetime import timedelta
+from multiprocessing import spawn
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from trainer_launch.host import atomic_file, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
-from trainer_launch.pytorch import call
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
 ORDER, REPORT = "order.json", "report.json"  # to the launcher, and back
 _LAUNCHER = "launcher.py"
 
 
-def run(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], elastic: Elastic
-) -> dict[int, Any]:
-    """Run the function in all workers of this node to its end; their results by rank."""
-    if call.is_importing():
+def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+    """Run `fn(*args, **kwargs)` in every worker of this node; what each returned, by its rank in the job.
+
+    In a job of several nodes every node calls this, and each gets the results of its own ranks. `elastic` is ours,
+    Flyte's, or any object with the same fields.
+
+    Raises:
+        WorkerFailedError: a worker failed and no restart was left.
+        FlyteRecoverableException: the same, and the worker raised one, or one of its kind.
+        LaunchError: the job could not start or meet; see trainer_launch.model.errors.
+        SystemExit: SIGTERM came; the workers had their grace.
+    """
+    if not callable(fn):
+        raise UsageError(f"launch got {repr(fn)[:60]}; expected a function")
+    elastic = Elastic.of(elastic)
+    if is_importing():
         raise UsageError(
             "launch was called while a worker imported this script; put it under if __name__ == '__main__':"
         )
@@ -42,7 +61,7 @@ def run(
         if stops.asked is not None:
             _leave(stops.asked)
         _judge(_report(folder))
-        return {rank: call.load(rank, data) for rank, data in call.results(folder).items()}
+        return {rank: load(rank, data) for rank, data in results(folder).items()}
 
 
 def order(elastic: Elastic, program: str) -> dict[str, Any]:
@@ -68,18 +87,16 @@ def _start(
     name, timeout_s = getattr(fn, "__qualname__", type(fn).__name__), elastic.nccl_collective_timeout_sec
     is_forked = elastic.start_method == "fork"
     # The workers of a fork need no program; the plan does.
-    pickled = b"" if is_forked else call.pickled(fn, args, kwargs, elastic.start_method)
-    program = call.write(folder, name, pickled, timeout_s)
+    pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
+    program = write(folder, name, pickled, timeout_s)
     runtime_directory.replace(f"{folder}/{ORDER}", order(elastic, program))
     launcher = f"{folder}/{_LAUNCHER}"
-    atomic_file.replace(launcher, call.program_text("trainer_launch.commands.function_launcher", folder).encode())
+    atomic_file.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
         from trainer_launch.pytorch import caller_fork
 
-        return caller_fork.start_launcher(
-            argv, env, lambda: call.run(lambda: fn(*args, **kwargs), folder, timeout_s)
-        )
+        return caller_fork.start_launcher(argv, env, lambda: run(lambda: fn(*args, **kwargs), folder, timeout_s))
     null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
     return os.posix_spawn(argv[0], argv, env, file_actions=(null,), setpgroup=0, setsigmask=(), setsigdef=defaults)
@@ -191,14 +208,197 @@ def _error(name: str, message: str) -> LaunchError:
 
 def _raise(job: GivenUp, failure: Failure | None) -> NoReturn:
     """Say whose worker failed first, and how; as the exception that Flyte retries, where it is one."""
-    said = job.message.removeprefix(call.RECOVERABLE)
+    said = job.message.removeprefix(RECOVERABLE)
     text = f"{job.reason}: {said}" if said else job.reason
     if failure is not None and failure.rank == job.rank and failure.last_lines:
         text = "\n".join((text, "", *failure.last_lines))
     failed = WorkerFailedError(text, job.rank, job.exit_code, job.signal)
-    if job.message.startswith(call.RECOVERABLE):
+    if job.message.startswith(RECOVERABLE):
         with contextlib.suppress(ImportError):
             from flytekit.exceptions.user import FlyteRecoverableException  # type: ignore[import-not-found]
 
             raise FlyteRecoverableException(text) from failed
     raise failed
+
+
+# -- the function as a worker's program --------------------------------------------------------
+
+
+RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
+_CALL, _PROGRAM, _RESULT = "call", "worker.py", "result."
+_importing: list[bool] = []  # not empty while a worker imports the user's script
+
+
+class ResultError(Exception):
+    """A worker's result cannot be sent back."""
+
+
+class RecoverableError(Exception):
+    """A worker raised Flyte's FlyteRecoverableException; its name tells the launcher of every node."""
+
+
+# -- in the calling process -------------------------------------------------------------------
+
+
+def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
+    """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
+    data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
+    atomic_file.replace(f"{folder}/{_CALL}", pickle.dumps(data))
+    program = f"{folder}/{_PROGRAM}"
+    atomic_file.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
+    return program
+
+
+def program_text(module: str, folder: str) -> str:
+    """A program that calls `main(folder)` of one of our modules, found where this process has found them."""
+    paths = [path for path in sys.path if isinstance(path, str)]
+    return (
+        f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
+        f"from {module} import main\nmain({folder!a})\n"
+    )
+
+
+def preparation(name: str) -> dict[str, Any]:
+    """What makes a new interpreter like this one, as multiprocessing has it: main module, arguments, paths."""
+    was_chosen = multiprocessing.get_start_method(allow_none=True)
+    data = spawn.get_preparation_data(name)
+    if was_chosen is None:  # asking for it has chosen it
+        multiprocessing.set_start_method(None, force=True)
+        data.pop("start_method", None)
+    return {**data, "authkey": bytes(data["authkey"])}
+
+
+def is_importing() -> bool:
+    """Whether this process is a worker that imports the user's script, and has not called its function yet."""
+    return bool(_importing)
+
+
+def results(folder: str) -> dict[int, bytes]:
+    """The pickled results of this node's workers, by rank."""
+    found = {}
+    for path in Path(folder).glob(f"{_RESULT}*"):
+        rank, _, data = path.read_bytes().partition(b"\n")
+        found[int(rank)] = data
+    return dict(sorted(found.items()))
+
+
+def load(rank: int, data: bytes) -> Any:
+    """What a worker returned.
+
+    Raises:
+        WorkerFailedError: it makes no sense here.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
+        text = f"the result of rank {rank} cannot be unpickled in this process ({problem}); return plain values"
+        raise WorkerFailedError(text, rank, None, None) from None
+
+
+def call_pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> bytes:
+    """The call as a new interpreter can read it: by reference, else by value, where cloudpickle is installed.
+
+    Raises:
+        UsageError: neither will do.
+    """
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    main = sys.modules["__main__"]
+    in_main = getattr(fn, "__module__", None) == "__main__"
+    if in_main and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
+        why = f"{name} is defined in an interactive session: a worker started by {method} cannot import it"
+    else:
+        try:
+            return pickle.dumps((fn, args, kwargs))
+        except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
+            why = f"{name} and its arguments cannot be pickled for a worker started by {method} ({problem})"
+    advice = "define the function at the top of a module, or set start_method='fork'"
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(f"{why}; {advice}, or install cloudpickle") from None
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))  # type: ignore[no-any-return]
+    except Exception as unsent:  # noqa: BLE001  whatever the user's classes raise
+        raise UsageError(f"{why}, nor by cloudpickle ({unsent}); {advice}") from None
+
+
+# -- in a worker ------------------------------------------------------------------------------
+
+
+def main(folder: str) -> None:
+    """Call the function in a new interpreter."""
+    data = pickle.loads(Path(folder, _CALL).read_bytes())
+
+    def load_and_call() -> Any:
+        _importing.append(True)
+        spawn.prepare(data["main"])
+        fn, args, kwargs = pickle.loads(data["call"])
+        _importing.clear()
+        return fn(*args, **kwargs)
+
+    run(load_and_call, folder, data["timeout_s"])
+
+
+def run(call: Callable[[], Any], folder: str, timeout_s: int | None) -> None:
+    """Call a function, and leave what it returns or raises for those who wait for it."""
+    if timeout_s is not None:
+        _set_collective_timeout(timeout_s)
+    try:
+        _save(call(), folder)
+    except SystemExit as ended:
+        if not ended.code:
+            _save(None, folder)
+        raise
+    except Exception as problem:
+        if _is_recoverable(problem):
+            name = f"{type(problem).__name__}: {problem}"
+            problem = RecoverableError(name).with_traceback(problem.__traceback__)
+        problem.__traceback__ = _without_ours(problem.__traceback__)
+        _write_error(problem)
+        raise problem from None
+
+
+def _save(result: Any, folder: str) -> None:
+    """By local rank: after a restart the worker in the same place replaces it, whatever its rank in the job."""
+    rank = os.environ["RANK"]
+    try:
+        data = pickle.dumps(result)
+    except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
+        raise ResultError(
+            f"rank {rank} returned a {type(result).__name__} that cannot be pickled ({problem}); "
+            f"return plain values, or save it to a file"
+        ) from None
+    atomic_file.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """From the function's first frame on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _write_error(problem: BaseException) -> None:
+    """The file that torch's @record would write; where the function's own @record has written, nothing is lost."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    lines = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
+    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
+    message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
+    try:
+        atomic_file.replace(path, json.dumps({"message": message}).encode())
+    except OSError as unwritten:
+        print(f"cannot write {path}: {unwritten.strerror}", file=sys.stderr)  # noqa: T201
+
+
+def _set_collective_timeout(seconds: int) -> None:
+    """The default of init_process_group with NCCL; torch has a name for it in both modules."""
+    for name in ("constants", "distributed_c10d"):
+        module = importlib.import_module(f"torch.distributed.{name}")
+        setattr(module, "default_pg_nccl_timeout", timedelta(seconds=seconds))  # noqa: B010
+
+
+def _is_recoverable(problem: BaseException) -> bool:
+    """Flyte is not imported for this: who raises its exception has imported it."""
+    return any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__)

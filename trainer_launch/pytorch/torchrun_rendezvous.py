@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
-from trainer_launch.host import logs, process_tree, runtime_directory
+from trainer_launch.host import logs, process_attributes, process_tree, runtime_directory
 from trainer_launch.host.secret import read_secret
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
@@ -30,12 +31,11 @@ from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, NodeRange, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
-from trainer_launch.pytorch import process_attributes, torchrun_rendezvous_options
+from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.job_events import TellingClient, tell
-from trainer_launch.pytorch.torchrun_deaths import Deaths, FirstDeath
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
-from trainer_launch.pytorch.worker_death import Ends, HowItDied, ends_of
+from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, WorkerDeath, ends_of, how_it_died
 from trainer_launch.supervisor import error_file
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -343,3 +343,117 @@ class Relay:
 def relayed_signals(env: Mapping[str, str]) -> frozenset[int]:
     """The signals that a launcher hands on and torchrun does not handle."""
     return frozenset(map(int, RELAYED)) - stopping(env)
+
+
+# -- how workers died --------------------------------------------------------------------------
+
+
+class Deaths:
+    """Looks at processes from a thread that sleeps until one of them ends."""
+
+    def __init__(self, seen: dict[int, HowItDied]) -> None:
+        self._seen = seen  # gets pids in the order they died
+        self._ends = select.epoll()
+        self._pids: dict[int, int] = {}  # by descriptor
+        self._wake, self._waker = os.pipe()
+        self._ends.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._look, name="deaths", daemon=True)
+        self._thread.start()
+
+    def watch(self, pid: int) -> None:
+        """Note the end of a process; where the kernel does not offer it, nothing will be known of it."""
+        try:
+            fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # an old kernel or a sandbox; or it was collected already
+            return
+        self._pids[fd] = pid
+        self._ends.register(fd, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Look no more."""
+        os.write(self._waker, b".")
+        self._thread.join()
+        for fd in (*self._pids, self._wake, self._waker):
+            os.close(fd)
+        self._ends.close()
+
+    def _look(self) -> None:
+        for fd in self._ended():
+            pid = self._pids.pop(fd)
+            self._seen[pid] = how_it_died(pid)
+            os.close(fd)
+
+    def _ended(self) -> Iterator[int]:
+        while True:
+            ended = [fd for fd, _ in self._ends.poll()]
+            if self._wake in ended:
+                return
+            yield from ended
+
+
+class FirstDeath:
+    """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
+
+    def __init__(
+        self,
+        deaths: Mapping[int, HowItDied],
+        destination: str,
+        watch: Callable[[int], None] = lambda pid: None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._look = look
+        self._deaths = deaths
+        self._watch = watch
+        self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
+        self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
+        self._seen = 0  # deaths that were told
+        self._first = 0  # deaths of workers before the present ones
+        self._starts = Starts(destination, self._started)
+
+    def close(self) -> None:
+        """Listen to torch no more."""
+        self._starts.close()
+
+    def begin(self, environments: dict[int, dict[str, str]]) -> None:
+        """New workers are about to start; whoever died before is no failure of theirs."""
+        self.environments = environments
+        self._seen = self._first = len(self._deaths)
+
+    def _started(self, pid: int, rank: int, local_rank: int) -> None:
+        self._ranks[pid] = rank, local_rank
+        if local_rank not in self.environments:
+            self.environments[local_rank] = process_tree.environment(pid) or {}
+        self._watch(pid)
+
+    def living(self) -> list[int]:
+        """Workers that have not been seen to end."""
+        return [pid for pid in self._ranks if pid not in self._deaths]
+
+    def __call__(self) -> WorkerDeath | None:
+        """The first death that has not been told yet, None when there is none."""
+        self._look()
+        deaths = list(self._deaths.items())[self._seen :]
+        self._seen += len(deaths)
+        return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
+
+    def all(self) -> list[WorkerDeath]:
+        """All deaths of the present workers, in their order."""
+        self._look()
+        return [self._death(pid, how) for pid, how in list(self._deaths.items())[self._first :]]
+
+    def _death(self, pid: int, how: HowItDied) -> WorkerDeath:
+        code, number = how or (None, None)
+        rank, local_rank = self._ranks.get(pid, (None, None))
+        said = self._last_words(local_rank)
+        return WorkerDeath(
+            rank=rank,
+            local_rank=local_rank,
+            exit_code=code,
+            signal=number,
+            message=error_file.message_in(said),
+            lines=tuple(error_file.traceback_in(said)),
+        )
+
+    def _last_words(self, local_rank: int | None) -> dict[str, Any]:
+        environment = self.environments.get(-1 if local_rank is None else local_rank, {})
+        return error_file.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))

@@ -20,7 +20,7 @@ from trainer_launch.planning.command import Command
 from trainer_launch.preflight.cluster.comparison import ENV
 from trainer_launch.preflight.cluster.protocol import MAX_VALUE
 
-_VERSIONS = Path(__file__).parents[2] / "pytorch" / "worker_versions.py"
+_VERSIONS = Path(__file__).parents[1] / "children" / "worker_versions.py"
 _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _MAX_BYTES = 24_000
