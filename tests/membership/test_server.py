@@ -136,7 +136,8 @@ def test_a_closed_connection_is_known_at_once(cluster):
 
 def test_a_node_that_leaves_says_why(cluster):
     clients = cluster.running(2)
-    clients[1].close(leave_reason="preempted")
+    clients[1].send(msg.Leave("preempted"))
+    clients[1].close()
     assert "leaves: preempted" in await_(clients[0], msg.Restart).reason
 
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.server_messages import Lines, LostError
+from trainer_launch.membership.client_connection import Lines, LostError, proof
 from trainer_launch.membership.state import Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
@@ -159,13 +159,8 @@ def ask(
     try:
         with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
             lines = Lines(sock, msg.parse, "the coordinator")
-            challenge = lines.next(until_s)
-            if not isinstance(challenge, msg.Challenge):
-                raise LostError("its first word is no challenge")
-            proof = None
-            if secret is not None and challenge.nonce:
-                proof = msg.prove(secret, challenge.nonce, job, msg.ASKING)
-            sock.sendall(msg.render(msg.StatusQuery(msg.VERSION, job, proof)))
+            known = proof(lines.next(until_s), secret, job, msg.ASKING, "its first message is not a challenge")
+            sock.sendall(msg.render(msg.StatusQuery(msg.VERSION, job, known)))
             answer = lines.next(until_s)
     except (OSError, UnicodeError) as problem:
         why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import selectors
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from queue import Empty, Queue
 from typing import TypeAlias
 
+from trainer_launch.host.runtime_directory import tell
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, abort_when_lost, proof
 from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server_messages import Lines, LostError, abort_when_lost
 from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.frozen import dataclass
@@ -41,13 +36,13 @@ class Disconnected:
 News: TypeAlias = msg.FromServer | Connected | Disconnected
 
 
-class Client:
+class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
     """Talks to the coordinator for one node. `hello` says who it is; its proof is filled in here.
 
-    `wake` is called by the client's thread after each piece of news, for who sleeps elsewhere than in `receive`.
+    What it hears and says of the job is told in the runtime directory, if there is one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         endpoint: Endpoint,
         hello: msg.Hello,
@@ -55,7 +50,9 @@ class Client:
         say: Callable[[str], None] = lambda text: None,
         seats: Seats | None = None,
         wake: Callable[[], None] = lambda: None,
+        run_dir: str = "",
     ) -> None:
+        super().__init__("the coordinator", msg.render, timeouts.FIRST_PAUSE_S, wake)
         self._home = self._endpoint = endpoint
         self._seats = seats
         self._away_s = time.monotonic()  # since when there has been no coordinator
@@ -64,19 +61,10 @@ class Client:
         self._secret = secret
         self._say = say
         self._said = ""
-        self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
-        self._unsent: deque[msg.FromNode] = deque()
-        self._lock = threading.Lock()
+        self._run_dir = run_dir
         self._wish: msg.Join | None = None  # said again on a new connection until it is granted
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
-        self._is_over = False  # the coordinator has said the last word
-        self._closing = threading.Event()
-        self._wake, self._waker = socket.socketpair()
-        self._wake_reader = wake
-        self._wake.setblocking(False)
-        self._waker.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="coordinator client", daemon=True)
         self._thread.start()
 
     def send(self, message: msg.FromNode) -> None:
@@ -86,21 +74,36 @@ class Client:
             MessageError: it is not one that the coordinator would take.
         """
         msg.parse(msg.render(message))
-        with self._lock:
-            if isinstance(message, msg.Join):
+        if isinstance(message, msg.Failed):
+            tell(
+                self._run_dir,
+                "worker_failed",
+                generation=message.generation,
+                rank=message.rank,
+                exit_code=message.exit_code,
+                signal=message.signal,
+                message=message.message or None,
+            )
+        if isinstance(message, msg.Join):
+            with self._lock:
                 self._wish = message
                 self._joined_after = message.generation
-            self._unsent.append(message)
-        self._nudge()
+        super().send(message)
 
-    def receive(self, timeout_s: float | None) -> News | None:
-        """The next news, None when there is none in time."""
-        try:
-            return self._news.get(timeout=timeout_s)
-        except Empty:
-            return None
-        except RuntimeError as torn:  # a signal's handler raised while the queue had let its lock go
-            raise torn.__context__ or torn from None
+    def receive(self, timeout_s: float | None = None) -> News | None:
+        """The next news, None when there is none in time; it is told on."""
+        news = super().receive(timeout_s)
+        match news:
+            case msg.Formed(generation=number, group_rank=rank, size=size, restarts=restarts):
+                where = {"node_index": rank, "nodes": size}
+                tell(self._run_dir, "generation_formed", generation=number, restarts=restarts, **where)
+            case msg.Restart(generation=number, reason=reason):
+                tell(self._run_dir, "generation_ended", generation=number, reason=reason)
+            case msg.GiveUp(reason=reason):
+                tell(self._run_dir, "given_up", reason=reason)
+            case Disconnected(reason=reason):
+                tell(self._run_dir, "coordinator_away", reason=reason)
+        return news
 
     def where(self) -> tuple[Endpoint, str | None]:
         """The coordinator that was there last, and the address that this node had towards it."""
@@ -122,31 +125,17 @@ class Client:
             return own
         return name if coordinator.is_loopback else coordinator.host
 
-    def close(self, leave_reason: str | None = None) -> None:
-        """End the connection, with a Leave if there is a reason to tell. Never blocks for long."""
-        if leave_reason is not None:
-            self.send(msg.Leave(leave_reason))
-        self._closing.set()
-        self._nudge()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=1.0)
-
     # -- the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        pause_s = timeouts.FIRST_PAUSE_S
-        try:
-            while not self._closing.is_set() and not self._is_over:
-                if any(self._try_once(endpoint) for endpoint in self._candidates()):
-                    pause_s, self._away_s = timeouts.FIRST_PAUSE_S, time.monotonic()
-                if not self._is_over:
-                    self._closing.wait(pause_s * random.uniform(0.5, 1.0))  # so that a thousand do not come at once
-                    is_soon = time.monotonic() - self._away_s < timeouts.SOON_S
-                    pause_s = min(2 * pause_s, timeouts.SOON_PAUSE_S if is_soon else timeouts.LONGEST_PAUSE_S)
-        finally:
-            with self._lock:
-                self._wake.close()
-                self._waker.close()
+    def _connect_once(self) -> bool:
+        is_good = any(self._try_once(endpoint) for endpoint in self._candidates())
+        if is_good:
+            self._away_s = time.monotonic()
+        return is_good
+
+    def _next_pause_s(self, before_s: float) -> float:
+        is_soon = time.monotonic() - self._away_s < timeouts.SOON_S
+        return min(2 * before_s, timeouts.SOON_PAUSE_S if is_soon else timeouts.LONGEST_PAUSE_S)
 
     def _candidates(self) -> Iterator[Endpoint]:
         """Node 0's first, always; the others' seats only when it has been away for longer than a pod's restart."""
@@ -167,12 +156,13 @@ class Client:
         welcomed = False
         try:
             with self._connect(endpoint) as sock, abort_when_lost(sock):
-                self._greet(sock, lines := Lines(sock, msg.parse, "the coordinator"), endpoint)
+                self._greet(sock, lines := Lines(sock, msg.parse, self._server), endpoint)
                 welcomed = True
                 self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
                 self._tell(Connected())
-                self._talk(sock, lines)
+                every_s = max(timeouts.LEAST_RENEWAL_S, self._lease_s / timeouts.RENEWALS)
+                self._talk(sock, lines, msg.Renew(), every_s)
         except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
             reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
             if not self._is_over:
@@ -204,14 +194,10 @@ class Client:
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + timeouts.GREETING_S
-        challenge = lines.next(until_s)
-        if not isinstance(challenge, msg.Challenge):
-            raise LostError(f"what listens at {endpoint} is not a coordinator")
         hello = self._hello
-        proof = None
-        if self._secret is not None and challenge.nonce:
-            proof = msg.prove(self._secret, challenge.nonce, hello.job, hello.incarnation)
-        sock.sendall(msg.render(replace(hello, proof=proof)))
+        other = f"what listens at {endpoint} is not a coordinator"
+        known = proof(lines.next(until_s), self._secret, hello.job, hello.incarnation, other)
+        self._write(sock, replace(hello, proof=known))
         answer = lines.next(until_s)
         if isinstance(answer, msg.Refused):
             if not answer.retry:
@@ -220,54 +206,13 @@ class Client:
                 self._tell(answer)
             raise LostError(f"refused by the coordinator for now: {answer.reason}")
         if not isinstance(answer, msg.Welcome):
-            raise LostError(f"what listens at {endpoint} is not a coordinator")
+            raise LostError(other)
         self._lease_s = answer.lease_s
         sock.settimeout(max(1.0, self._lease_s))
         tune(sock, self._lease_s)
         with self._lock:
             if self._wish is not None and self._wish not in self._unsent:
                 self._unsent.appendleft(self._wish)
-
-    def _talk(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
-        with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
-            selector.register(sock, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            self._talk_until_over(sock, lines, selector)
-
-    def _talk_until_over(
-        self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector
-    ) -> None:
-        every_s = max(timeouts.LEAST_RENEWAL_S, self._lease_s / timeouts.RENEWALS)
-        renew_s = time.monotonic() + every_s
-        while True:
-            if self._flush(sock):
-                renew_s = time.monotonic() + every_s
-            if self._closing.is_set():
-                self._flush(sock)  # what was said since
-                return
-            for message in lines.ready():
-                self._take(message)
-                if self._is_over:
-                    return
-            ready = selector.select(max(0.0, renew_s - time.monotonic()))
-            readable = [key.fileobj for key, _ in ready]
-            if self._wake in readable:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake.recv(4096)
-            if sock in readable:
-                lines.fill()
-            if time.monotonic() >= renew_s:
-                with self._lock:
-                    self._unsent.append(msg.Renew())
-
-    def _flush(self, sock: socket.socket) -> bool:
-        with self._lock:
-            messages, self._unsent = self._unsent, deque()
-        try:
-            sock.sendall(b"".join(map(msg.render, messages)))
-        except OSError as problem:
-            raise LostError(f"lost the coordinator: {problem.strerror or 'it does not read'}") from None
-        return bool(messages)
 
     def _take(self, message: msg.Message) -> None:
         """Remember what a next Hello must say, and drop what a later Join has answered already."""
@@ -298,15 +243,7 @@ class Client:
         if not claim.sure:
             self._unsent.append(msg.Took(claim.generation))
 
-    def _tell(self, news: News) -> None:
-        self._news.put(news)
-        self._wake_reader()
-
     def _change(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._say(text)
-
-    def _nudge(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # full: it is due to wake up anyway; closed: nobody is there
-            self._waker.send(b".")

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch
-from trainer_launch.membership.connection import Connection, hang_up
-from trainer_launch.membership.connections import Switchboard
-from trainer_launch.membership.dropped_connections import Complaints
 from trainer_launch.membership.election import wanted_seats
 from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
 from trainer_launch.membership.state import (
     Close,
     Connected,
@@ -34,7 +32,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.json_lines import MessageError
 
 
-class Server(Switchboard[msg.Message, msg.FromServer]):
+class Server(ServerConnections[msg.Message, msg.FromServer]):
     """The coordinator of one job. Its state belongs to its thread."""
 
     def __init__(
@@ -51,7 +49,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             msg.render,
             secret=secret,
             silence_s=2 * settings.lease_s,
-            grumble=Complaints("coordinator", log),
+            complain=Complaints("coordinator", log),
         )
         self._settings = settings
         self._endpoint = endpoint

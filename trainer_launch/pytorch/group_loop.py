@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
-from trainer_launch.membership.client import Connected, Disconnected
+from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Membership, Outcome, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError, UsageError
 from trainer_launch.model.units import counted
@@ -24,7 +24,6 @@ from trainer_launch.planning import torchrun_logs
 from trainer_launch.pytorch import group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
-from trainer_launch.pytorch.job_events import TellingClient, tell
 from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
@@ -243,7 +242,8 @@ class Group:
         self._places = worker_processes.places(
             self._workers, formed, self._attempt_folder, are_forked=self._starter.forks
         )
-        tell(self._workers.run_dir, "workers_started", workers=len(processes), first_rank=formed.first_rank)
+        started = {"workers": len(processes), "first_rank": formed.first_rank}
+        runtime_directory.tell(self._workers.run_dir, "workers_started", **started)
         self._gpus.tell(is_first=self.state.starts == 1)
         self._queue += self._starter.start(processes, self._system.now)
         if self._observer is not None:
@@ -289,14 +289,11 @@ def snapshot(state: State) -> supervisor.State:
     return replace(run, phase=phase, restarts=max(0, state.starts - 1), stop_signal=state.stop_signal)
 
 
-def _client(
-    me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System
-) -> TellingClient:
+def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System) -> Client:
     hello = say.Hello(
         say.VERSION, me.job, me.node_rank, me.host, incarnation, workers=workers.count, role=workers.role
     )
-    known = {"seats": me.seats, "wake": system.poke}
-    return TellingClient(workers.run_dir, me.coordinator, hello, secret, _log.info, **known)
+    return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir)
 
 
 def _tell(news: object) -> None:

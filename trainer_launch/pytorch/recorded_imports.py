@@ -182,9 +182,8 @@ _BUILTINS = ("copyright", "credits", "exit", "help", "license", "quit")  # what 
 class Site:
     """An interpreter before it imports `site`: `sitecustomize`, `usercustomize` and `import` lines of .pth files.
 
-    They run in each worker, not in the fork server. The server is started with -S. It adds to `sys.path` what `site`
-    would add, but executes nothing except the lines by which editable installs are found. A forked worker goes back
-    to where an interpreter is before it imports `site`.
+    They run in each worker, not in the fork server, which is started with -S. It adds to `sys.path` what `site`
+    would add, but executes nothing except the lines by which editable installs are found.
     """
 
     def __init__(self, path: list[str], ours: str) -> None:

@@ -26,6 +26,7 @@ from trainer_launch.host import logs, process_attributes, process_tree, runtime_
 from trainer_launch.host.secret import read_secret
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.client import Client
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, NodeRange, exit_codes
@@ -33,7 +34,6 @@ from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
-from trainer_launch.pytorch.job_events import TellingClient, tell
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
 from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, WorkerDeath, ends_of, how_it_died
 from trainer_launch.supervisor import error_file
@@ -77,7 +77,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         )
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
         self._folder = os.environ.get(runtime_directory.VARIABLE, "")  # a launcher's
-        self._link = TellingClient(self._folder, endpoint, hello, secret, _log.info, conf.seats)
+        self._link = Client(endpoint, hello, secret, _log.info, conf.seats, run_dir=self._folder)
         self._first = FirstDeath(deaths, "null", self._started)
         if self._folder:
             process_attributes.die_with_parent(signal.SIGTERM)
@@ -151,7 +151,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         if env.get("LOCAL_RANK") == "0":
             first, count = env.get("RANK", ""), env.get("LOCAL_WORLD_SIZE", "")
             if first.isdigit() and count.isdigit():
-                tell(self._folder, "workers_started", workers=int(count), first_rank=int(first))
+                runtime_directory.tell(self._folder, "workers_started", workers=int(count), first_rank=int(first))
 
     def _tell_last_failure(self, failure: ChildFailedError) -> None:
         if self._formed is not None:

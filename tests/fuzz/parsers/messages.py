@@ -14,9 +14,9 @@ from tests.fuzz.registry import target
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
-from trainer_launch.membership.connection import Connection
+from trainer_launch.membership.client_connection import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_seats
-from trainer_launch.membership.server_messages import Lines, LostError
+from trainer_launch.membership.server_connections import Connection
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_probes import Probes, _Target

@@ -78,7 +78,8 @@ def test_a_node_lost_while_the_ranks_are_settled_makes_torchrun_start_again(tmp_
         lost.send(say.Join(hello.incarnation))
         met = lambda: isinstance(lost.receive(1.0), say.Go)  # noqa: E731
         eventually(met, "the nodes to meet")
-        lost.close("gone")
+        lost.send(say.Leave("gone"))
+        lost.close()
         (tmp_path / "other").mkdir()
         again = options(port, "--rdzv-conf=node_rank=1")
         with torchruns(tmp_path / "other", script(tmp_path, REDUCE + END), again) as (other,):

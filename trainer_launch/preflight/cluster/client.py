@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.host import sockets
 from trainer_launch.host.name_resolution import Resolving
 from trainer_launch.membership import candidates
-from trainer_launch.membership.protocol import Challenge, prove
-from trainer_launch.membership.server_messages import Lines, LostError
+from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, proof
 from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
@@ -53,7 +48,7 @@ class Verdict:
 News: TypeAlias = msg.Complete | msg.Seek | msg.Waiting | Verdict
 
 
-class Caller:
+class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
     """Takes part for one node. `present` says who it is; its port and proof are filled in here."""
 
     def __init__(  # noqa: PLR0913
@@ -69,6 +64,7 @@ class Caller:
         bench: Callable[[msg.Test, Ear], msg.Result] = run,
     ) -> None:
         self._home = home
+        self._other = f"what listens at {home} is not node 0's preflight"
         self._resolving = Resolving(home.host, home.port)
         self._secret = secret
         self._clock = clock
@@ -77,22 +73,15 @@ class Caller:
         self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
-        self._heard_s = self._began_s
         self.stage = "it has just started"
         self.waiting: msg.Waiting | None = None  # node 0's latest word
         self._host, self._incarnation = present.host, present.incarnation
         self._ports = ports
         self._ear = Ear(port, self._here, ports)
+        super().__init__("node 0", msg.render, _PAUSE_S)
         self._present = present
-        self._news: Queue[News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
-        self._unsent: deque[msg.FromNode] = deque()
-        self._closing = threading.Event()
-        self._is_over = False
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
-        self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="cluster preflight client", daemon=True)
         self._thread.start()
 
     @property
@@ -100,58 +89,37 @@ class Caller:
         """Where this node listens."""
         return self._ear.port
 
-    def receive(self, timeout_s: float | None = None) -> News | None:
-        """The next news; a Verdict comes at the latest a few seconds after the deadline, whatever happens."""
-        try:
-            return self._news.get(timeout=timeout_s)
-        except Empty:
-            return None
-
     def hurry(self) -> None:
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
             self.end((verdict.cut_off(self._host, self.stage, now_s - self._began_s),))
 
-    def send(self, message: msg.FromNode) -> None:
-        """Send a message; it is lost when node 0 is."""
-        self._unsent.append(message)
-        self._nudge()
-
-    def _nudge(self) -> None:
-        with contextlib.suppress(OSError):  # closed: nobody is there
-            self._waker.send(b".")
-
     def close(self) -> None:
         """End all, and free the port."""
-        self._closing.set()
-        self._nudge()
-        self._thread.join(timeout=1.0)  # it may hang in the resolver
+        super().close()
         self._ear.close()
-        for sock in (self._wake, self._waker):
-            sock.close()
 
     def _here(self) -> msg.Here:
         return msg.Here(self._host, self._incarnation, self.stage)
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        pause_s = _PAUSE_S
-        while not self._closing.is_set() and not self._is_over:
-            try:
-                self._use_one_connection()
-                pause_s = _PAUSE_S
-            except (LostError, NodeError) as problem:
-                self._lose(str(problem))
-            except OSError as problem:  # no descriptor for it
-                self._lose(f"cannot communicate with node 0: {problem.strerror}")
-            if not self._is_over and time.monotonic() >= self._until_s:
-                self._give_up()
-            if self._is_over:
-                return
-            self._closing.wait(min(pause_s, max(0.0, self._until_s - time.monotonic())))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    def _connect_once(self) -> bool:
+        is_good = False
+        try:
+            self._use_one_connection()
+            is_good = True
+        except (LostError, NodeError) as problem:
+            self._lose(str(problem))
+        except OSError as problem:  # no descriptor for it
+            self._lose(f"cannot communicate with node 0: {problem.strerror}")
+        if not self._is_over and time.monotonic() >= self._until_s:
+            self._give_up()
+        return is_good
+
+    def _next_pause_s(self, before_s: float) -> float:
+        return min(2 * before_s, _LONGEST_PAUSE_S, max(_PAUSE_S, self._until_s - time.monotonic()))
 
     def _lose(self, why: str) -> None:
         """What node 0 has promised, such as time for records, is over with it."""
@@ -168,17 +136,15 @@ class Caller:
     def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
         """This is the verdict, whatever node 0 may say."""
         self._is_over = True
-        self._news.put(Verdict(findings, is_shared))
+        self._tell(Verdict(findings, is_shared))
 
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
             tune(sock, _SILENT_KERNEL_S)
-            lines = Lines(sock, msg.parse, "node 0")
+            lines = Lines(sock, msg.parse, self._server)
             self._greet(sock, lines)
-            with selectors.DefaultSelector() as selector:
-                selector.register(sock, selectors.EVENT_READ)
-                selector.register(self._wake, selectors.EVENT_READ)
-                self._talk(sock, lines, selector)
+            sock.settimeout(_ANSWER_S)
+            self._talk(sock, lines, msg.Alive(), LEASE_S / 3, _SILENCE_S)
 
     def _connect(self) -> socket.socket:
         """Look the name up each time: a pod that is made again has another address."""
@@ -209,15 +175,11 @@ class Caller:
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
-        challenge = lines.next(until_s)
-        if not isinstance(challenge, Challenge):
-            raise LostError(f"what listens at {self._home} is not node 0's preflight")
-        proof = None
-        if self._secret is not None and challenge.nonce:
-            proof = prove(self._secret, challenge.nonce, self._present.job, self._incarnation)
+        known = proof(lines.next(until_s), self._secret, self._present.job, self._incarnation, self._other)
+        sock.settimeout(_ANSWER_S)
         try:
             self._learn_time(sock, lines, until_s)
-            self._say(sock, replace(self._present, port=self._ear.port, proof=proof))
+            self._write(sock, replace(self._present, port=self._ear.port, proof=known))
             answer = lines.next(until_s)
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
@@ -238,35 +200,14 @@ class Caller:
             return False
         return True
 
-    def _talk(self, sock: socket.socket, lines: Lines[msg.Message], selector: selectors.BaseSelector) -> None:
-        self._heard_s = alive_s = time.monotonic()
-        while not self._closing.is_set() and not self._is_over:
-            for message in lines.ready():
-                self._take(message)
-            now_s = time.monotonic()
-            if now_s - alive_s >= LEASE_S / 3:
-                alive_s = now_s
-                self._say(sock, msg.Alive())
-            while self._unsent:
-                self._say(sock, self._unsent.popleft())
-            ready = [key.fileobj for key, _ in selector.select(0 if self._is_over else LEASE_S / 6)]
-            if self._wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake.recv(4096)
-            if sock in ready:
-                lines.fill()
-                self._heard_s = time.monotonic()
-            elif time.monotonic() - self._heard_s > _SILENCE_S:
-                raise LostError(f"no message from node 0 for {_SILENCE_S:g} s")
-
     def _take(self, message: msg.Message) -> None:
         match message:
             case msg.Waiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
-                self._news.put(message)
+                self._tell(message)
             case msg.Complete() | msg.Seek():
-                self._news.put(message)
+                self._tell(message)
             case msg.Test():
                 test = threading.Thread(target=lambda: self.send(self._bench(message, self._ear)), daemon=True)
                 test.start()
@@ -282,18 +223,11 @@ class Caller:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):
-            self._say(sock, msg.Time(self._clock()))
+            self._write(sock, msg.Time(self._clock()))
             told = lines.next(until_s)
             now = self._clock()
             if not isinstance(told, msg.TimeIs):
-                raise LostError(f"what listens at {self._home} is not node 0's preflight")
+                raise LostError(self._other)
             round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
             if round_trip_s / 2 < self.offset[1]:
                 self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
-
-    def _say(self, sock: socket.socket, message: msg.FromNode) -> None:
-        sock.settimeout(_ANSWER_S)
-        try:
-            sock.sendall(msg.render(message))
-        except OSError as problem:
-            raise LostError(f"lost node 0: {problem.strerror or 'it does not read'}") from None

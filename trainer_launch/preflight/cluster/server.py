@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from trainer_launch.membership.connection import Connection, hang_up
-from trainer_launch.membership.connections import Switchboard
-from trainer_launch.membership.dropped_connections import Complaints
 from trainer_launch.membership.protocol import Hello, StatusQuery
+from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Finding
@@ -44,7 +42,7 @@ _log = logging.getLogger(__name__)
 LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]]
 
 
-class Server(Switchboard[msg.Message, msg.FromServer]):
+class Server(ServerConnections[msg.Message, msg.FromServer]):
     """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
 
     def __init__(
@@ -59,7 +57,7 @@ class Server(Switchboard[msg.Message, msg.FromServer]):
             msg.render,
             secret=secret,
             silence_s=_SILENCE_S,
-            grumble=Complaints("cluster preflight", lambda text: _log.info("%s", text)),
+            complain=Complaints("cluster preflight", lambda text: _log.info("%s", text)),
         )
         self._settings = settings
         self._endpoint = endpoint

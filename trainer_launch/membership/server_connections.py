@@ -1,11 +1,12 @@
 """What every server of ours does with its connections: let them in, hear them, answer, drop who misbehaves.
 
-One thread owns a switchboard and sleeps in `_wait` until a line, a connection, a nudge or a deadline.
+One thread owns a ServerConnections and sleeps in `_wait` until a line, a connection, a nudge or a deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import secrets
 import selectors
 import socket
@@ -16,20 +17,91 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.connection import Connection
-from trainer_launch.membership.dropped_connections import Complaints
-from trainer_launch.membership.protocol import Challenge
+from trainer_launch.membership.protocol import Challenge, prove
 from trainer_launch.membership.socket_options import listen, spare_files, tune
 from trainer_launch.model import Endpoint
-from trainer_launch.model.json_lines import MessageError
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
+MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
+_READ_BYTES = 65536
+_MANY_COMPLAINTS = 50
 _Heard = TypeVar("_Heard")  # what is said to a server
 _Said = TypeVar("_Said")  # what it says itself
 
 
-class Switchboard(ABC, Generic[_Heard, _Said]):
+class Complaints:
+    """Say each one once: a flood of strangers must not become a flood of lines."""
+
+    def __init__(self, whose: str, log: Callable[[str], None]) -> None:
+        self._whose = whose
+        self._log = log
+        self._said: set[str] = set()
+
+    def __call__(self, why: str, address: str) -> None:
+        """Say that a connection from this address was dropped, and why, unless the same was said before."""
+        if why not in self._said and len(self._said) < _MANY_COMPLAINTS:
+            self._said.add(why)
+            self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")
+
+
+class Connection:
+    """What is read and not yet a line, what is written and not yet sent."""
+
+    def __init__(self, sock: socket.socket, peer: int, address: str, nonce: str, at_s: float) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.address = address
+        self.nonce = nonce
+        self.at_s = at_s  # when it came
+        self.is_greeted = False
+        self.is_closing = False  # after what is unsent
+        self._unread = bytearray()
+        self._unsent = bytearray()
+
+    def is_proven(self, proof: str | None, secret: bytes | None, job: str, who: str) -> bool:
+        """Whether `who` shows by its first message that it knows the job's secret, if there is one."""
+        if secret is None:
+            return True
+        want = prove(secret, self.nonce, job, who)
+        return hmac.compare_digest(want.encode(), (proof or "").encode(errors="replace"))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self._unsent)
+
+    def read(self) -> list[bytes] | None:
+        """The lines that have come, None at the end. One read: nobody can keep the server busy alone."""
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        if not data:
+            return None
+        *lines, rest = (self._unread + data).split(b"\n")
+        self._unread = rest
+        if len(rest) >= MAX_LINE_BYTES:
+            raise MessageError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        return [bytes(line) for line in lines]
+
+    def write(self, line: bytes) -> bool:
+        """Take a line for sending; False when too much is unsent."""
+        self._unsent += line
+        return len(self._unsent) <= MAX_UNSENT_BYTES
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        while self._unsent:
+            try:
+                sent = self.sock.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            del self._unsent[:sent]
+
+
+class ServerConnections(ABC, Generic[_Heard, _Said]):
     """The connections of one server, numbered in the order in which they came."""
 
     def __init__(
@@ -39,13 +111,13 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         *,
         secret: bytes | None,
         silence_s: float,  # until the kernel ends a connection whose other end does not answer
-        grumble: Complaints,
+        complain: Complaints,
     ) -> None:
         self._parse = parse
         self._render = render
         self._secret = secret
         self._silence_s = silence_s
-        self._grumble = grumble
+        self._complain = complain
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._ungreeted: dict[int, Connection] = {}  # oldest first
@@ -157,7 +229,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as problem:  # out of descriptors or memory: the ones we have come first
-                self._grumble(f"cannot take it: {problem.strerror}", "anywhere")
+                self._complain(f"cannot take it: {problem.strerror}", "anywhere")
                 self._accept_again_s = time.monotonic() + timeouts.ACCEPT_AGAIN_S
                 self._accept(False)
                 return
@@ -183,7 +255,7 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         """Whether `who` shows by its first words that it knows the job's secret; complains if not."""
         is_proven = connection.is_proven(proof, self._secret, job, who)
         if not is_proven:
-            self._grumble("its secret differs from the job's", connection.address)
+            self._complain("its secret differs from the job's", connection.address)
         return is_proven
 
     def _greeted(self, connection: Connection) -> None:
@@ -252,4 +324,30 @@ class Switchboard(ABC, Generic[_Heard, _Said]):
         connection.sock.close()
         self._gone(connection, ended=ended)
         if why is not None:
-            self._grumble(why, connection.address)
+            self._complain(why, connection.address)
+
+
+def hang_up(connections: list[Connection], until_s: float) -> None:
+    """Send what is unsent, then wait for the others to end: closing over unread lines would void our last lines."""
+    if not connections:
+        return
+    try:
+        selector = selectors.DefaultSelector()
+    except OSError:  # out of descriptors: they are closed without ceremony
+        return
+    with selector:
+        for connection in connections:
+            selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        while selector.get_map() and time.monotonic() < until_s:
+            for key, mask in selector.select(max(0.0, until_s - time.monotonic())):
+                try:
+                    ended = mask & selectors.EVENT_READ and key.data.read() is None
+                    if mask & selectors.EVENT_WRITE:
+                        key.data.flush()
+                        if not key.data.has_unsent:
+                            selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
+                            key.data.sock.shutdown(socket.SHUT_WR)
+                except (OSError, MessageError):
+                    ended = True
+                if ended:
+                    selector.unregister(key.fileobj)
