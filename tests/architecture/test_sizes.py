@@ -22,7 +22,6 @@ IN_CHILDREN = (
     "pytorch/forked_process.py",
     "pytorch/function_launch.py",
     "pytorch/caller_fork.py",
-    "pytorch/fork_server_process.py",
 )
 BROAD = {"Exception", "BaseException"}
 

@@ -6,19 +6,13 @@ Started by `fork_server.py`. Before torch it imports nothing that torch does not
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import operator
 import os
 import select
 import signal
 import socket
 import sys
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable
-from typing import NoReturn
 
 from trainer_launch.host import process_attributes
 
@@ -81,7 +75,7 @@ def main(recorder: Recorder, site: Site) -> None:
     messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
     no_workers = reason or (None if serves == "workers" else "this server only opens stores")
     gc.freeze()  # workers would otherwise copy what the collector marks
-    run(lambda: serve(connection, origin, no_workers))
+    forked_process.run_without_frames(lambda: serve(connection, origin, no_workers))
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -337,35 +331,3 @@ def _free_port(request: OpenStore) -> int:
             probe.bind(("", port))
             return port
     raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")
-
-
-# -- no frame below the program's own ----------------------------------------------------------
-
-
-Step = Callable[[], object]
-
-
-def run(first: Callable[[], Callable[[], Step]]) -> NoReturn:
-    """Leave all frames, then call `first`; then again and again what it has returned, and what that returns.
-
-    `first` or one of the steps has to end the process.
-    """
-    chain: Callable[[], object] = functools.partial(
-        deque, map(operator.methodcaller("__call__"), iter(_Steps(first), None)), 0
-    )
-    raise SystemExit(type("Steps", (), {"__str__": staticmethod(chain)})())
-
-
-class _Steps:
-    def __init__(self, first: Callable[[], Callable[[], Step]]) -> None:
-        self._first = first
-        self._next: Callable[[], Step] | None = None
-
-    def __call__(self) -> Step:
-        try:
-            if self._next is None:
-                self._next = self._first()
-            return self._next()
-        except BaseException:  # noqa: BLE001  nobody above would tell it
-            traceback.print_exc()
-            os._exit(1)

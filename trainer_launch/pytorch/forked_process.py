@@ -1,8 +1,8 @@
 """A forked worker, from its fork to its exit: it becomes `python -u train.py`.
 
 Nothing of ours shows: not in the interpreter's state, not in the process's, not in a traceback, not at its end. The
-only frame below the program's own is `_BASE`, which looks like the program's; `top.py` says how. When the program
-has ended there is none, and the interpreter ends as always.
+only frame below the program's own is `_BASE`, which looks like the program's; see `run_without_frames`. When the
+program has ended there is none, and the interpreter ends as always.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import importlib
 import io
 import json
 import mmap
+import operator
 import os
 import resource
 import runpy
@@ -26,6 +27,7 @@ import sys
 import time
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
@@ -449,3 +451,41 @@ def _leave_last_words(text: str, lines: str) -> None:
     message = {"message": text, "extraInfo": extra}
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
+
+
+# -- no frame below --------------------------------------------------------------------------
+
+Step = Callable[[], object]
+
+
+def run_without_frames(first: Callable[[], Callable[[], Step]]) -> NoReturn:
+    """Leave all frames, then call `first`; then again and again what it has returned, and what that returns.
+
+    Whoever prints a stack, or looks for the main script at its bottom, would else find the fork server there. And
+    what a frame holds is not finalised when the interpreter ends. A new thread would have an empty stack, too, but
+    a process that Python 3.13 has forked from a thread crashes at its end.
+
+    The interpreter prints the value of `SystemExit` when the last frame has gone. It asks for its `str()`, which
+    here is `deque(map(call, steps))`: each step is called, and then what it has returned.
+
+    `first` or one of the steps has to end the process.
+    """
+    chain: Callable[[], object] = functools.partial(
+        deque, map(operator.methodcaller("__call__"), iter(_Steps(first), None)), 0
+    )
+    raise SystemExit(type("Steps", (), {"__str__": staticmethod(chain)})())
+
+
+class _Steps:
+    def __init__(self, first: Callable[[], Callable[[], Step]]) -> None:
+        self._first = first
+        self._next: Callable[[], Step] | None = None
+
+    def __call__(self) -> Step:
+        try:
+            if self._next is None:
+                self._next = self._first()
+            return self._next()
+        except BaseException:  # noqa: BLE001  nobody above would tell it
+            traceback.print_exc()
+            os._exit(1)
