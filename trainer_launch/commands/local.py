@@ -213,16 +213,8 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
     names = (
-        "max_restarts",
-        "hang_timeout",
-        "events",
-        "preload",
-        "signals",
-        "engine",
-        "rendezvous",
-        "grace",
-        "start_method",
-        "stop_order",
+        *("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace"),
+        *("start_method", "stop_order"),
     )
     chosen = tuple(name for name in names if name in settings.model_fields_set)
     return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}

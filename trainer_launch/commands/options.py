@@ -268,64 +268,24 @@ def _shown(default: object) -> str:
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _CHECKING = (
-    "preflight",
-    "level",
-    "pair_test",
-    "threshold",
-    "reference",
-    "write_reference",
-    "only",
-    "skip",
-    "fatal",
-    "deadline",
-    "storage",
-    "image",
-    "exit_warning",
-    "report",
-    "plot",
-    "prometheus_file",
+    *("preflight", "level", "pair_test", "threshold", "reference", "write_reference", "only", "skip", "fatal"),
+    *("deadline", "storage", "image", "exit_warning", "report", "plot", "prometheus_file"),
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in (*_CHECKING, "listen_address"))
-_EXPLAIN = tuple(
-    name for name in _RUN if name not in ("color", "termination_log", "events", "metrics_port", "state_dir")
-)
+_NOT_EXPLAINED = ("color", "termination_log", "events", "metrics_port", "state_dir")
+_EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
-    *_CHECKING,
-    "state_dir",
-    "contract",
-    "engine",
-    *(name for name in _JOB if name != "max_restarts"),
-    "min_nodes",
-    "port_range",
-    "secret_file",
-    "ssh_dir",
-    "ssh_port",
-    "insecure_host_keys",
-    "shm_size",
-    "termination_log",
-    "log_level",
+    *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
+    *("min_nodes", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
+    *("termination_log", "log_level"),
 )
 _LOCAL = (
-    "engine",
-    "nodes",
-    "nproc_per_node",
-    "max_restarts",
-    "rendezvous",
-    "start_method",
-    "preload",
-    "grace",
-    "stop_order",
-    "signals",
-    "hang_timeout",
-    "prefix",
-    "color",
-    "events",
-    "log_level",
+    *("engine", "nodes", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload", "grace"),
+    *("stop_order", "signals", "hang_timeout", "prefix", "color", "events", "log_level"),
 )
 _SSHD = (
-    *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
-    *("contract", "grace", "signals", "shm_size"),
-    *("color", "termination_log", "events", "metrics_port", "log_level"),
+    *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env", "contract", "grace", "signals"),
+    *("shm_size", "color", "termination_log", "events", "metrics_port", "log_level"),
 )
 # Each command's module and its settings; only the one that is called is imported.
 COMMANDS = {
@@ -340,52 +300,31 @@ COMMANDS = {
     "version": (),
 }
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
-METAVARS = {
-    "output_limit": "LINES",
-    "contract": "NAME",
-    "nodes": "N[:MAX]",
-    "nproc_per_node": "N|auto",
-    "node_rank": "N",
-    "master_addr": "HOST",
-    "master_port": "PORT",
-    "max_restarts": "N",
-    "preload": "A,B",
-    "hosts": "HOST:N[,...]",
-    "host_discovery_script": "PATH",
-    "ssh_dir": "PATH",
-    "ssh_port": "PORT",
-    "listen_address": "ADDRESS[,...]",
-    "forward_env": "NAME[,...]",
-    "grace": "SECONDS",
-    "signals": "NAME=ACTION[,...]",
-    "wait_timeout": "SECONDS",
-    "rejoin_timeout": "SECONDS",
-    "min_nodes": "N",
-    "shrink_after": "SECONDS",
-    "restart_window": "SECONDS",
-    "port_range": "LOW-HIGH",
-    "secret_file": "PATH",
-    "termination_log": "PATH",
-    "shm_size": "SIZE|auto|keep",
-    "threshold": "NAME=VALUE[,...]",
-    "reference": "PATH",
-    "write_reference": "PATH",
-    "only": "CHECK[,...]",
-    "skip": "CHECK[,...]",
-    "fatal": "CHECK[,...]",
-    "deadline": "SECONDS",
-    "image": "NAME",
-    "storage": "[shared:]PATH[,...]",
-    "report": "PATH",
-    "plot": "PATH",
-    "prometheus_file": "PATH",
-    "state_dir": "PATH",
-    "hang_timeout": "SECONDS|auto",
-    "hang_dir": "PATH",
-    "progress_file": "PATH",
-    "events": "PATH|-",
-    "metrics_port": "PORT",
+_METAVARS = {  # and the settings that have it
+    "LINES": "output_limit",
+    "NAME": "contract image",
+    "N[:MAX]": "nodes",
+    "N|auto": "nproc_per_node",
+    "N": "node_rank max_restarts min_nodes",
+    "HOST": "master_addr",
+    "PORT": "master_port ssh_port metrics_port",
+    "A,B": "preload",
+    "HOST:N[,...]": "hosts",
+    "PATH": "host_discovery_script ssh_dir secret_file termination_log reference write_reference report plot "
+    "prometheus_file state_dir hang_dir progress_file",
+    "ADDRESS[,...]": "listen_address",
+    "NAME[,...]": "forward_env",
+    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window deadline",
+    "NAME=ACTION[,...]": "signals",
+    "LOW-HIGH": "port_range",
+    "SIZE|auto|keep": "shm_size",
+    "NAME=VALUE[,...]": "threshold",
+    "CHECK[,...]": "only skip fatal",
+    "[shared:]PATH[,...]": "storage",
+    "SECONDS|auto": "hang_timeout",
+    "PATH|-": "events",
 }
+METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
 
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {

@@ -23,6 +23,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Template,
     Workload,
     env_items,
+    key_files,
 )
 
 KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
@@ -129,8 +130,7 @@ def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: fl
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
-    keys = {f"{_KEYS}/id_rsa": File(mode=0o600, key="private")}
-    keys |= {f"{_KEYS}/{name}": File(key="public") for name in ("id_rsa.pub", "authorized_keys")}
+    keys = key_files(_KEYS, 0o600, 0o644)
     served = Container(name=NODE, command=(_OURS, "sshd"), files=keys)
     workers = tuple(_draft(NODE, node, served, grace_s, label=str(node)) for node in range(_checked(nodes)))
     hosts = "".join(f"{_full(one.hostname)} slots={nproc_per_node}\n" for one in workers)

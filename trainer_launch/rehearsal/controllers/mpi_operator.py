@@ -19,6 +19,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Template,
     Workload,
     env_items,
+    key_files,
 )
 from trainer_launch.rehearsal.controllers.podspec import RESTARTS, read_template
 
@@ -176,11 +177,7 @@ def _dialect(job: _Job) -> Mapping[str, str]:
 
 def _keys(job: _Job) -> Mapping[str, File]:
     mode = 0o600 if job.ssh == "/root/.ssh" else 0o644
-    return {
-        f"{job.ssh}/id_rsa": File(mode=mode, key="private"),
-        f"{job.ssh}/id_rsa.pub": File(mode=mode, key="public"),
-        f"{job.ssh}/authorized_keys": File(mode=mode, key="public"),
-    }
+    return key_files(job.ssh, mode, mode)
 
 
 def _first(template: Template, env: Mapping[str, str], files: Mapping[str, File]) -> Template:

@@ -43,6 +43,14 @@ class File:
         return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
+def key_files(folder: str, private: int, public: int) -> dict[str, File]:
+    """The job's own pair of keys, as ssh wants it, with these modes."""
+    return {
+        f"{folder}/id_rsa": File(mode=private, key="private"),
+        **{f"{folder}/{name}": File(mode=public, key="public") for name in ("id_rsa.pub", "authorized_keys")},
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A volume at a path of a container."""

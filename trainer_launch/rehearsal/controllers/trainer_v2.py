@@ -19,6 +19,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Rules,
     Workload,
     env_items,
+    key_files,
     upserted,
 )
 from trainer_launch.rehearsal.controllers.trainer_runtime import (
@@ -267,11 +268,7 @@ def mpi(job: TrainJob) -> TrainJob:
         for index in range(one.count)
     ]
     ssh = policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
-    keys = {
-        f"{ssh}/id_rsa": File(mode=0o640, key="private"),
-        f"{ssh}/id_rsa.pub": File(mode=0o644, key="public"),
-        f"{ssh}/authorized_keys": File(mode=0o644, key="public"),
-    }
+    keys = key_files(ssh, 0o640, 0o644)
     hostfile = {_HOSTFILE: File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
     env = env_items(
         {

@@ -23,11 +23,12 @@ from typing import Any
 
 from trainer_launch.host import atomic_file, logs
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.report import html_page
 from trainer_launch.rehearsal.report.fault_costs import Analysis, analyse
 from trainer_launch.rehearsal.report.history import Doing, Entry, History, Walk, What
-from trainer_launch.rehearsal.report.summary import clean, cost_lines, counted, seconds
+from trainer_launch.rehearsal.report.summary import clean, cost_lines, seconds
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS, Verdict, judge
 
 _ENDINGS = (".html", ".png")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.job_lifecycle import State
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
@@ -65,9 +66,9 @@ def _verdict(analysis: Analysis, verdict: Verdict, *, has_ended: bool) -> tuple[
 
 
 def _sums(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    totals = analysis.totals
+    totals, pods = analysis.totals, len(analysis.lanes)
     return (
-        (str(len(analysis.lanes)), "pod" if len(analysis.lanes) == 1 else "pods"),
+        (str(pods), "pod" if pods == 1 else "pods"),
         (str(totals.faults), "fault" if totals.faults == 1 else "faults"),
         (str(totals.attempts), "attempt" if totals.attempts == 1 else "attempts"),
         (UNKNOWN if totals.downtime_s is None else seconds(totals.downtime_s), "without a new step"),
@@ -158,12 +159,6 @@ def seconds(value: float) -> str:
     if value >= 600:
         return f"{int(value // 60)} min {int(value % 60)} s"
     return f"{value:.2f} s" if 0 < value < 1 else f"{value:.1f} s"
-
-
-def counted(number: int, noun: str, one: str = "1 ") -> str:
-    """`3 faults`; of one, `one` and the noun."""
-    text = f"{one}{noun}" if number == 1 else f"{number} {noun}s"
-    return text[0].upper() + text[1:] if not one else text
 
 
 def ticks(end_s: float, most: int = 6) -> Sequence[float]:
