@@ -11,11 +11,10 @@ import pytest
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
-from trainer_launch.model import Endpoint, Exit, Membership, Plan, Verdict, Workers
+from trainer_launch.model import Endpoint, Exit, FailureRecord, Membership, Plan, Verdict, Workers
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.pytorch import group_ending, worker_group
 from trainer_launch.pytorch import group_events as ge
-from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.death_clues import Evidence
@@ -58,7 +57,7 @@ class Group:
         self, rank: int, code: int | None = 0, number: int | None = None, message: str = ""
     ) -> list[ge.Action]:
         exit_ = Exit(process=f"rank {rank}", code=code if number is None else None, signal=number, at_s=self.now_s)
-        death = WorkerDeath(
+        death = FailureRecord(
             rank=rank, local_rank=rank, exit_code=exit_.code, signal=number, message=message or None
         )
         return self(ge.WorkerEnded(exit_, death))

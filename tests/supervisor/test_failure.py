@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from trainer_launch.host import cgroup
-from trainer_launch.model import Exit
+from trainer_launch.model import Exit, FailureRecord
 from trainer_launch.supervisor import error_file
-from trainer_launch.supervisor.death_clues import AgentFailure, Evidence, parse_agent_failure
+from trainer_launch.supervisor.death_clues import Evidence, parse_agent_failure
 from trainer_launch.supervisor.failure import (
     RULES,
     classify,
@@ -28,9 +28,9 @@ OOM = Evidence(oom_kills_before=2, oom_kills_after=3)
 NO_OOM = Evidence(oom_kills_before=2, oom_kills_after=2)
 FULL = Evidence(shm_free_bytes=4096, shm_size_bytes=64 << 20)
 ROOMY = Evidence(shm_free_bytes=60 << 20, shm_size_bytes=64 << 20)
-LOST = Evidence(agent=AgentFailure(reason="PeerLost", message="nobody came", exit_code=138))
+LOST = Evidence(agent=FailureRecord(reason="PeerLost", message="nobody came", exit_code=138))
 
-UNEVEN = Evidence(agent=AgentFailure(reason="ProgramError", message="rank 1 finished", exit_code=1))
+UNEVEN = Evidence(agent=FailureRecord(reason="ProgramError", message="rank 1 finished", exit_code=1))
 
 
 def said(line):
@@ -52,17 +52,22 @@ ROWS = [
     (death(138), Evidence(), "Failed", 138),
     (
         death(138),
-        Evidence(agent=AgentFailure(reason="Hung", message="rank 2 hangs", exit_code=138)),
+        Evidence(agent=FailureRecord(reason="Hung", message="rank 2 hangs", exit_code=138)),
         "Hung",
         138,
     ),
     (
         death(1),
-        Evidence(agent=AgentFailure(reason="ProgramError", message="rank 1 finished", exit_code=1)),
+        Evidence(agent=FailureRecord(reason="ProgramError", message="rank 1 finished", exit_code=1)),
         "ProgramError",
         1,
     ),
-    (death(2), Evidence(agent=AgentFailure(reason="Misconfigured", message="no", exit_code=2)), "Misconfigured", 2),
+    (
+        death(2),
+        Evidence(agent=FailureRecord(reason="Misconfigured", message="no", exit_code=2)),
+        "Misconfigured",
+        2,
+    ),
     (death(1), UNEVEN, "ProgramError", 1),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
@@ -129,7 +134,7 @@ def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
 
 
 def test_a_failed_device_is_named_by_its_workers_local_rank():
-    agent = AgentFailure(
+    agent = FailureRecord(
         rank=11, local_rank=3, exit_code=1, message="RuntimeError: CUDA error: uncorrectable ECC error"
     )
     failure = classify(death(1), Evidence(agent=agent))
@@ -141,25 +146,25 @@ def test_a_failed_device_is_named_by_its_workers_local_rank():
 
 
 def test_why_nothing_was_started_again_is_evidence():
-    agent = AgentFailure(rank=0, exit_code=1, message="SyntaxError: x", why_not_again="not restarted, because")
+    agent = FailureRecord(rank=0, exit_code=1, message="SyntaxError: x", why_not_again="not restarted, because")
     assert classify(death(1), Evidence(agent=agent)).evidence[-1] == "not restarted, because"
 
 
 def test_without_a_message_the_last_line_tells_why():
     assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    agent = AgentFailure(rank=1, exit_code=1, message="from the agent")
+    agent = FailureRecord(rank=1, exit_code=1, message="from the agent")
     told = Evidence(agent=agent, last_lines=("x",))
     assert classify(death(1), told).message == "rank 1 ended with exit code 1: from the agent"
 
 
 def test_the_agents_worker_is_judged_not_the_agent():
-    agent = AgentFailure(rank=3, exit_code=137, signal=int(signal.SIGKILL), hostname="n1", lines=("why",))
+    agent = FailureRecord(rank=3, exit_code=137, signal=int(signal.SIGKILL), hostname="n1", lines=("why",))
     failure = classify(death(137), Evidence(agent=agent, oom_kills_before=0, oom_kills_after=1))
     assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
 
 
 def test_a_kill_for_memory_before_the_worker_was_started_is_not_what_it_died_of():
-    agent = AgentFailure(rank=3, exit_code=137, signal=int(signal.SIGKILL), oom_kills_before=3)
+    agent = FailureRecord(rank=3, exit_code=137, signal=int(signal.SIGKILL), oom_kills_before=3)
     assert classify(death(137), replace(OOM, agent=agent)).reason == "Killed"
     since = classify(death(137), Evidence(agent=agent, oom_kills_before=2, oom_kills_after=4))
     assert since.reason == "OutOfMemory"
@@ -176,14 +181,14 @@ def test_kills_for_memory_count_from_the_last_start(monkeypatch):
 
 
 def test_who_was_killed_because_it_hung_is_told_so_also_after_a_kill_for_memory():
-    agent = AgentFailure(reason="Hung", message="rank 2 hangs", exit_code=137, signal=int(signal.SIGKILL))
+    agent = FailureRecord(reason="Hung", message="rank 2 hangs", exit_code=137, signal=int(signal.SIGKILL))
     failure = classify(death(137), replace(OOM, agent=agent))
     assert (failure.reason, failure.exit_code) == ("Hung", 138)
     assert "for memory" in failure.evidence[0], "it may be why"
 
 
 def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
-    failure = classify(death(number=9), Evidence(agent=AgentFailure(rank=3, exit_code=1)))
+    failure = classify(death(number=9), Evidence(agent=FailureRecord(rank=3, exit_code=1)))
     assert (failure.rank, failure.exit_code) == (None, 137)
 
 
@@ -202,7 +207,7 @@ def test_a_note_is_read_leniently():
         "pid": 3,
         "oom_kills_before": 4,
     }
-    assert parse_agent_failure(json.dumps(note)) == AgentFailure(
+    assert parse_agent_failure(json.dumps(note)) == FailureRecord(
         rank=1, lines=("a", "1"), timestamp=1.5, oom_kills_before=4
     )
     for text in ("", "[]", "{", "null"):
@@ -212,27 +217,27 @@ def test_a_note_is_read_leniently():
 def test_torchs_own_error_file_tells_what_the_worker_said_and_how_it_ended() -> None:
     extra = {"py_callstack": "Traceback\n  line 1\nValueError: no luck\n", "timestamp": "1700000000"}
     data = {"message": {"message": "ValueError: no luck", "extraInfo": extra, "errorCode": 9}}
-    assert parse_agent_failure(json.dumps(data)) == AgentFailure(
+    assert parse_agent_failure(json.dumps(data)) == FailureRecord(
         message="ValueError: no luck", lines=("Traceback", "  line 1", "ValueError: no luck"), exit_code=9
     )
 
 
 def test_a_negative_error_code_is_a_signal() -> None:
     data = {"message": {"message": "<NONE>", "errorCode": -9}}
-    assert parse_agent_failure(json.dumps(data)) == AgentFailure(exit_code=137, signal=9)
+    assert parse_agent_failure(json.dumps(data)) == FailureRecord(exit_code=137, signal=9)
 
 
 def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
-    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == AgentFailure(
+    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == FailureRecord(
         message="RuntimeError: x"
     )
     for code in (True, "9", None, 10**9, -(10**9)):
-        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == AgentFailure()
+        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == FailureRecord()
 
 
 def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -> None:
     about = {"reason": None, "rank": 3, "local_rank": 1, "hostname": "pod-1", "why_not_again": "why"}
-    assert parse_agent_failure(error_file.render(None, -11, ("line",), about)) == AgentFailure(
+    assert parse_agent_failure(error_file.render(None, -11, ("line",), about)) == FailureRecord(
         rank=3,
         local_rank=1,
         hostname="pod-1",

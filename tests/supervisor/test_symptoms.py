@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.model import Exit
-from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
+from trainer_launch.model import Exit, FailureRecord
+from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.error_lines import SYMPTOMS, error_name, essence, final_error, headline, recognise
 from trainer_launch.supervisor.failure import classify
 
@@ -42,7 +42,7 @@ def test_the_agents_word_tells_the_same(text, how, number, reason, code):
     """torch's error file has the exception and its text."""
     message = "\n".join(final_error(text.splitlines()))
     dead = {"exit_code": number} if how == "exits" else {"signal": number, "exit_code": 128 + number}
-    agent = AgentFailure(rank=3, message=message, **dead)
+    agent = FailureRecord(rank=3, message=message, **dead)
     failure = classify(death("exits", 1), Evidence(agent=agent))
     assert (failure.reason, failure.exit_code) == (reason, code), failure
 

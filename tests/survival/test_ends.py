@@ -7,12 +7,13 @@ import signal
 import pytest
 
 from trainer_launch.membership import protocol as say
-from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
+from trainer_launch.model import FailureRecord
+from trainer_launch.pytorch.worker_death import Ends, ends_of, failed_message
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
-DONE = WorkerDeath(rank=1, exit_code=0)
-WAITED = WorkerDeath(rank=0, exit_code=1, message=CLOSED)
-OWN = WorkerDeath(rank=2, exit_code=1, message="ValueError: x")
+DONE = FailureRecord(rank=1, exit_code=0)
+WAITED = FailureRecord(rank=0, exit_code=1, message=CLOSED)
+OWN = FailureRecord(rank=2, exit_code=1, message="ValueError: x")
 
 
 @pytest.mark.parametrize(
@@ -22,21 +23,21 @@ OWN = WorkerDeath(rank=2, exit_code=1, message="ValueError: x")
         ([WAITED, DONE], Ends()),  # who leaves with 0 after it may have been asked to
         ([DONE, OWN], Ends((1,), failed=True)),
         ([DONE, WAITED, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, WorkerDeath(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
-        ([DONE, WAITED, WorkerDeath(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
-        ([DONE, WorkerDeath(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
-        ([DONE, WorkerDeath(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
-        ([DONE, WAITED, WorkerDeath(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),
-        ([DONE, WorkerDeath(rank=0, signal=signal.SIGABRT, message=CLOSED)], Ends((1,), True)),  # a crash at exit
-        ([DONE, WorkerDeath()], Ends((1,), True)),  # nobody knows how it ended
+        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
+        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
+        ([DONE, FailureRecord(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
+        ([DONE, FailureRecord(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
+        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),
+        ([DONE, FailureRecord(rank=0, signal=signal.SIGABRT, message=CLOSED)], Ends((1,), True)),  # a crash at exit
+        ([DONE, FailureRecord()], Ends((1,), True)),  # nobody knows how it ended
         ([], Ends()),
     ],
 )
-def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[WorkerDeath], ends: Ends) -> None:
+def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[FailureRecord], ends: Ends) -> None:
     assert ends_of(deaths) == ends
 
 
 def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_node() -> None:
-    assert WAITED.failed(3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
-    assert not WAITED.failed(3, Ends((1,), failed=True)).lost_peer
-    assert not OWN.failed(3, Ends((1,))).lost_peer
+    assert failed_message(WAITED, 3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
+    assert not failed_message(WAITED, 3, Ends((1,), failed=True)).lost_peer
+    assert not failed_message(OWN, 3, Ends((1,))).lost_peer

@@ -10,8 +10,7 @@ import pytest
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected
-from trainer_launch.model import Endpoint
-from trainer_launch.pytorch.worker_death import WorkerDeath
+from trainer_launch.model import Endpoint, FailureRecord
 
 if TYPE_CHECKING:
     from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous
@@ -41,7 +40,7 @@ class Talk:
         self.news += [formed, say.Go(generation, "10.0.0.1", 40000)]
 
 
-def rendezvous_of(talk: Any, *deaths: WorkerDeath | None) -> CoordinatedRendezvous:
+def rendezvous_of(talk: Any, *deaths: FailureRecord | None) -> CoordinatedRendezvous:
     """This node's, whose workers die so from start to start."""
     from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, Identity
 
@@ -66,7 +65,7 @@ def test_a_failure_that_the_job_has_recovered_from_is_not_the_one_that_ends_it_w
 ) -> None:
     from trainer_launch.pytorch.elastic_rendezvous import GaveUpError
 
-    made = rendezvous_of(talk, None, WorkerDeath(rank=1, exit_code=7), None)
+    made = rendezvous_of(talk, None, FailureRecord(rank=1, exit_code=7), None)
     talk.meets(1, group_rank=1)
     made.next_rendezvous()
     talk.meets(2, group_rank=0)  # the other node came back later than this one
@@ -82,7 +81,7 @@ def test_a_failure_that_the_job_has_recovered_from_is_not_the_one_that_ends_it_w
 def test_the_failure_that_ends_the_job_is_this_nodes_own(talk: Talk) -> None:
     from trainer_launch.pytorch.elastic_rendezvous import GaveUpError
 
-    death = WorkerDeath(rank=1, exit_code=7)
+    death = FailureRecord(rank=1, exit_code=7)
     made = rendezvous_of(talk, None, death)
     talk.meets(1, group_rank=1)
     made.next_rendezvous()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.model import exit_codes, typos
-from trainer_launch.model.frozen import dataclass
+from trainer_launch.model import FailureRecord, exit_codes, typos
 from trainer_launch.model.units import counted
 
 _UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
@@ -13,18 +12,6 @@ _REFUSALS = {
     exit_codes.NOT_EXECUTABLE: "its program cannot be executed (exit code 126)",
     exit_codes.NOT_FOUND: "its program cannot be found (exit code 127)",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRecord:
-    """How an attempt failed: the first worker's own end, as far as it is known."""
-
-    attempt: int  # a torch job's generation, or the start of mpirun
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    error: str | None = None  # the type of the exception that ended it
-    message: str = ""  # that exception's first words, type and all
 
 
 def why_not_again(failed: FailureRecord, before: FailureRecord | None) -> str | None:
@@ -46,9 +33,9 @@ def why_not_again(failed: FailureRecord, before: FailureRecord | None) -> str | 
     return None
 
 
-def is_of_code(error: str | None, message: str) -> bool:
+def is_of_code(error: str | None, message: str | None) -> bool:
     """Whether an error tells of the program itself, which is the same at every start."""
-    return error in _UNPARSABLE or error in _MISSING or typos.is_slip(message)
+    return error in _UNPARSABLE or error in _MISSING or typos.is_slip(message or "")
 
 
 def recent(failures_s: tuple[float, ...], now_s: float, window_s: float | None) -> tuple[float, ...]:

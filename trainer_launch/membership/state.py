@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.retry_policy import FailureRecord
+from trainer_launch.model import FailureRecord
 from trainer_launch.model.frozen import dataclass
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none

@@ -299,6 +299,25 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """How an attempt failed, for torch and MPI alike: the first worker's own end, as far as it is known."""
+
+    attempt: int = 0  # a torch job's generation, or the start of mpirun
+    rank: int | None = None  # in the job
+    local_rank: int | None = None
+    hostname: str | None = None
+    exit_code: int | None = None  # as the shell has it
+    signal: int | None = None
+    error: str | None = None  # the type of the exception that ended it
+    message: str | None = None  # what it said itself, type and all
+    lines: tuple[str, ...] = ()  # its traceback, or what it wrote last
+    reason: str | None = None  # the exit reason, where more is known than how it ended
+    why_not_again: str | None = None  # why the job does not go on from its last checkpoint
+    timestamp: float | None = None  # seconds since 1970
+    oom_kills_before: int | None = None  # how many there had been when the worker was started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """The first cause of a failed run."""
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from trainer_launch.membership.retry_policy import FailureRecord
-from trainer_launch.model import Member
+from trainer_launch.model import FailureRecord, Member
 from trainer_launch.mpi.mpirun_messages import Said
 
 

@@ -21,8 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.membership import retry_policy, timeouts
-from trainer_launch.membership.retry_policy import FailureRecord, is_of_code
-from trainer_launch.model import Member, exit_codes
+from trainer_launch.membership.retry_policy import is_of_code
+from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.mpi.host_wait import Step, done, give_up, look, patience_s, there, wait, wanted

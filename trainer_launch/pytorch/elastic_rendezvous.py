@@ -16,10 +16,10 @@ from trainer_launch.host import sockets
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected
-from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.model import Endpoint, FailureRecord, PortRange
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch.rendezvous_entry_point import BACKEND
-from trainer_launch.pytorch.worker_death import Ends, WorkerDeath
+from trainer_launch.pytorch.worker_death import Ends, failed_message
 
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Identity:
 class GaveUpError(Exception):
     """The job will not go on: the budget is spent, or a node did not come back."""
 
-    def __init__(self, given_up: say.GiveUp, own: WorkerDeath | None) -> None:
+    def __init__(self, given_up: say.GiveUp, own: FailureRecord | None) -> None:
         super().__init__(given_up.reason)
         self.given_up = given_up
         # The failure that ended the job, when it is one of this node's workers.
@@ -59,7 +59,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         coordinator: Endpoint,
         *,
         me: Identity,
-        first_death: Callable[[], WorkerDeath | None],
+        first_death: Callable[[], FailureRecord | None],
         patience_s: float,
         ends: Callable[[], Ends] = lambda: Ends(failed=True),
     ) -> None:
@@ -75,7 +75,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._going = False  # whether workers of the current generation were started
         self._store: TCPStore | None = None
         self._away_since_s: float | None = time.monotonic()  # None while the coordinator is there
-        self._told: WorkerDeath | None = None  # this node's failure that ended the last generation
+        self._told: FailureRecord | None = None  # this node's failure that ended the last generation
         self._ended: say.GiveUp | say.Finished | None = None
 
     # -- what torch calls ---------------------------------------------------------------------
@@ -251,10 +251,10 @@ class CoordinatedRendezvous(RendezvousHandler):
         """torch comes here by itself only when a worker of ours has failed, or because we were out of touch."""
         death = self._first_death()
         if death is None and not self._is_away(timeouts.BLIP_S):
-            death = WorkerDeath()  # nobody saw which it was
+            death = FailureRecord()  # nobody saw which it was
         if self._going and self._formed is not None and death is not None:
             self._told, self._ends = death, self._look_at_ends()
-            self._client.send(death.failed(self._formed.generation, self._ends))
+            self._client.send(failed_message(death, self._formed.generation, self._ends))
 
 
 # -- a generation's store ----------------------------------------------------------------------

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import Exit, Failure, GivenUp, Outcome, Verdict, exit_codes
-from trainer_launch.pytorch.worker_death import WorkerDeath
+from trainer_launch.model import Exit, Failure, FailureRecord, GivenUp, Outcome, Verdict, exit_codes
+from trainer_launch.pytorch.worker_death import code_of
 from trainer_launch.pytorch.worker_group import Refusal, State
 from trainer_launch.supervisor import failure
-from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 
 
 class AnySystem(Protocol):
@@ -59,7 +59,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
             return failure.unresolved(text)
         case Refusal(text=text, code=code):
             reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "PeerLost"
-            told = AgentFailure(reason=reason, message=text, exit_code=code)
+            told = FailureRecord(reason=reason, message=text, exit_code=code)
             return _classified(told, "", system, evidence)
         case say.GiveUp() as given_up:
             own = state.own if state.own is not None and state.own.rank == given_up.rank else None
@@ -75,13 +75,13 @@ def _given_up(end: object) -> GivenUp | None:
     )
 
 
-def given_up_for(given_up: say.GiveUp, own: WorkerDeath | None) -> AgentFailure:
+def given_up_for(given_up: say.GiveUp, own: FailureRecord | None) -> FailureRecord:
     """Why the coordinator has ended the job, as this node tells it.
 
     The faulty node has its worker's own code, the others have lost a peer; a cause of its own is everybody's.
     """
     if given_up.cause is not None:  # no code of ours may ask a controller for a restart
-        told = AgentFailure(
+        told = FailureRecord(
             reason=given_up.cause,
             message=given_up.reason,
             exit_code=given_up.exit_code or exit_codes.FAILED,
@@ -91,20 +91,11 @@ def given_up_for(given_up: say.GiveUp, own: WorkerDeath | None) -> AgentFailure:
     if own is None:
         said = given_up.message  # of the faulty worker, on another node
         text = f"{given_up.reason}; it said: {said}" if said else given_up.reason
-        return AgentFailure(reason="PeerLost", message=text, exit_code=exit_codes.INFRASTRUCTURE)
-    return AgentFailure(
-        reason=own.reason,
-        why_not_again=given_up.reason,
-        exit_code=own.code,
-        signal=own.signal,
-        message=own.message,
-        lines=own.lines,
-        rank=own.rank,
-        local_rank=own.local_rank,
-    )
+        return FailureRecord(reason="PeerLost", message=text, exit_code=exit_codes.INFRASTRUCTURE)
+    return replace(own, why_not_again=given_up.reason, exit_code=code_of(own))
 
 
-def _classified(told: AgentFailure, name: str, system: AnySystem, evidence: Evidence) -> Failure:
+def _classified(told: FailureRecord, name: str, system: AnySystem, evidence: Evidence) -> Failure:
     end = Exit(process=name, code=told.exit_code, signal=None, at_s=0.0)
     lines = system.last_lines(name) if name else ()
     return failure.classify(end, replace(evidence, agent=told, last_lines=lines))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import News
-from trainer_launch.model import Exit, Process
+from trainer_launch.model import Exit, FailureRecord, Process
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.supervisor import events as ev
 
 # -- events -----------------------------------------------------------------------------------
@@ -59,7 +58,7 @@ class WorkerEnded:
     """A worker has ended, with what it said of it in its error file."""
 
     exit: Exit
-    death: WorkerDeath
+    death: FailureRecord
 
 
 Event = Heard | Prepared | CannotStart | StoreOpened | StoreEnded | WorkerEnded | ev.Event

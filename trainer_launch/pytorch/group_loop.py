@@ -17,14 +17,13 @@ from typing import Any
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected, Disconnected
-from trainer_launch.model import Membership, Outcome, Plan, Process, Workers, exit_codes
+from trainer_launch.model import FailureRecord, Membership, Outcome, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError, UsageError
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_logs
 from trainer_launch.pytorch import group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
-from trainer_launch.pytorch.worker_death import WorkerDeath
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
 from trainer_launch.supervisor import error_file, loop
@@ -158,7 +157,7 @@ class Group:
             return ge.StoreEnded(event.at_s, event.exit) if self._starter.store_ended(name) else None
         place = self._places.get(name)
         said = error_file.read_error_file(place.error_file) if place is not None and place.error_file else {}
-        death = WorkerDeath(
+        death = FailureRecord(
             rank=place.rank if place else None,
             local_rank=place.local_rank if place else None,
             exit_code=event.exit.code,

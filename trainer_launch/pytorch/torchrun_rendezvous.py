@@ -29,13 +29,13 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
-from trainer_launch.model import Endpoint, NodeRange, exit_codes
+from trainer_launch.model import Endpoint, FailureRecord, NodeRange, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
-from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, WorkerDeath, ends_of, how_it_died
+from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, code_of, ends_of, how_it_died
 from trainer_launch.supervisor import error_file
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -254,7 +254,7 @@ def end_given_up(ended: GaveUpError) -> NoReturn:
         said = f"{text}; it said: {given_up.message}" if given_up.message else text
         _note(said, code, lines, about | {"reason": "PeerLost"})
     else:
-        code = own.code
+        code = code_of(own)
         number = code if own.signal is None else -own.signal
         _note(own.message, number, lines, about | {"reason": own.reason, "why_not_again": text})
     end(f"the job has failed: {text}", code)
@@ -429,23 +429,23 @@ class FirstDeath:
         """Workers that have not been seen to end."""
         return [pid for pid in self._ranks if pid not in self._deaths]
 
-    def __call__(self) -> WorkerDeath | None:
+    def __call__(self) -> FailureRecord | None:
         """The first death that has not been told yet, None when there is none."""
         self._look()
         deaths = list(self._deaths.items())[self._seen :]
         self._seen += len(deaths)
         return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
 
-    def all(self) -> list[WorkerDeath]:
+    def all(self) -> list[FailureRecord]:
         """All deaths of the present workers, in their order."""
         self._look()
         return [self._death(pid, how) for pid, how in list(self._deaths.items())[self._first :]]
 
-    def _death(self, pid: int, how: HowItDied) -> WorkerDeath:
+    def _death(self, pid: int, how: HowItDied) -> FailureRecord:
         code, number = how or (None, None)
         rank, local_rank = self._ranks.get(pid, (None, None))
         said = self._last_words(local_rank)
-        return WorkerDeath(
+        return FailureRecord(
             rank=rank,
             local_rank=local_rank,
             exit_code=code,

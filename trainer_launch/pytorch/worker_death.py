@@ -9,43 +9,11 @@ import signal
 from collections.abc import Callable, Iterable
 
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import exit_codes
+from trainer_launch.model import FailureRecord, exit_codes
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.supervisor.error_lines import error_name, recognise
 
 HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDeath:
-    """How the first worker of this node failed, as far as it is known."""
-
-    rank: int | None = None  # in the job
-    local_rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    message: str | None = None  # what it said itself, in torch's error file
-    lines: tuple[str, ...] = ()  # its traceback, likewise
-    reason: str | None = None  # where more is known than how it ended
-
-    @property
-    def code(self) -> int:
-        """The exit code that says it."""
-        return exit_codes.of_signal(self.signal) if self.signal is not None else self.exit_code or exit_codes.FAILED
-
-    @property
-    def lost_peer(self) -> bool:
-        """Whether it says itself that its connection to a peer was closed."""
-        found = recognise(self.message or "") if self.signal is None else None
-        return found is not None and found[0].reason == "PeerLost"
-
-    def failed(self, generation: int, ends: Ends) -> say.Failed:
-        """Tell it to the coordinator, which decides whether a restart can help."""
-        said = self.message or ""
-        lost_peer = self.lost_peer and not ends.failed
-        return say.Failed(
-            generation, self.rank, self.exit_code, self.signal, said, error_name(said), lost_peer, ends.finished
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +24,33 @@ class Ends:
     failed: bool = False  # whether one failed for a reason of its own
 
 
-def ends_of(deaths: Iterable[WorkerDeath]) -> Ends:
+def code_of(death: FailureRecord) -> int:
+    """The exit code that says it."""
+    return exit_codes.of_signal(death.signal) if death.signal is not None else death.exit_code or exit_codes.FAILED
+
+
+def lost_peer(death: FailureRecord) -> bool:
+    """Whether a worker says itself that its connection to a peer was closed."""
+    found = recognise(death.message or "") if death.signal is None else None
+    return found is not None and found[0].reason == "PeerLost"
+
+
+def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Failed:
+    """What the coordinator is told, which decides whether a restart can help."""
+    said = death.message or ""
+    return say.Failed(
+        generation,
+        death.rank,
+        death.exit_code,
+        death.signal,
+        said,
+        error_name(said),
+        lost_peer(death) and not ends.failed,
+        ends.finished,
+    )
+
+
+def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
     """Sum up deaths in the order they were seen.
 
     Who leaves with 0 after the first failure may have been asked to. Who was killed after it tells nothing, unless
@@ -68,7 +62,7 @@ def ends_of(deaths: Iterable[WorkerDeath]) -> Ends:
         if death.exit_code == 0:
             if death.rank is not None and not (lost or own):
                 finished.append(death.rank)
-        elif death.lost_peer:
+        elif lost_peer(death):
             lost = True
         else:
             ended_by_us = (lost or own) and death.signal in (signal.SIGTERM, signal.SIGKILL)

@@ -24,13 +24,13 @@ from typing import Any
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
-from trainer_launch.model import Membership, Plan, Workers
+from trainer_launch.model import FailureRecord, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import worker_processes
-from trainer_launch.pytorch.worker_death import Ends, WorkerDeath, ends_of
+from trainer_launch.pytorch.worker_death import Ends, ends_of, failed_message, lost_peer
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state as supervisor
 from trainer_launch.supervisor import state_machine
@@ -84,10 +84,10 @@ class State:
     starts: int = 0  # generations whose workers were started
     run: supervisor.State | None = None  # of this generation's workers, or the last one's
     ending: Ending | None = None
-    deaths: tuple[WorkerDeath, ...] = ()  # of this generation, in the order they were seen
-    failure: WorkerDeath | None = None  # the first of them, or what else has ended the generation here
+    deaths: tuple[FailureRecord, ...] = ()  # of this generation, in the order they were seen
+    failure: FailureRecord | None = None  # the first of them, or what else has ended the generation here
     is_told: bool = False  # the coordinator knows of it
-    own: WorkerDeath | None = None  # the failure here that ended the last generation
+    own: FailureRecord | None = None  # the failure here that ended the last generation
     ends: Ends = field(
         default_factory=lambda: Ends(failed=True)
     )  # of the last generation; as long as nobody has looked, nothing is proved
@@ -313,34 +313,34 @@ def _worker_ended(state: State, ended: ge.WorkerEnded) -> Step:
     return state, (*told, *actions)
 
 
-def _note_failure(state: State, death: WorkerDeath) -> Step:
+def _note_failure(state: State, death: FailureRecord) -> Step:
     """The first failure ends the generation; who only lost a peer may not be the first that failed."""
     if state.ending is not None or state.stop_signal is not None:
-        if state.failure is not None and state.failure.lost_peer and not state.is_told and _is_guiltier(death):
+        if state.failure is not None and lost_peer(state.failure) and not state.is_told and _is_guiltier(death):
             return _tell_failure(replace(state, failure=death))
         return state, ()
     state = replace(state, ending=Ending.FAILED, failure=death)
-    return (state, ()) if death.lost_peer else _tell_failure(state)
+    return (state, ()) if lost_peer(death) else _tell_failure(state)
 
 
-def _is_guiltier(death: WorkerDeath) -> bool:
+def _is_guiltier(death: FailureRecord) -> bool:
     """Whether it failed for a reason of its own, not because we had asked it to end."""
     ended_by_us = death.signal in (signal.SIGTERM, signal.SIGKILL)
-    return not death.lost_peer and (death.message is not None or not ended_by_us)
+    return not lost_peer(death) and (death.message is not None or not ended_by_us)
 
 
 def _tell_failure(state: State) -> Step:
     death = state.failure
     if death is None or state.is_told or state.formed is None:
         return state, ()
-    failed = death.failed(state.formed.generation, _ends(state))
+    failed = failed_message(death, state.formed.generation, _ends(state))
     return replace(state, is_told=True), (ge.Tell(failed),)
 
 
 def _not_spawned(state: State, failed: ev.SpawnFailed) -> Step:
     if state.phase is not Phase.RUNNING:
         return state, ()
-    death = WorkerDeath(rank=worker_processes.rank_of(failed.process), exit_code=failed.code, message=failed.text)
+    death = FailureRecord(rank=worker_processes.rank_of(failed.process), exit_code=failed.code, message=failed.text)
     state, told = _note_failure(replace(state, deaths=(*state.deaths, death)), death)
     state, actions = _inside(state, failed)
     return state, (*told, *actions)
@@ -350,7 +350,7 @@ def _hung(state: State, hung: ev.Hung) -> Step:
     """Kill at once: who hangs saves nothing, and the others wait for it."""
     if state.phase is not Phase.RUNNING or state.run is None or state.ending is not None or state.stop_signal:
         return state, ()
-    death = WorkerDeath(
+    death = FailureRecord(
         rank=hung.rank,
         local_rank=hung.local_rank,
         signal=signal.SIGKILL,
@@ -372,7 +372,7 @@ def _store_ended(state: State, event: ge.StoreEnded) -> Step:
     text = f"the store process of generation {state.formed.generation} {how}"
     if state.phase is Phase.DONE:  # what other nodes' workers still do may not need it; if it does, they fail
         return state, (ev.Say(text),)
-    death = WorkerDeath(exit_code=end.code, signal=end.signal, message=text)
+    death = FailureRecord(exit_code=end.code, signal=end.signal, message=text)
     state, told = _tell_failure(replace(state, failure=death, is_told=False))
     if state.phase is Phase.RUNNING:
         state, actions = _stop(replace(state, ending=Ending.FAILED), event.at_s)

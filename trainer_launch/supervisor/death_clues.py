@@ -5,29 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainer_launch.model import exit_codes
+from trainer_launch.model import FailureRecord, exit_codes
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.supervisor import error_file
 
 _MOST_RANKS = 2**31  # as the coordinator has it
 _MAX_NAME = 253  # as in DNS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentFailure:
-    """The first worker that failed, as the engine's agent wrote it down."""
-
-    reason: str | None = None
-    rank: int | None = None
-    local_rank: int | None = None
-    exit_code: int | None = None  # as the shell has it
-    signal: int | None = None
-    message: str | None = None
-    timestamp: float | None = None  # seconds since 1970
-    hostname: str | None = None
-    lines: tuple[str, ...] = ()
-    why_not_again: str | None = None  # why the job does not go on from its last checkpoint
-    oom_kills_before: int | None = None  # how many there had been when the worker was started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +24,7 @@ class Evidence:
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     shm_largest: tuple[str, ...] = ()  # what fills it, and who has that
-    agent: AgentFailure | None = None
+    agent: FailureRecord | None = None
     last_lines: tuple[str, ...] = ()  # what it wrote last
     stopped: bool = False  # we were asked to stop first
     handed_on: frozenset[int] = frozenset()  # signals that we got and handed on unchanged
@@ -60,7 +43,7 @@ class Evidence:
         return free is not None and size is not None and free < max(1 << 20, size // 50)
 
 
-def parse_agent_failure(text: str) -> AgentFailure | None:
+def parse_agent_failure(text: str) -> FailureRecord | None:
     """Parse an agent's note, or torchrun's error file; None when it is neither: it must not hide the failure."""
     try:
         note = json.loads(text)
@@ -72,7 +55,7 @@ def parse_agent_failure(text: str) -> AgentFailure | None:
         words = {"message": error_file.message_in(note), "lines": error_file.traceback_in(note)}
         note = {**note, **error_file.ended_in(note), **words}
     lines = note.get("lines")
-    return AgentFailure(
+    return FailureRecord(
         **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},
         hostname=_name(note.get("hostname")),
         rank=_index(note.get("rank")),

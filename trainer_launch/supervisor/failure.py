@@ -6,11 +6,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainer_launch.model import Exit, Failure, exit_codes
+from trainer_launch.model import Exit, Failure, FailureRecord, exit_codes
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
-from trainer_launch.supervisor.death_clues import AgentFailure, Evidence
+from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_error, headline, recognise
 
 
@@ -228,7 +228,7 @@ def unresolved(text: str) -> Failure:
     )
 
 
-def _worker(death: Exit, agent: AgentFailure | None) -> Exit:
+def _worker(death: Exit, agent: FailureRecord | None) -> Exit:
     """Return the worker's own death where the agent knows it."""
     if agent is None:
         return death

@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from typing import Protocol
 
-from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, exit_codes
+from trainer_launch.model import Exit, Failure, FailureRecord, Outcome, Plan, Process, exit_codes
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import counted
@@ -255,7 +255,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
 
 def _hung(hung: ev.Hung, evidence: Evidence) -> Failure:
     """The cause is the hang, however what hung then ended, if it did."""
-    told = death_clues.AgentFailure(reason="Hung", message=hung.text, lines=hung.lines)
+    told = FailureRecord(reason="Hung", message=hung.text, lines=hung.lines)
     end = Exit(process="", code=exit_codes.INFRASTRUCTURE, signal=None, at_s=hung.at_s)
     return failure.classify(end, replace(evidence, agent=told))
 
