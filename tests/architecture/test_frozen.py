@@ -94,7 +94,7 @@ def test_pid_1_of_a_torch_job_compiles_no_methods_of_its_frozen_classes() -> Non
     """Compiling them took a quarter of its CPU time until the workers start."""
     code = (
         "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.pytorch.group_loop\n"
-        "import trainer_launch.membership.hosting\n"
+        "import trainer_launch.membership.server\n"
         "for name, module in list(sys.modules.items()):\n"
         "    for one in vars(module).values() if name.startswith('trainer_launch.') else ():\n"
         "        if isinstance(one, type) and one.__module__ == name:\n"

@@ -14,9 +14,8 @@ from trainer_launch.host.sockets import free_port
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
-from trainer_launch.membership.hosting import serve
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server
+from trainer_launch.membership.server import Server, serve
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.preflight.cluster.node_names import Names

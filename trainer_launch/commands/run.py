@@ -220,7 +220,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.membership.hosting import serve  # only node 0 of a torch job needs it
+    from trainer_launch.membership.server import serve  # only node 0 of a torch job needs it
 
     with serve(plan.hosting, secret, heard=observer.coordinator_said, progress=observer.progress_and_age):
         yield

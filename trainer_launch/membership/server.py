@@ -1,11 +1,13 @@
-"""Sockets around `membership.step`: one daemon thread that sleeps until a line, a connection or a deadline."""
+"""Serve the coordinator: one daemon thread that sleeps until a line, a connection or a deadline, and steps on."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
@@ -13,6 +15,7 @@ from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_seats
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
+from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.membership.state import (
     Close,
     Connected,
@@ -28,8 +31,11 @@ from trainer_launch.membership.state import (
     answer,
     deadline_s,
 )
-from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model import Endpoint, Hosting, Seats
+from trainer_launch.model.errors import NodeError
 from trainer_launch.model.json_lines import MessageError
+
+_log = logging.getLogger(__name__)
 
 
 class Server(ServerConnections[msg.Message, msg.FromServer]):
@@ -152,3 +158,66 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             self._send(connection.peer, answer(message, self._state, time.monotonic(), self._progress()))
             return self._close_after_flush(connection.peer)
         return self._greeted(connection)
+
+
+# -- for a launcher that hosts it --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serve(
+    hosting: Hosting,
+    secret: bytes | None,
+    heard: Callable[[str], None] = lambda text: None,
+    progress: Callable[[], Progress | None] = lambda: None,
+) -> Iterator[Server | None]:
+    """Serve the job's nodes in a thread of this process; `heard` is called with what it says.
+
+    Raises:
+        NodeError: the port is taken; a standby goes without.
+    """
+    settings = Settings(
+        job=hosting.job,
+        min_nodes=hosting.nodes.min,
+        max_nodes=hosting.nodes.max,
+        rejoin_timeout_s=hosting.rejoin_timeout_s,
+        max_restarts=hosting.max_restarts,
+        window_s=hosting.restart_window_s,
+        shrink_after_s=hosting.shrink_after_s,
+        seat=None if hosting.seats is None else hosting.seat,
+    )
+
+    def say(text: str, level: int = logging.INFO) -> None:
+        _log.log(level, "%s", text)
+        heard(text)
+
+    def warn(text: str) -> None:
+        say(text, logging.WARNING)
+
+    if not make_room(hosting.nodes.max):
+        _log.warning(NO_ROOM, hosting.nodes.max)
+    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
+    server.warn = warn
+    try:
+        server.start()
+    except NodeError as problem:
+        if hosting.seat == 0:
+            raise
+        _log.warning("%s; so the others cannot go on here without node 0", problem)
+        yield None
+        return
+    timer = _deadline(hosting.deadline_s, server)
+    try:
+        yield server
+    finally:
+        timer.cancel()
+        server.stop()
+
+
+def _deadline(deadline_s: float | None, server: Server) -> threading.Timer:
+    """The timer that ends the job; without a deadline it is never started."""
+    reason = f"the job took longer than active_deadline_seconds, {deadline_s or 0:g} s"
+    timer = threading.Timer(deadline_s or 0, server.give_up, [reason])
+    timer.daemon = True
+    if deadline_s is not None:
+        timer.start()
+    return timer
