@@ -17,6 +17,86 @@ from trainer_launch.rehearsal.report.fault_costs import Analysis
 from trainer_launch.rehearsal.report.history import INIT, Entry, History, What
 from trainer_launch.rehearsal.resume_check import Resume
 
+# -- the verdict -------------------------------------------------------------------------------
+
+
+_SHOWN_PODS = 3
+_WIDTH = 100
+
+
+class ScriptCheck(str, Enum):
+    """Which check of the script failed."""
+
+    RESUME = "the script did not resume from its checkpoint"
+    STEPS = "a restart repeated too many steps"
+    EXIT_CODE = "the script exited with 0 on SIGTERM"
+    SIGTERM = "the script ignored SIGTERM"
+
+
+_ADVICE = {
+    ScriptCheck.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
+    "there was no checkpoint yet",
+    ScriptCheck.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
+    ScriptCheck.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
+    "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
+    ScriptCheck.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
+    "raise terminationGracePeriodSeconds",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCheck:
+    """A check that failed, once, for one pod or for several together."""
+
+    check: ScriptCheck
+    pods: tuple[str, ...]
+    at_s: float
+    evidence: str  # with numbers
+    fault: Entry | None = None
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return _ADVICE[self.check]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Which checks failed, and what could not be checked."""
+
+    failed: tuple[FailedCheck, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def exit_code(self, code: int) -> int:
+        """Of the rehearsal: the job's own, unless it succeeded and a check failed."""
+        return exit_codes.FAILED if self.failed and code == exit_codes.SUCCEEDED else code
+
+    def text(self) -> str:
+        """A paragraph for the end, empty when there is nothing to say."""
+        lines = []
+        if self.failed:
+            count = len(self.failed)
+            lines.append(f"This job does not survive preemption: {counted(count, 'check')} failed.")
+        for one in self.failed:
+            told = f"FAILED: {one.check.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
+            lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                f"What to do: {one.advice}", _WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
+        for remark in self.remarks:
+            lines += textwrap.wrap(f"Not checked: {remark}", _WIDTH, subsequent_indent="  ")
+        return "".join(f"{line}\n" for line in lines)
+
+
+def names(pods: Sequence[str]) -> str:
+    """Some pods by name, of many the first."""
+    shown = ", ".join(pods[:_SHOWN_PODS])
+    return shown if len(pods) <= _SHOWN_PODS else f"{shown} and {len(pods) - _SHOWN_PODS} more"
+
+
+# -- resume check ------------------------------------------------------------------------------
+
+
 MAX_LOST_STEPS = 100  # the default of --max-lost-steps
 
 
@@ -153,80 +233,3 @@ def _has_finished(history: History, pod: str, last: Entry | None, end: Entry) ->
         if one.what is What.STEP and one.pod in ended - asked and one.step is not None:
             tops[one.pod or ""] = max(tops.get(one.pod or "", 0), one.step)
     return not again and bool(tops) and max(tops.values()) <= (last.step or 0)
-
-
-# -- the verdict -------------------------------------------------------------------------------
-
-
-_SHOWN_PODS = 3
-_WIDTH = 100
-
-
-class ScriptCheck(str, Enum):
-    """Which check of the script failed."""
-
-    RESUME = "the script did not resume from its checkpoint"
-    STEPS = "a restart repeated too many steps"
-    EXIT_CODE = "the script exited with 0 on SIGTERM"
-    SIGTERM = "the script ignored SIGTERM"
-
-
-_ADVICE = {
-    ScriptCheck.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
-    "there was no checkpoint yet",
-    ScriptCheck.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
-    ScriptCheck.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
-    "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
-    ScriptCheck.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
-    "raise terminationGracePeriodSeconds",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCheck:
-    """A check that failed, once, for one pod or for several together."""
-
-    check: ScriptCheck
-    pods: tuple[str, ...]
-    at_s: float
-    evidence: str  # with numbers
-    fault: Entry | None = None
-
-    @property
-    def advice(self) -> str:
-        """What to do."""
-        return _ADVICE[self.check]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Which checks failed, and what could not be checked."""
-
-    failed: tuple[FailedCheck, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-    def exit_code(self, code: int) -> int:
-        """Of the rehearsal: the job's own, unless it succeeded and a check failed."""
-        return exit_codes.FAILED if self.failed and code == exit_codes.SUCCEEDED else code
-
-    def text(self) -> str:
-        """A paragraph for the end, empty when there is nothing to say."""
-        lines = []
-        if self.failed:
-            count = len(self.failed)
-            lines.append(f"This job does not survive preemption: {counted(count, 'check')} failed.")
-        for one in self.failed:
-            told = f"FAILED: {one.check.value}, {names(one.pods)} at {one.at_s:.1f} s: {one.evidence}"
-            lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
-            lines += textwrap.wrap(
-                f"What to do: {one.advice}", _WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
-        for remark in self.remarks:
-            lines += textwrap.wrap(f"Not checked: {remark}", _WIDTH, subsequent_indent="  ")
-        return "".join(f"{line}\n" for line in lines)
-
-
-def names(pods: Sequence[str]) -> str:
-    """Some pods by name, of many the first."""
-    shown = ", ".join(pods[:_SHOWN_PODS])
-    return shown if len(pods) <= _SHOWN_PODS else f"{shown} and {len(pods) - _SHOWN_PODS} more"

@@ -25,6 +25,82 @@ from trainer_launch.rehearsal.faults.chaos import Chaos
 from trainer_launch.rehearsal.faults.grammar import KINDS, Fault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
+# -- faults as values, held against a job ------------------------------------------------------
+
+
+_APART = ("launcher",)  # roles that are no node of the job: they only start ranks elsewhere
+_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """All faults of a rehearsal."""
+
+    faults: tuple[Fault, ...] = ()
+    chaos: Chaos | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything may go wrong."""
+        return bool(self.faults) or self.chaos is not None
+
+    @property
+    def samples(self) -> tuple[Fault, ...]:
+        """The faults, and one of each kind that may come by chance: what this machine has to be able to do."""
+        kinds = self.chaos.kinds if self.chaos is not None else ()
+        return (*self.faults, *(Fault(kind=kind, when=KINDS[kind].first, text=kind) for kind in kinds))
+
+
+NOTHING = Asked()
+
+
+def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
+    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
+    found = [draft for draft in drafts if draft.role not in _APART]
+    trainers = [draft for draft in found if draft.role == _TRAINER]
+    return tuple(draft.hostname for draft in trainers or found or drafts)
+
+
+# -- whom a fault is for -----------------------------------------------------------------------
+
+
+OF_ALL = ("delay dns", "add node")  # these are for the whole job
+
+
+def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
+    """The name of the pod; None for a fault of the whole job.
+
+    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
+
+    Raises:
+        UsageError: the job has no such pod.
+    """
+    if fault.kind in OF_ALL:
+        return None
+    if fault.pod is not None:
+        return _named(fault, fault.pod, pods)
+    if fault.node is None:
+        return nodes[-1]
+    if fault.node >= len(nodes):
+        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
+        raise UsageError(f"--fault {shown(fault.text)}: there is no node {fault.node}; the job has {there}")
+    return nodes[fault.node]
+
+
+def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
+    found = [pod for pod in pods if pod == name] or [pod for pod in pods if pod.endswith(f"-{name}")]
+    if len(found) == 1:
+        return found[0]
+    said = f"--fault {shown(fault.text)}"
+    if found:
+        raise UsageError(f"{said}: {name} is ambiguous: {' or '.join(found[:5])}; give the full name")
+    hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
+    raise UsageError(f"{said}: the job has no pod {name}; {hint}")
+
+
+# -- flags, held against the job and this machine ----------------------------------------------
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -147,79 +223,6 @@ def _word(field: Field) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)[:40]
     return field.text()
-
-
-# -- faults as values, held against a job ------------------------------------------------------
-
-
-_APART = ("launcher",)  # roles that are no node of the job: they only start ranks elsewhere
-_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """All faults of a rehearsal."""
-
-    faults: tuple[Fault, ...] = ()
-    chaos: Chaos | None = None
-
-    @property
-    def anything(self) -> bool:
-        """Whether anything may go wrong."""
-        return bool(self.faults) or self.chaos is not None
-
-    @property
-    def samples(self) -> tuple[Fault, ...]:
-        """The faults, and one of each kind that may come by chance: what this machine has to be able to do."""
-        kinds = self.chaos.kinds if self.chaos is not None else ()
-        return (*self.faults, *(Fault(kind=kind, when=KINDS[kind].first, text=kind) for kind in kinds))
-
-
-NOTHING = Asked()
-
-
-def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
-    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
-    found = [draft for draft in drafts if draft.role not in _APART]
-    trainers = [draft for draft in found if draft.role == _TRAINER]
-    return tuple(draft.hostname for draft in trainers or found or drafts)
-
-
-# -- whom a fault is for -----------------------------------------------------------------------
-
-
-OF_ALL = ("delay dns", "add node")  # these are for the whole job
-
-
-def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
-    """The name of the pod; None for a fault of the whole job.
-
-    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
-
-    Raises:
-        UsageError: the job has no such pod.
-    """
-    if fault.kind in OF_ALL:
-        return None
-    if fault.pod is not None:
-        return _named(fault, fault.pod, pods)
-    if fault.node is None:
-        return nodes[-1]
-    if fault.node >= len(nodes):
-        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
-        raise UsageError(f"--fault {shown(fault.text)}: there is no node {fault.node}; the job has {there}")
-    return nodes[fault.node]
-
-
-def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
-    found = [pod for pod in pods if pod == name] or [pod for pod in pods if pod.endswith(f"-{name}")]
-    if len(found) == 1:
-        return found[0]
-    said = f"--fault {shown(fault.text)}"
-    if found:
-        raise UsageError(f"{said}: {name} is ambiguous: {' or '.join(found[:5])}; give the full name")
-    hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
-    raise UsageError(f"{said}: the job has no pod {name}; {hint}")
 
 
 # -- what this machine can do, found out by trying ---------------------------------------------
