@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.requests import request
+from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Member, NodeRange, launch_spec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec
+from trainer_launch.planning.mpi_launch_spec import Spec
 
 OPERATOR = Job(
     contract="mpijob-v2beta1",
@@ -22,7 +23,7 @@ OPERATOR = Job(
 
 def told(line: str, job: Job = OPERATOR) -> Spec:
     [agent] = engines.plan(request(line, job)).processes
-    return launch_spec.parsed(Spec, agent.env[VARIABLE])
+    return launch_spec.parsed(Spec, agent.env[runtime_directory.MPI_SPEC])
 
 
 @pytest.mark.parametrize(

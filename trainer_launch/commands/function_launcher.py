@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
-from trainer_launch.host import logs, process_attributes, runtime_directory
-from trainer_launch.model import Outcome, Plan, Workers, exit_codes
+from trainer_launch.host import atomic_file, logs, process_attributes, runtime_directory
+from trainer_launch.model import Outcome, Plan, Workers, exit_codes, json_lines, launch_spec
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
 from trainer_launch.planning.gather import live_pod
 from trainer_launch.pytorch import function_launch
 from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
+from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
 from trainer_launch.supervisor import early_signals
 
 
-def main(folder: str) -> None:
-    """Carry out the order in this directory, and leave the report there."""
+def main(folder: str, told: str) -> None:
+    """Do as `told`, and leave the report in this directory."""
     early_signals.end_on_stop()
     early_signals.open_streams()
-    order = json.loads(Path(folder, function_launch.ORDER).read_bytes())
+    spec = launch_spec.parsed(FunctionLaunchSpec, told)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
-    if os.getppid() != order["parent"]:
+    if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)
     try:
-        report = _told(_carry_out(order))
+        report = _told(_carry_out(spec))
     except LaunchError as problem:
-        report = {"refused": type(problem).__name__, "message": _in_callers_words(str(problem))}
-    if os.getppid() == order["parent"]:
-        runtime_directory.replace(f"{folder}/{function_launch.REPORT}", report)
+        report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
+    if os.getppid() == spec.parent:
+        atomic_file.replace(f"{folder}/{function_launch.REPORT}", json_lines.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _carry_out(order: dict[str, Any]) -> Outcome:
-    settings = settings_of(order)
+def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
+    settings = settings_of(spec)
     logs.set_up(settings.log_level)
 
     def adjust(plan: Plan) -> Plan:
@@ -50,45 +49,45 @@ def _carry_out(order: dict[str, Any]) -> Outcome:
             raise UsageError(
                 f"launch starts the workers itself, which is impossible here: {'; '.join(plan.reasons)}"
             )
-        hosting = plan.hosting and replace(plan.hosting, deadline_s=order["deadline_s"])
-        return replace(plan, hosting=hosting, workers=_with_caller(plan.workers, order))
+        hosting = plan.hosting and replace(plan.hosting, deadline_s=spec.deadline_s)
+        return replace(plan, hosting=hosting, workers=_with_caller(plan.workers, spec))
 
-    return run.to_the_end(settings, (sys.executable, order["program"]), adjust=adjust)
+    return run.to_the_end(settings, (sys.executable, spec.program), adjust=adjust)
 
 
-def _with_caller(workers: Workers, order: dict[str, Any]) -> Workers:
+def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
     """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are told."""
-    if order["start_method"] != "fork":
+    if spec.start_method != "fork":
         return workers
     fd, pid = map(int, sys.argv[1:])
     return replace(workers, forks=True, must_fork=True, caller=(fd, pid))
 
 
-def settings_of(order: dict[str, Any]) -> Settings:
+def settings_of(spec: FunctionLaunchSpec) -> Settings:
     """The settings of this pod under what the caller said explicitly.
 
     Raises:
         LaunchError: they do not fit, or this process is a worker itself.
     """
     given = load({})
-    job = read_job(live_pod((sys.executable, order["program"])), given.contract)
+    job = read_job(live_pod((sys.executable, spec.program)), given.contract)
     if job.role == "rank":
         raise UsageError(
             "this process is already a worker of a torchrun job; call the function directly, without launch"
         )
-    options = order["options"]
+    options = spec.options
     flags: dict[str, Any] = {
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
         "exec": False,
-        "start_method": "auto" if order["start_method"] == "forkserver" else "exec",
+        "start_method": "auto" if spec.start_method == "forkserver" else "exec",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }
     if job.max_restarts is None and given.max_restarts is None:
         flags.setdefault("max_restarts", "0")
-    if order["patience_s"] is not None or "rejoin_timeout" not in given.model_fields_set:
-        flags["rejoin_timeout"] = PATIENCE_S if order["patience_s"] is None else order["patience_s"]
-    if not order["increase_shared_mem"]:
+    if spec.patience_s is not None or "rejoin_timeout" not in given.model_fields_set:
+        flags["rejoin_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
+    if not spec.increase_shared_mem:
         flags["shm_size"] = "keep"
     if "log_level" not in given.model_fields_set:
         flags["log_level"] = "warning"
@@ -105,12 +104,10 @@ def _in_callers_words(message: str) -> str:
     return message
 
 
-def _told(ended: Outcome) -> dict[str, Any]:
+def _told(ended: Outcome) -> Report:
     job, failure = ended.given_up, ended.failure
-    job = job and replace(job, reason=_in_callers_words(job.reason))
-    failure = failure and replace(failure, message=_in_callers_words(failure.message))
-    return {
-        "verdict": ended.verdict.value,
-        "failure": failure and asdict(failure),
-        "given_up": job and asdict(job),
-    }
+    return Report(
+        verdict=ended.verdict,
+        failure=failure and replace(failure, message=_in_callers_words(failure.message)),
+        given_up=job and replace(job, reason=_in_callers_words(job.reason)),
+    )

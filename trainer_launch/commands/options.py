@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer_launch import __version__
-from trainer_launch.host import logs
+from trainer_launch.host import logs, runtime_directory
 from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
@@ -112,7 +112,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
     command, given, words, flags = _typed(program, argv)
     loaded = settings.load(given)
-    logs.set_up(loaded.log_level, os.environ.get("TRAINER_LAUNCH_NODE_LABEL"))
+    logs.set_up(loaded.log_level, os.environ.get(runtime_directory.NODE_LABEL))
     for sentence in settings.unknown_variables(os.environ):
         logs.warn(sentence)
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)

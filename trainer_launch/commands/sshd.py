@@ -11,7 +11,7 @@ import shutil
 from dataclasses import replace
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host import logs
+from trainer_launch.host import logs, runtime_directory
 from trainer_launch.host.scratch_folders import private_folder
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import LaunchError, UsageError
@@ -40,7 +40,6 @@ EXAMPLES = """examples:
 """
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.
 _LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "FATAL", "error": "FATAL"}
-FOLDER = "ssh"  # in the run's private one
 COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is
 _NAMED = 12  # in a line of the log
 _log = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
     memory = shared_memory_care.enlarged(reading, topology, settings)
     reach = ssh_client.prepared(
         job,
-        f"{scratch}/{FOLDER}",
+        f"{scratch}/{runtime_directory.SSH}",
         port=settings.ssh_port,
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
@@ -113,7 +112,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
 def explained(request: Request, settings: Settings) -> Plan:
     """What would run, with what its ranks would get; nothing is made ready."""
     handed = handed_on(child_env.sparing(request, dict(request.env)), named(settings.forward_env))
-    folder = f"{request.scratch}/{FOLDER}"
+    folder = f"{request.scratch}/{runtime_directory.SSH}"
     words = (*request.command.argv, "-f", f"{folder}/sshd_config")
     port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
     secrets = f", but for what looks like a secret: {_listed(handed.secrets)}" if handed.secrets else ""

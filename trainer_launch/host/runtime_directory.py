@@ -1,7 +1,9 @@
-"""The private folder of one run: its name, its files, and how they are written.
+"""What our own processes leave for each other: variables, and files of the private directory of a run.
 
-PID 1, the agents of mpirun, the workers and `status` tell each other things here. Little is imported: training
-scripts load this with `report()`.
+PID 1, the agents of mpirun, the workers and `status` tell each other things here; nobody else writes to it.
+Messages are in `membership/protocol.py`, `preflight/cluster/protocol.py` and `pytorch/messages.py`. What a child is
+told when it is started is a value that `model/launch_spec.py` prints, or its arguments.
+Little is imported: training scripts load this with `report()`.
 """
 
 from __future__ import annotations
@@ -14,28 +16,54 @@ from collections.abc import Mapping
 
 from trainer_launch.host import atomic_file
 
-VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # by which all that a launcher starts knows the folder
-START = "trainer-launch-"  # how the folder's name begins
+START = "trainer-launch-"  # how the directory's name begins
 SHM = "/dev/shm"  # where it is when nothing else may be written
 
-# By PID 1.
-LAUNCHER = "launcher.json"  # how it stands, for `status`
-# By what runs mpirun.
-SSH = "ssh"  # a folder for each, by pid: key and configuration
+# -- the table: a test compares it with the code -----------------------------------------------
+
+VARIABLE = "TRAINER_LAUNCH_RUN_DIR"
+MPI_SPEC = "TRAINER_LAUNCH_MPI"
+MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"
+NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"
+INSIDE = "TRAINER_LAUNCH_INSIDE"
+LAUNCHER = "launcher.json"
+FAILURE = "failure.json"
+NEWS = "news.jsonl"
+STACKS = "stacks."
+PROGRESS, PROGRESS_END = "progress-", ".json"
+ERRORS = "torch"
+
+# By name: who sets it, who reads it, what it is.
+VARIABLES = {
+    VARIABLE: ("PID 1", "all that it starts", "the runtime directory, by which they are known as the run's own"),
+    MPI_SPEC: ("PID 1", "the agent that runs mpirun or horovodrun", "its launch spec"),
+    MPI_RUN: ("the agent", "the agent, on each host", "of which start a rank is, so that it is found on its host"),
+    NODE_LABEL: ("a rehearsal", "its launchers", "what their lines begin with"),
+    INSIDE: ("a rehearsal", "the same in namespaces of its own", "the number that it has there"),
+}
+# By name or its beginning: who writes it, who reads it, what it is.
+FILES = {
+    LAUNCHER: ("PID 1", "status", "how it stands"),
+    FAILURE: ("torchrun, or the agent of mpirun", "PID 1", "the first failure"),
+    NEWS: ("PID 1, or torchrun's plug-in", "PID 1, status, a rehearsal", "generations and starts, a line each"),
+    STACKS: ("a forked worker, by local rank", "PID 1", "what its threads do, when PID 1 asks"),
+    PROGRESS: ("a worker, by local rank", "PID 1, status", "what it has said by `report()`"),
+    ERRORS: ("torch's @record in a worker", "PID 1", "the error that ended it, unless the user names a directory"),
+}
+# What programs of others read there.
+SSH = "ssh"  # keys and configuration; an agent adds its pid
 HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
-HOSTFILE = "hostfile"  # of the present start
-# By torchrun or what runs mpirun, for PID 1.
-FAILURE = "failure.json"  # the first failure
-# By PID 1, or by the plug-in for torchrun.
-NEWS = "news.jsonl"  # generations and starts of workers, a line each
-# By each worker, by local rank.
-STACKS = "stacks."  # what its threads do, when PID 1 asks
-PROGRESS, PROGRESS_END = "progress-", ".json"  # what it has said by `report()`
+HOSTFILE = "hostfile"  # of mpirun's present start
 
 
 def errors_in(folder: str) -> str:
     """Where torch keeps its workers' error files, unless the user names a folder for them."""
-    return f"{folder}/torch"
+    return f"{folder}/{ERRORS}"
+
+
+def progress_file(folder: str, local_rank: int) -> str:
+    """What a worker has said by `report()`."""
+    return f"{folder}/{PROGRESS}{local_rank}{PROGRESS_END}"
 
 
 def replace(path: str, values: Mapping[str, object]) -> None:

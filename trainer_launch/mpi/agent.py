@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from trainer_launch.host import logs, process_tree
+from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.model import exit_codes, launch_spec
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
@@ -31,7 +31,7 @@ from trainer_launch.mpi.host_readiness import Sight
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.mpi.tapped_child import LINE_BYTES, STDERR, Listened
 from trainer_launch.planning import typed_mpirun
-from trainer_launch.planning.mpi_launch_spec import VARIABLE, Spec
+from trainer_launch.planning.mpi_launch_spec import Spec
 
 _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = logs.say
@@ -264,8 +264,8 @@ def _write(path: str | None, failure: object) -> None:
 def run(kind: type[Agent] = Agent) -> None:
     """The process, to its end."""
     logs.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
-    spec = launch_spec.parsed(Spec, os.environ[VARIABLE])
-    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    spec = launch_spec.parsed(Spec, os.environ[runtime_directory.MPI_SPEC])
+    env = {name: value for name, value in os.environ.items() if name != runtime_directory.MPI_SPEC}
     try:
         code = kind(spec, sys.argv[1:], env).run()
     except LaunchError as problem:

@@ -49,7 +49,7 @@ class Hosts:
         self.has_list = self._list.has_list
         self.members = self._list.members
         self._mark = secrets.token_hex(8)
-        self._env = {**env, mpirun_command.MARK: self._mark}
+        self._env = {**env, runtime_directory.MPI_RUN: self._mark}
         self.crew = Crew(_THREADS)
         is_mpi = is_mpirun(typed.mpirun)
         self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
@@ -188,7 +188,7 @@ class Hosts:
         self.sweeps -= 1
 
     def _marked(self) -> str:
-        return f"{mpirun_command.MARK}={self._mark}"
+        return f"{runtime_directory.MPI_RUN}={self._mark}"
 
     def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
         for host in hosts:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import forwarded_variables, hydra, openmpi
 from trainer_launch.mpi.mpi_version import Dialect
 from trainer_launch.planning.mpi_launch_spec import SSH, Spec
 from trainer_launch.planning.typed_mpirun import Typed
-
-MARK = "TRAINER_LAUNCH_MPI_RUN"  # in the environment of every rank, by which it is found on its host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +48,12 @@ def command(
     where = ground.hostfile if hosts else None
     config = ground.ssh_config if spec.agent == SSH else None
     if dialect.is_hydra:
-        names = forwarded_variables.but_secrets(env, (*spec.forward, MARK))
+        names = forwarded_variables.but_secrets(env, (*spec.forward, runtime_directory.MPI_RUN))
         argv = hydra.argv(typed, where, number, names)
         told = hydra.env(env, dialect.name, config)
         text = hostfile.render_hydra(hosts)
     else:
-        names = forwarded_variables.allowed(env, (*spec.forward, MARK)) if hosts else ()
+        names = forwarded_variables.allowed(env, (*spec.forward, runtime_directory.MPI_RUN)) if hosts else ()
         argv = openmpi.argv(typed, where, number, names, is_root=ground.is_root)
         told = openmpi.env(env, dialect.major, config)
         text = hostfile.render_open_mpi(hosts)

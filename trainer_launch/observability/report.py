@@ -156,7 +156,7 @@ class _Reporter:
         if folder:
             self._rank, local_rank = _first(_RANKS), _first(_LOCAL_RANKS)
             self._local_rank = local_rank if local_rank is not None else 0
-            self._path = f"{folder}/{runtime_directory.PROGRESS}{self._local_rank}{runtime_directory.PROGRESS_END}"
+            self._path = runtime_directory.progress_file(folder, self._local_rank)
 
     def _write(self) -> None:
         if self._is_writing or self._path is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainer_launch.model.frozen import dataclass
 
-VARIABLE = "TRAINER_LAUNCH_MPI"  # the agent's, with the spec as JSON
-
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
 
 

@@ -27,12 +27,12 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from trainer_launch.host import atomic_file, runtime_directory
-from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes
+from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines, launch_spec
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
-ORDER, REPORT = "order.json", "report.json"  # to the launcher, and back
+REPORT = "report.json"  # from the launcher
 _LAUNCHER = "launcher.py"
 
 
@@ -64,17 +64,30 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
         return {rank: load(rank, data) for rank, data in results(folder).items()}
 
 
-def order(elastic: Elastic, program: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionLaunchSpec:
     """What the launcher is told."""
-    return {
-        "program": program,
-        "parent": os.getpid(),
-        "options": elastic.options(),
-        "patience_s": elastic.patience_s,
-        "start_method": elastic.start_method,
-        "increase_shared_mem": elastic.increase_shared_mem,
-        "deadline_s": elastic.deadline_s,
-    }
+
+    program: str  # of the workers
+    parent: int  # the calling process
+    options: Mapping[str, str]  # what was said about the job, by torchrun's option names
+    patience_s: float | None
+    start_method: str
+    increase_shared_mem: bool
+    deadline_s: float | None
+
+
+def spec_of(elastic: Elastic, program: str) -> FunctionLaunchSpec:
+    """What the launcher is told of this."""
+    return FunctionLaunchSpec(
+        program=program,
+        parent=os.getpid(),
+        options=elastic.options(),
+        patience_s=elastic.patience_s,
+        start_method=elastic.start_method,
+        increase_shared_mem=elastic.increase_shared_mem,
+        deadline_s=elastic.deadline_s,
+    )
 
 
 # -- the launcher -----------------------------------------------------------------------------
@@ -89,9 +102,8 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
-    runtime_directory.replace(f"{folder}/{ORDER}", order(elastic, program))
-    launcher = f"{folder}/{_LAUNCHER}"
-    atomic_file.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder).encode())
+    launcher, spec = f"{folder}/{_LAUNCHER}", launch_spec.printed(spec_of(elastic, program))
+    atomic_file.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
         from trainer_launch.pytorch import caller_fork
@@ -165,23 +177,11 @@ class Report:
     failure: Failure | None = None
     given_up: GivenUp | None = None
 
-    @classmethod
-    def parse(cls, text: str) -> Report:
-        """Read what `function_launcher` has written."""
-        values = json.loads(text)
-        verdict, failure, job = (values.pop(name, None) for name in ("verdict", "failure", "given_up"))
-        return cls(
-            verdict=verdict and Verdict(verdict),
-            failure=failure and Failure(**failure),
-            given_up=job and GivenUp(**job),
-            **values,
-        )
-
 
 def _report(folder: str) -> Report:
     try:
         with open(f"{folder}/{REPORT}", encoding="utf-8") as file:
-            return Report.parse(file.read())
+            return json_lines.decode(Report, file.read())
     except FileNotFoundError:
         raise NodeError("the launcher of launch() was killed, and its workers with it") from None
 
@@ -249,12 +249,12 @@ def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
     return program
 
 
-def program_text(module: str, folder: str) -> str:
-    """A program that calls `main(folder)` of one of our modules, found where this process has found them."""
+def program_text(module: str, *arguments: str) -> str:
+    """A program that calls `main` of one of our modules, found where this process has found them."""
     paths = [path for path in sys.path if isinstance(path, str)]
     return (
         f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
-        f"from {module} import main\nmain({folder!a})\n"
+        f"from {module} import main\nmain{arguments!a}\n"
     )
 
 

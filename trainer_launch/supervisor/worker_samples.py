@@ -122,8 +122,7 @@ class Workers:
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
-        name_of_report = f"{runtime_directory.PROGRESS}{worker.local_rank or 0}{runtime_directory.PROGRESS_END}"
-        report = f"{sources.run_dir}/{name_of_report}"
+        report = runtime_directory.progress_file(sources.run_dir, worker.local_rank or 0)
         file = sources.progress_file
         changed = _changed(file) if file else 0
         return sources.heard(name), _changed(report), changed

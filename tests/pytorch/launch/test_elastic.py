@@ -92,7 +92,7 @@ def test_nodes_wait_for_each_other_as_rdzv_configs_says_else_900_s(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     elastic = Elastic(nnodes=1, nproc_per_node=2, rdzv_configs=configs)
-    settings = settings_of(function_launch.order(elastic, "worker.py"))
+    settings = settings_of(function_launch.spec_of(elastic, "worker.py"))
     assert settings.rejoin_timeout == waits_s
     assert settings.max_restarts == "0"
 
@@ -114,7 +114,7 @@ def test_each_field_about_nccl_is_the_variable_that_torch_reads(
 
 def test_flyte_2s_default_of_restarts_holds_when_its_class_is_passed() -> None:
     flytes = SimpleNamespace(nnodes=1, nproc_per_node=2, max_restarts=3)
-    assert settings_of(function_launch.order(Elastic.of(flytes), "worker.py")).max_restarts == "3"
+    assert settings_of(function_launch.spec_of(Elastic.of(flytes), "worker.py")).max_restarts == "3"
 
 
 def test_a_field_that_no_flyte_has_is_refused_in_ours_and_left_alone_in_another_class() -> None:

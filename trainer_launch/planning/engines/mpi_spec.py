@@ -10,7 +10,7 @@ from trainer_launch.model import Fact, Job, Origin, Plan, Process, launch_spec, 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.engines import agents, child_env
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, VARIABLE, Spec
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
 
 _ENTRIES = {"mpirun": "mpi_agent", "horovodrun": "horovod_agent"}  # of mpi.agent_start
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
@@ -33,7 +33,7 @@ def plan(
         UsageError: no signal is left to stop by.
     """
     env = child_env.plain(request)
-    env[VARIABLE] = launch_spec.printed(spec)
+    env[runtime_directory.MPI_SPEC] = launch_spec.printed(spec)
     env[runtime_directory.VARIABLE] = request.scratch
     agent = Process(
         name=program,

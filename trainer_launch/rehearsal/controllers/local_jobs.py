@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
@@ -118,7 +119,7 @@ def _run(command: Sequence[str], nproc_per_node: str | None = None) -> tuple[str
 
 def _labelled(draft: Draft) -> Draft:
     """Its workers' lines begin with its index."""
-    label = env_items({"TRAINER_LAUNCH_NODE_LABEL": str(draft.index)})
+    label = env_items({runtime_directory.NODE_LABEL: str(draft.index)})
     return replace(draft, template=v1.with_env(draft.template, label))
 
 
@@ -156,7 +157,7 @@ def _job(drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[st
 
 
 def _draft(role: str, index: int, container: Container, grace_s: float, label: str) -> Draft:
-    container = replace(container, items=(*container.items, *env_items({"TRAINER_LAUNCH_NODE_LABEL": label})))
+    container = replace(container, items=(*container.items, *env_items({runtime_directory.NODE_LABEL: label})))
     name = _name(role, index)
     return Draft(
         template=Template(containers=(container,), grace_s=grace_s),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer_launch.host import deadline_subprocess
+from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import shown
@@ -228,7 +228,6 @@ def _word(field: Field) -> str:
 # -- what this machine can do, found out by trying ---------------------------------------------
 
 
-_INSIDE = "TRAINER_LAUNCH_INSIDE"  # our own number: whoever inherits it has another
 _TRY_S = 20.0
 AS_USER = ("--user", "--map-root-user")
 # Each line says a word when it works; the words are those of NETWORK_PARTS.
@@ -248,7 +247,7 @@ true
 
 def is_inside() -> bool:
     """Whether this process has namespaces of its own already."""
-    return os.environ.get(_INSIDE) == str(os.getpid())
+    return os.environ.get(runtime_directory.INSIDE) == str(os.getpid())
 
 
 def check(faults: Sequence[Fault]) -> Machine:
@@ -270,7 +269,7 @@ def enter(machine: Machine) -> None:
     argv = ("unshare", *flags, "--", sys.executable, "-c", RUN, *sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(argv[0], argv, {**os.environ, _INSIDE: str(os.getpid())})
+    os.execvpe(argv[0], argv, {**os.environ, runtime_directory.INSIDE: str(os.getpid())})
 
 
 def look(*, network: bool, memory: bool) -> Machine:
