@@ -15,9 +15,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from trainer_launch.mpi.background_calls import Crew
-from trainer_launch.mpi.host_probes import Probes
-from trainer_launch.mpi.host_readiness import Stage
+from trainer_launch.mpi.host_probes import Crew, Probes, Stage
 
 HOSTS = 500
 WITHIN_S = 3.0

@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 
-from trainer_launch.host import gpu
+from trainer_launch.host import machine
 from trainer_launch.preflight.gpu import devices
 from trainer_launch.preflight.gpu.bench_results import Benched, Ending
 from trainer_launch.preflight.gpu.devices import Load
@@ -24,7 +24,7 @@ def main() -> None:
     words.add_argument("--times", type=int, default=5)
     words.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     asked = words.parse_args()
-    if asked.device == "cuda" and not gpu.count(os.environ).count:
+    if asked.device == "cuda" and not machine.count(os.environ).count:
         print("no GPU here; --device cpu shows that the program works")
         return
     runs = [load(asked.device) for _ in range(asked.times)]
@@ -39,7 +39,7 @@ def main() -> None:
 def load(device: str) -> Load:
     """One run over all GPUs."""
     if device == "cuda":
-        count = gpu.count(os.environ).count
+        count = machine.count(os.environ).count
         made = devices.cards(os.environ, sys.executable, "standard", count).load()
         return made if made is not None else Load()
     argv = (sys.executable, devices.BENCH, "--device", "cpu")

@@ -15,7 +15,7 @@ from benchmarks import peers, trees
 from benchmarks.measuring import Case, Section, Setup, wait_for
 from benchmarks.peers import RELEASE, versions_of_launchers
 from tests.cli.launching import clean_env
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 
 NODES = 32
 LIMIT_S = 180.0
@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, python: str, folder: str) -> None:
         self._python, self._folder = python, folder
-        self._port = sockets.free_port()
+        self._port = network.free_port()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         Path(folder, "worker.py").write_text(WORKER)
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from benchmarks.measuring import wait_for
 from tests.cli.launching import clean_env
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "tests" / "setup"
@@ -206,7 +206,7 @@ def master(python: str, port: int, nodes: int) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _master(python: str) -> Iterator[Mapping[str, str]]:
     """One that is up; the variables that lead to it."""
-    port = sockets.free_port()
+    port = network.free_port()
     with tempfile.TemporaryFile() as sink:
         process = subprocess.Popen(master(python, port, 1), env=clean_env(), stdout=sink, stderr=sink, cwd="/")
         try:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.measuring import Case, Failed, Section, Setup
 from benchmarks.peers import version_here
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import protocol as msg
@@ -167,7 +167,7 @@ def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
         "PET_NNODES": str(REAL),
         "PET_NPROC_PER_NODE": "1",
         "PET_MASTER_ADDR": address_of(0),
-        "PET_MASTER_PORT": str(sockets.free_port()),
+        "PET_MASTER_PORT": str(network.free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     with tempfile.TemporaryDirectory() as folder:

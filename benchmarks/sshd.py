@@ -23,9 +23,9 @@ import psutil
 
 from benchmarks.results import machine
 from tests.cli.launching import LAUNCHER
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.model import Job
-from trainer_launch.mpi import ssh_client, ssh_keys
+from trainer_launch.mpi import ssh_client
 
 RUNS = 7
 SESSIONS = 15
@@ -37,7 +37,7 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         mount = f"{folder}/mount"
-        ssh_keys.make(mount)
+        ssh_client.make(mount)
         rows = [("", "trainer-launch sshd", "sshd alone")]
         ours, alone = worker(mount), bare(Path(folder), mount)
         starts = [f"{statistics.median(to_banner(command)):.3f} s" for command in (ours, alone)]
@@ -70,7 +70,7 @@ def bare(folder: Path, mount: str) -> Command:
 
 @contextmanager
 def running(command: Command) -> Iterator[Server]:
-    port = sockets.free_port()
+    port = network.free_port()
     env = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
     process = subprocess.Popen(command(port), env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

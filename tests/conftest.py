@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
-from trainer_launch.host import scratch_folders
+from trainer_launch.host import runtime_directory
 
 # Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Launchers that tests have killed leave their folders, as on any machine where they are not process 1."""
     if not hasattr(session.config, "workerinput"):
-        scratch_folders.forget_killed(tempfile.gettempdir())
+        runtime_directory.forget_killed(tempfile.gettempdir())
 
 
 def _rank(item: pytest.Item) -> int:

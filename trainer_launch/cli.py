@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.exit_codes import FAILED
-from trainer_launch.supervisor import early_signals
+from trainer_launch.supervisor import inherited
 
 PROGRAM = "trainer-launch"
 
 
 def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
-    early_signals.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
-    early_signals.open_streams()
+    inherited.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
+    inherited.open_streams()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, at TAB
         from trainer_launch.commands import about
 

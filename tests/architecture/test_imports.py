@@ -96,7 +96,7 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 
 ONE_PLACE = {
     "os.replace": (
-        "host/atomic_file.py",
+        "host/files.py",
         "preflight/children/heatmap.py",
     ),  # the last is started by path, and has nothing of ours
     # The second is started by path as well; the last is a shell's text.

@@ -22,7 +22,7 @@ from tests.observability.statusserver import PATH, StatusServer, make_certificat
 from tests.process.world import PID1, require_namespaces
 from tests.schemas.validator import violations
 from tests.waiting import eventually
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 
 pytestmark = pytest.mark.process
 

@@ -13,8 +13,8 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.host import deadline_subprocess, dns, gpu, process_tree, shm
-from trainer_launch.host.interfaces import AdapterPort
+from trainer_launch.host import deadline_subprocess, dns, machine, process_tree, shm
+from trainer_launch.host.network import AdapterPort
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.model import Member, value_parsers
 from trainer_launch.model.errors import ContractError, UsageError
@@ -22,7 +22,7 @@ from trainer_launch.model.findings import Finding, Status
 from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
-from trainer_launch.observability import node_view, progress, runtime_events
+from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.preflight import reference_values, report_json
 from trainer_launch.preflight.cluster import findings_json
 from trainer_launch.preflight.cluster import protocol as calling
@@ -138,7 +138,7 @@ def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) ->
     data = text.encode()
     (tmp_path / "launcher.json").write_bytes(data)
     assert node_view.read(str(tmp_path)) is None
-    assert runtime_events._parse_all(data) == []
+    assert event_log._parse_all(data) == []
     note = death_clues.parse_agent_failure(text)
     assert note is None or note.rank is None
     assert deadline_subprocess._tried(data, status=1).trouble
@@ -147,7 +147,7 @@ def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) ->
 
 def test_numbers_in_news_are_such_as_metrics_can_have() -> None:
     told = json.dumps({"event": "generation_formed", "time_s": 1, "restarts": int(HUGE), "nodes": 2}).encode()
-    standing = runtime_events.stand(runtime_events._parse_all(told))
+    standing = event_log.stand(event_log._parse_all(told))
     assert (standing.restarts, standing.nodes) == (None, 2)
 
 
@@ -217,7 +217,7 @@ LONG = "9" * 5000  # digits: more than Python makes an int of
 def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert gpu.count({"CUDA_VISIBLE_DEVICES": digits}, tmp_path).count == 0
+    assert machine.count({"CUDA_VISIBLE_DEVICES": digits}, tmp_path).count == 0
     adapter = AdapterPort("mlx5_0", 1, True)
     assert interface_filters.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
     assert mpirun_command.filtered((Member("a", 2),), f"b:{digits}") == f"b:{digits}:1"

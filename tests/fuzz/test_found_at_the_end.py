@@ -11,7 +11,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from trainer_launch.model import FailureRecord
-from trainer_launch.mpi import horovod
+from trainer_launch.mpi import horovod_agent
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.supervisor.death_clues import parse_agent_failure
 
@@ -31,7 +31,9 @@ def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: st
 @pytest.mark.parametrize("code", ["0", "256", "999"])
 def test_nor_does_a_line_of_horovods_form(code: str) -> None:
     for is_elastic in (False, True):
-        assert horovod.heard(Said(), f"Process 3 exit with status code {code}.", is_elastic=is_elastic) == Said()
+        assert (
+            horovod_agent.heard(Said(), f"Process 3 exit with status code {code}.", is_elastic=is_elastic) == Said()
+        )
 
 
 @pytest.mark.parametrize("value", [0, -1, 256, 10**30, True, "7", 1.5])

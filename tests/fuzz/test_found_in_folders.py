@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host import process_tree, runtime_directory, sockets
+from trainer_launch.host import network, process_tree, runtime_directory
 from trainer_launch.model import hostfile
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import agent_hosts, ssh_client
@@ -18,7 +18,7 @@ from trainer_launch.rehearsal.kubelet import kubectl
 
 def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:
     row = "0: 00000000:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 41 1"
-    assert sockets.listening(f"sl\n{row}\n1: x 0 0A\n\n2: 0:zz 0 0A 0 0 0 0 0 5\n", 29500) == ["41"]
+    assert network.listening(f"sl\n{row}\n1: x 0 0A\n\n2: 0:zz 0 0A 0 0 0 0 0 5\n", 29500) == ["41"]
 
 
 @pytest.mark.parametrize("text", ["8 x", "0", "8 -1"])

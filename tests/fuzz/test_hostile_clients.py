@@ -27,15 +27,13 @@ from tests.fuzz import hostile
 from tests.observability import statusserver
 from tests.waiting import eventually
 from trainer_launch.contracts.trainer_status import StatusEndpoint
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.mpi.background_calls import Crew
-from trainer_launch.mpi.host_probes import Probes
-from trainer_launch.mpi.host_readiness import Stage
+from trainer_launch.mpi.host_probes import Crew, Probes, Stage
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster import node_stages
@@ -61,7 +59,7 @@ ROLL_CALL = ("preflight", "--level", "quick", "--deadline", "90", "--only", "rol
 @pytest.mark.parametrize("words", [RUN, ROLL_CALL], ids=lambda words: words[0])
 def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple[str, ...], tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    port, metrics = sockets.free_port(), sockets.free_port()
+    port, metrics = network.free_port(), network.free_port()
     train = script(tmp_path, "import time\ntime.sleep(0.5)\n")
     words = (*words, "--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
     words += ("--termination-log", str(tmp_path / "words"))

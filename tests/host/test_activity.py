@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.host import stacks
+from trainer_launch.host import process_tree
 from trainer_launch.supervisor import worker_samples
 
 pytestmark = pytest.mark.process
@@ -41,16 +41,16 @@ def test_a_process_that_is_stopped_shows_it(sleeper):
     eventually(lambda: look(sleeper).state == "S", "it sleeps")
     os.kill(sleeper, signal.SIGSTOP)
     eventually(lambda: look(sleeper).state == "T", "it is stopped")
-    assert "state T" in stacks.describe(sleeper)
+    assert "state T" in process_tree.describe(sleeper)
 
 
 def test_sleep_costs_no_time_and_is_seen_in_the_kernel(sleeper):
     eventually(
-        lambda: re.search("nanosleep|select|poll", stacks.sleeps_in(sleeper)), "it sleeps"
+        lambda: re.search("nanosleep|select|poll", process_tree.sleeps_in(sleeper)), "it sleeps"
     )  # Python 3.10 sleeps in select()
     one, two = look(sleeper), look(sleeper)
     assert one == two
-    assert f"thread {sleeper} (" in stacks.describe(sleeper)
+    assert f"thread {sleeper} (" in process_tree.describe(sleeper)
 
 
 def test_our_own_work_is_counted():
@@ -61,12 +61,12 @@ def test_our_own_work_is_counted():
 
 
 def test_who_has_a_handler_is_known(sleeper):
-    assert stacks.catches(sleeper, signal.SIGUSR2)
-    assert not stacks.catches(sleeper, signal.SIGRTMAX - 1)
+    assert process_tree.catches(sleeper, signal.SIGUSR2)
+    assert not process_tree.catches(sleeper, signal.SIGRTMAX - 1)
 
 
 def test_who_is_gone_is_gone():
     assert worker_samples.read(2**22 + 1) is None
-    assert stacks.describe(2**22 + 1) == "  gone\n"
-    assert stacks.sleeps_in(2**22 + 1) == ""
-    assert not stacks.catches(2**22 + 1, signal.SIGUSR2)
+    assert process_tree.describe(2**22 + 1) == "  gone\n"
+    assert process_tree.sleeps_in(2**22 + 1) == ""
+    assert not process_tree.catches(2**22 + 1, signal.SIGUSR2)

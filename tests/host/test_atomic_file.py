@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host.atomic_file import replace
+from trainer_launch.host.files import replace
 
 
 def test_what_was_there_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

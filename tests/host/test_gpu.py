@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host import gpu
+from trainer_launch.host import machine
 
 
 def devices(root: Path, *names: str) -> Path:
@@ -20,11 +20,11 @@ NVIDIA = ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm",
 
 
 def test_device_files_with_a_number_are_gpus_and_control_files_are_not(tmp_path: Path) -> None:
-    assert gpu.count({}, devices(tmp_path, *NVIDIA)).count == 4
+    assert machine.count({}, devices(tmp_path, *NVIDIA)).count == 4
 
 
 def test_no_device_file_is_no_gpu_and_says_so(tmp_path: Path) -> None:
-    counted = gpu.count({"CUDA_VISIBLE_DEVICES": "0,1"}, devices(tmp_path))
+    counted = machine.count({"CUDA_VISIBLE_DEVICES": "0,1"}, devices(tmp_path))
     assert counted.count == 0
     assert "no GPU" in counted.reason
 
@@ -46,7 +46,7 @@ def test_no_device_file_is_no_gpu_and_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_cuda_visible_devices_narrows_as_the_driver_does(tmp_path: Path, value: str, visible: int) -> None:
-    counted = gpu.count({"CUDA_VISIBLE_DEVICES": value}, devices(tmp_path, *NVIDIA))
+    counted = machine.count({"CUDA_VISIBLE_DEVICES": value}, devices(tmp_path, *NVIDIA))
     assert counted.count == visible
     assert "CUDA_VISIBLE_DEVICES" in counted.reason
 
@@ -57,5 +57,5 @@ def test_amd_gpus_are_counted_by_their_topology_nodes(tmp_path: Path) -> None:
         folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(node)
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(gpu_id + "\n")
-    assert gpu.count({}, tmp_path).count == 2
-    assert gpu.count({"HIP_VISIBLE_DEVICES": "1"}, tmp_path).count == 1
+    assert machine.count({}, tmp_path).count == 2
+    assert machine.count({"HIP_VISIBLE_DEVICES": "1"}, tmp_path).count == 1

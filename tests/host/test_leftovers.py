@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import require
 from trainer_launch.host import shm
-from trainer_launch.host.shm_leftovers import Ground, Removed, sweep
+from trainer_launch.host.shm import Ground, Removed, sweep
 from trainer_launch.model.units import in_units
 
 DEAD = 4_194_304 + 1  # above the largest pid that Linux gives
@@ -133,7 +133,7 @@ def test_a_live_neighbours_segment_stays_until_it_dies(folder: Path, how: str, w
 
 LIFE = """
 import os, sys
-from trainer_launch.host.shm_leftovers import Ground
+from trainer_launch.host.shm import Ground
 folder, hostname, name = sys.argv[1:]
 ground = Ground(hostname, folder, is_pid1=True)
 open(os.path.join(folder, name), "w").write("x")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host.secret import MAX_SECRET_BYTES, read_secret
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.files import MAX_SECRET_BYTES, read_secret
+from trainer_launch.host.network import free_port
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError, UsageError
 

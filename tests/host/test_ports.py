@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.membership.socket_options import listen
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
@@ -17,8 +17,8 @@ from trainer_launch.model.errors import NodeError
 def test_whoever_listens_is_named(address: str) -> None:
     with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
         port = taken.getsockname()[1]
-        assert sockets.listener(port).startswith(f"pid {os.getpid()} (")
-    assert sockets.listener(port) == ""
+        assert network.listener(port).startswith(f"pid {os.getpid()} (")
+    assert network.listener(port) == ""
 
 
 def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:

@@ -139,7 +139,7 @@ TORCH = """
 """
 AFTER = """
     import json, os, signal, subprocess, sys
-    from trainer_launch.host.shm_leftovers import Ground
+    from trainer_launch.host.shm import Ground
     from trainer_launch.host import shm
     leak = {leak!r}
     code = leak + "\\nimport os, sys; print(helper, flush=True); sys.stdin.read()"

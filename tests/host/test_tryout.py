@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import require
 from tests.host.test_cgroup import tree
-from trainer_launch.host import cgroup, deadline_subprocess, interfaces, process_tree
-from trainer_launch.host.limits import limits
+from trainer_launch.host import cgroup, deadline_subprocess, network, process_tree
+from trainer_launch.host.cgroup import process_limits as limits
 
 pytestmark = pytest.mark.process
 
@@ -152,16 +152,16 @@ def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> No
             "dev/infiniband/uverbs0": "",
         },
     )
-    assert [(port.device, port.port, port.is_active) for port in interfaces.adapter_ports(root)] == [
+    assert [(port.device, port.port, port.is_active) for port in network.adapter_ports(root)] == [
         ("mlx5_0", 1, True),
         ("mlx5_1", 1, False),
     ]
-    assert interfaces.may_use_rdma(root)
-    assert not interfaces.may_use_rdma(tmp_path / "nothing")
+    assert network.may_use_rdma(root)
+    assert not network.may_use_rdma(tmp_path / "nothing")
 
 
 def test_this_machines_loopback_is_listed_and_leads_to_itself() -> None:
-    (loopback,) = [found for found in interfaces.interfaces() if found.name == "lo"]
+    (loopback,) = [found for found in network.interfaces() if found.name == "lo"]
     assert loopback.is_loopback
     assert "127.0.0.1" in loopback.addresses
-    assert interfaces.route_to("127.0.0.1").source == "127.0.0.1"
+    assert network.route_to("127.0.0.1").source == "127.0.0.1"

@@ -8,7 +8,7 @@ from tests.membership.test_state import running
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Phase
-from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.frozen import replace
 
 
 def test_in_a_job_of_many_nodes_those_who_wait_hear_less_often_who_is_missing():

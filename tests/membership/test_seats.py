@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected

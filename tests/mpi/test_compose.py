@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from trainer_launch.model import Member, launch_spec
-from trainer_launch.mpi import forwarded_variables, mpirun_command
-from trainer_launch.mpi.mpi_version import INTEL, MPICH, OPEN_MPI, Dialect
+from trainer_launch.mpi import mpirun_command
+from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, Spec
 
@@ -126,25 +126,23 @@ ENV = {
 
 
 def test_libraries_settings_go_along_and_a_pods_own_things_do_not() -> None:
-    assert forwarded_variables.allowed(ENV) == ("HF_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "UCX_TLS")
+    assert mpirun_command.allowed(ENV) == ("HF_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "UCX_TLS")
 
 
 def test_secrets_go_along_only_when_they_are_named() -> None:
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forwarded_variables.allowed(ENV))
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(forwarded_variables.but_secrets(ENV))
-    assert {"HF_TOKEN", "MY_OWN"} <= set(forwarded_variables.allowed(ENV, ("HF_TOKEN", "MY_OWN")))
-    assert "HF_TOKEN" in forwarded_variables.but_secrets(ENV, ("HF_TOKEN",))
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(mpirun_command.allowed(ENV))
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(mpirun_command.but_secrets(ENV))
+    assert {"HF_TOKEN", "MY_OWN"} <= set(mpirun_command.allowed(ENV, ("HF_TOKEN", "MY_OWN")))
+    assert "HF_TOKEN" in mpirun_command.but_secrets(ENV, ("HF_TOKEN",))
 
 
 def test_what_is_held_back_is_told_by_name() -> None:
-    assert forwarded_variables.withheld(ENV) == ("HF_TOKEN", "WANDB_API_KEY")
-    assert forwarded_variables.withheld(ENV, ("HF_TOKEN",)) == ("WANDB_API_KEY",)
+    assert mpirun_command.withheld(ENV) == ("HF_TOKEN", "WANDB_API_KEY")
+    assert mpirun_command.withheld(ENV, ("HF_TOKEN",)) == ("WANDB_API_KEY",)
 
 
 def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -> None:
-    handed_on = forwarded_variables.but_secrets(
-        ENV | {"NVIDIA_VISIBLE_DEVICES": "", "TRAINER_LAUNCH_RUN_DIR": "/tmp/x"}
-    )
+    handed_on = mpirun_command.but_secrets(ENV | {"NVIDIA_VISIBLE_DEVICES": "", "TRAINER_LAUNCH_RUN_DIR": "/tmp/x"})
     assert "MY_OWN" in handed_on
     pods_own = {"HOSTNAME", "KUBERNETES_SERVICE_HOST", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
     assert not {*pods_own, "TRAINER_LAUNCH_RUN_DIR"} & set(handed_on)

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from trainer_launch.model import Member
-from trainer_launch.mpi import horovod
+from trainer_launch.mpi import horovod_agent
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.planning.horovodrun_options import split_command
 
@@ -17,7 +17,7 @@ GIVEN = (Member("w-0", 2), Member("w-1", 2))
 def said(*lines: str, is_elastic: bool = False) -> Said:
     it = Said()
     for line in lines:
-        it = horovod.heard(it, line, is_elastic=is_elastic)
+        it = horovod_agent.heard(it, line, is_elastic=is_elastic)
     return it
 
 
@@ -29,20 +29,20 @@ def test_a_host_whose_slots_nobody_told_has_those_that_were_typed(
     line: str, slots: int | None, found: tuple[int, ...]
 ) -> None:
     given = (Member("a", 3), Member("b"))
-    made = horovod.members_of(split_command(shlex.split(line)), given, slots)
+    made = horovod_agent.members_of(split_command(shlex.split(line)), given, slots)
     assert tuple(one.slots for one in made) == found
 
 
 def test_of_typed_hosts_only_those_that_are_there_are_used() -> None:
     command = split_command(shlex.split("-np 2 -H a:1,b:1 x"))
-    there = horovod.members_of(command, (Member("a", 1),), None)
-    assert "--hosts=a:1" in horovod.static(("horovodrun",), command, there, 1, ())
-    assert horovod.slots(there) == "a:1\n"
+    there = horovod_agent.members_of(command, (Member("a", 1),), None)
+    assert "--hosts=a:1" in horovod_agent.static(("horovodrun",), command, there, 1, ())
+    assert horovod_agent.horovod_slots(there) == "a:1\n"
 
 
 def test_a_static_command_has_the_hosts_of_now_and_all_that_was_typed() -> None:
     command = split_command(shlex.split("-np 9 --hostfile /h --gloo --autotune -p 22 -i /k python t.py --lr 1"))
-    assert horovod.static(("horovodrun",), command, GIVEN, 4, ("eth0",)) == (
+    assert horovod_agent.static(("horovodrun",), command, GIVEN, 4, ("eth0",)) == (
         *("horovodrun", "--num-proc=4", "--hosts=w-0:2,w-1:2", "--disable-cache", "--network-interfaces=eth0"),
         *("--gloo", "--autotune", "--ssh-identity-file=/k", "python", "t.py", "--lr", "1"),
     )
@@ -50,7 +50,7 @@ def test_a_static_command_has_the_hosts_of_now_and_all_that_was_typed() -> None:
 
 def test_an_elastic_command_asks_our_script_and_takes_hosts_back() -> None:
     command = split_command(shlex.split("-np 2 --max-np 3 --host-discovery-script ./mine x"))
-    assert horovod.elastic(("horovodrun",), command, "/s", 2, ("eth0",)) == (
+    assert horovod_agent.elastic(("horovodrun",), command, "/s", 2, ("eth0",)) == (
         *("horovodrun", "--num-proc=2", "--host-discovery-script=/s", "--disable-cache", "--min-num-proc=2"),
         *("--blacklist-cooldown-range", "2", "30", "--network-interfaces=eth0", "--max-num-proc=3", "x"),
     )
@@ -58,19 +58,19 @@ def test_an_elastic_command_asks_our_script_and_takes_hosts_back() -> None:
 
 def test_what_the_user_says_of_interfaces_minimum_and_cooldown_stands() -> None:
     line = "-np 2 --min-np 1 --blacklist-cooldown-range 5 9 --network-interface ib0 x"
-    assert horovod.elastic(("h",), split_command(shlex.split(line)), "/s", 2, ("eth0",)) == (
+    assert horovod_agent.elastic(("h",), split_command(shlex.split(line)), "/s", 2, ("eth0",)) == (
         *("h", "--num-proc=2", "--host-discovery-script=/s", "--disable-cache", "--min-num-proc=1"),
         *("--blacklist-cooldown-range", "5", "9", "--network-interface=ib0", "x"),
     )
 
 
 def test_the_script_always_tells_slots_as_horovod_fails_without() -> None:
-    assert horovod.slots((Member("a", 2), Member("b"))) == "a:2\nb:1\n"
+    assert horovod_agent.horovod_slots((Member("a", 2), Member("b"))) == "a:2\nb:1\n"
 
 
 def test_only_allowed_variables_go_into_command_lines() -> None:
     given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_MPI": "{}"}
-    told = horovod.env(given, ("A", "PATH", "GONE", "HOSTNAME", "TRAINER_LAUNCH_MPI"), "/ours")
+    told = horovod_agent.horovod_env(given, ("A", "PATH", "GONE", "HOSTNAME", "TRAINER_LAUNCH_MPI"), "/ours")
     assert told == {"A": "1", "PATH": "/ours:/bin", "PYTHONUNBUFFERED": "1"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_launch.mpi import state_machine
-from trainer_launch.mpi.mpi_version import INTEL, MPICH, OPEN_MPI, recognised
+from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, recognised
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.mpi.state import Exited
 

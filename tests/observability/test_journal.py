@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.observability.event_log import File, Journal
-from trainer_launch.observability.runtime_events import News
+from trainer_launch.observability.event_log import File, Journal, News
 
 
 def names(path: Path) -> list[str]:

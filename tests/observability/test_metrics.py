@@ -20,11 +20,11 @@ from tests.waiting import eventually
 from trainer_launch.model import Exit, Plan, Process
 from trainer_launch.observability import metrics_server
 from trainer_launch.observability import observer as prometheus
+from trainer_launch.observability.event_log import Standing
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
-from trainer_launch.observability.runtime_events import Standing
-from trainer_launch.supervisor.state import Phase, State
+from trainer_launch.supervisor.events import Phase, State
 
 VIEW = View(
     version="1", pid=7, started_ticks=1, run_dir="/r", host="pod-1", node_rank=1, contract="c", engine="torchrun",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.supervisor.fakes import FakeSystem
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, Verdict
-from trainer_launch.observability import events, runtime_events
+from trainer_launch.observability import event_log
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.loop import supervise
@@ -27,13 +27,13 @@ class Listener:
     """A watcher that keeps the story."""
 
     def __init__(self) -> None:
-        self.told: list[events.Event] = []
+        self.told: list[event_log.Event] = []
 
     def begun(self, state) -> None:
         self.told.append(("begun", {}))
 
     def stepped(self, event, before, after) -> None:
-        self.told += events.of_step(event, before, after)
+        self.told += event_log.of_step(event, before, after)
 
     def spawned(self, process, pid) -> None:
         self.told.append(("spawned", {"process": process}))
@@ -86,7 +86,9 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_the_last_line_has_the_outcome() -> None:
     failure = Failure(reason="WorkerFailed", message="rank 3 died", exit_code=9, rank=3, node_rank=1, host="pod-1")
-    line = events.line(0.0, 1, events.of_outcome(Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)))
+    line = event_log.events_line(
+        0.0, 1, event_log.of_outcome(Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5))
+    )
     values = json.loads(line)
     assert values["time"] == "1970-01-01T00:00:00.000Z"
     for name, value in {"event": "finished", "node": 1, "exit_code": 9, "rank": 3, "failed_node": 1}.items():
@@ -98,7 +100,7 @@ def test_whether_to_try_again_is_told_as_in_the_last_words(again: bool) -> None:
     for code in (1, 138):
         failure = Failure(reason="x", message="x", exit_code=code, again=again)
         ended = Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)
-        assert dict(events.of_outcome(ended)[1])["retryable"] is again
+        assert dict(event_log.of_outcome(ended)[1])["retryable"] is again
         assert f"retryable={again}".lower() in outcome.summary(ended)
 
 
@@ -106,12 +108,14 @@ def test_every_event_is_in_the_documentation_and_no_other() -> None:
     page = (ROOT / "docs" / "observing.md").read_text()
     table = page.partition("| event |")[2].partition("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(events.EVENTS)
+    assert sorted(named) == sorted(event_log.EVENTS)
 
 
 @pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrst", "https://me:hunter2@host/x", "--token=abcdef"])
 def test_no_line_has_what_looks_like_a_secret(secret: str) -> None:
-    shown = events.line(0.0, 0, ("started", {"command": ("train", secret), "text": f"ran {secret}"})).decode()
+    shown = event_log.events_line(
+        0.0, 0, ("started", {"command": ("train", secret), "text": f"ran {secret}"})
+    ).decode()
     assert secret not in shown
     assert "[redacted]" in shown
 
@@ -122,7 +126,7 @@ METRICS = st.dictionaries(st.text(min_size=1, max_size=64), st.floats(), max_siz
 
 @given(st.dictionaries(st.text(max_size=20), VALUES, max_size=8), METRICS)
 def test_a_line_is_one_line_of_strict_json_and_fits_a_pipes_atomic_write(values, metrics) -> None:
-    line = events.line(1.5, None, ("progress", {**values, "metrics": metrics}))
+    line = event_log.events_line(1.5, None, ("progress", {**values, "metrics": metrics}))
     assert len(line) <= 4096
     assert line.count(b"\n") == 1
     json.loads(line, parse_constant=pytest.fail)
@@ -130,19 +134,19 @@ def test_a_line_is_one_line_of_strict_json_and_fits_a_pipes_atomic_write(values,
 
 def test_the_longest_texts_are_cut_and_say_so() -> None:
     texts = dict.fromkeys("abcdef", "😀" * 5000)
-    line = events.line(0.0, 0, ("finished", texts))
+    line = event_log.events_line(0.0, 0, ("finished", texts))
     assert len(line) <= 4096
     assert json.loads(line)["is_cut"] is True
 
 
 def test_numbers_that_json_lacks_become_words() -> None:
-    line = events.line(0.0, 0, ("progress", {"metrics": {"a": math.nan, "b": math.inf}}))
+    line = event_log.events_line(0.0, 0, ("progress", {"metrics": {"a": math.nan, "b": math.inf}}))
     assert json.loads(line)["metrics"] == {"a": "nan", "b": "inf"}
 
 
 def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / runtime_directory.NEWS
-    tail = runtime_events.Tail(str(tmp_path))
+    tail = event_log.Tail(str(tmp_path))
     assert tail.read() == []
     formed = {"time_s": 5.0, "event": "generation_formed", "generation": 2, "nodes": 3, "restarts": 1}
     whole = json.dumps(formed).encode() + b"\n"
@@ -152,10 +156,8 @@ def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
         file.write(whole[10:] + b'{"time_s": 6, "event": "workers_started", "workers": 4, "first_rank": 0}\n')
     assert [one.time_s for one in tail.read()] == [5.0, 6.0]
     assert tail.read() == []
-    assert runtime_events.standing(str(tmp_path)) == runtime_events.Standing(
-        generation=2, nodes=3, restarts=1, workers=4
-    )
-    assert runtime_events.standing("/nonexistent") == runtime_events.Standing()
+    assert event_log.standing(str(tmp_path)) == event_log.Standing(generation=2, nodes=3, restarts=1, workers=4)
+    assert event_log.standing("/nonexistent") == event_log.Standing()
 
 
 @pytest.mark.parametrize(
@@ -173,4 +175,4 @@ def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
 )
 def test_what_is_no_news_is_left_out(tmp_path: Path, line: bytes) -> None:
     (tmp_path / runtime_directory.NEWS).write_bytes(line + b"\n")
-    assert runtime_events.Tail(str(tmp_path)).read() == []
+    assert event_log.Tail(str(tmp_path)).read() == []

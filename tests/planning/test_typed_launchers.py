@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from trainer_launch.planning.typed_launchers import find
+from trainer_launch.planning.command import launcher_in
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from trainer_launch.planning.typed_launchers import find
     ],
 )
 def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None:
-    found = find(shlex.split(line))
+    found = launcher_in(shlex.split(line))
     assert found is not None
     assert (found.name, found.is_inside) == (name, is_inside)
 
@@ -55,7 +55,7 @@ def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None
     ],
 )
 def test_a_word_that_is_no_command_is_no_launcher(line: str) -> None:
-    assert find(shlex.split(line)) is None
+    assert launcher_in(shlex.split(line)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,6 @@ def test_a_word_that_is_no_command_is_no_launcher(line: str) -> None:
     ],
 )
 def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:
-    found = find(shlex.split(line))
+    found = launcher_in(shlex.split(line))
     assert found is not None
     assert found.script == script

@@ -13,10 +13,10 @@ from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
 from trainer_launch import preflight
+from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
-from trainer_launch.host.interfaces import AdapterPort, Interface
-from trainer_launch.host.limits import Limits
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.host.shm import Segment
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict

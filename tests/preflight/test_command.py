@@ -23,7 +23,7 @@ from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
 from tests.waiting import eventually
 from trainer_launch import preflight as checks
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.preflight import report_files
 
 pytestmark = pytest.mark.process

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.host.interfaces import AdapterPort, Interface
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.preflight.container import interface_filters
 
 

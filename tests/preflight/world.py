@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tests.preflight.gpus import HEALTHY_CARDS
+from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
-from trainer_launch.host.interfaces import AdapterPort, Interface, Route
-from trainer_launch.host.limits import Limits
+from trainer_launch.host.network import AdapterPort, Interface, Route
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight.check_context import Subject

@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 
+from trainer_launch.host.dns import resolve
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.dns_wait import resolve
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 

@@ -23,7 +23,7 @@ from tests.process.world import (
     worker,
 )
 from tests.waiting import eventually
-from trainer_launch.supervisor.line_buffer import CUT
+from trainer_launch.supervisor.rate_limit import CUT
 
 pytestmark = pytest.mark.process
 

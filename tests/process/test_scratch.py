@@ -12,7 +12,7 @@ import pytest
 from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.process.world import PID1, require_namespaces
 from tests.waiting import eventually
-from trainer_launch.host import scratch_folders
+from trainer_launch.host import runtime_directory
 
 pytestmark = pytest.mark.process
 
@@ -57,7 +57,7 @@ def test_only_folders_of_runs_are_looked_into(tmp_path: Path) -> None:
     (tmp_path / "trainer-launch-link").symlink_to(tmp_path / "data")
     (tmp_path / "trainer-launch-lock-is-a-link").mkdir()
     (tmp_path / "trainer-launch-lock-is-a-link" / "lock").symlink_to(tmp_path / "data" / "lock")
-    scratch_folders.forget_killed(str(tmp_path))
+    runtime_directory.forget_killed(str(tmp_path))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["data", "trainer-launch-link", "trainer-launch-lock-is-a-link", "trainer-launch-no-lock"]
     assert (tmp_path / "data" / "lock").exists()

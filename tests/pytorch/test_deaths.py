@@ -20,7 +20,7 @@ from tests.conftest import require
 from tests.process.world import end_all, survivors
 from tests.pytorch.launch import script as api
 from tests.waiting import eventually
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/survival/test_survival.py")]
 

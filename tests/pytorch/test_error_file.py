@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from trainer_launch.supervisor.error_file import hand_up
+from trainer_launch.supervisor.error_lines import hand_up
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…", "timestamp": "1"}}}
 _TORCHS = """

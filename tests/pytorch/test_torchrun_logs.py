@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import require
 from trainer_launch.model import Destination, Workers
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.torchrun_logs import copies, destinations
+from trainer_launch.planning.torchrun_options import copies, destinations
 from trainer_launch.pytorch.group_loop import LogFolders
 
 REDIRECTS = ["0", "1", "2", "3", "0:3,1:2", "1:1"]

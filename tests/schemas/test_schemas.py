@@ -20,7 +20,7 @@ from tests.preflight.test_outputs import made as preflight_report
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
 from trainer_launch.membership import state
-from trainer_launch.observability import events as story
+from trainer_launch.observability import event_log
 
 ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]
@@ -69,18 +69,18 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
 
 
 def test_every_event_has_its_own_schema() -> None:
-    assert sorted(EVENTS) == sorted(story.EVENTS)
-    assert violations("event", {"time": story.rfc3339_ms(0), "event": "resolved", "node": 0}) == []
+    assert sorted(EVENTS) == sorted(event_log.EVENTS)
+    assert violations("event", {"time": event_log.rfc3339_ms(0), "event": "resolved", "node": 0}) == []
 
 
 @pytest.mark.parametrize(
     "line",
     [
         {"event": "resolved", "node": 0},
-        {"event": "nothing", "node": 0, "time": story.rfc3339_ms(0)},
-        {"event": "signal", "node": None, "time": story.rfc3339_ms(0), "signal": "TERM", "asks_to_stop": True},
+        {"event": "nothing", "node": 0, "time": event_log.rfc3339_ms(0)},
+        {"event": "signal", "node": None, "time": event_log.rfc3339_ms(0), "signal": "TERM", "asks_to_stop": True},
         {"event": "resolved", "node": None, "time": "yesterday"},
-        {"event": "resolved", "node": None, "time": story.rfc3339_ms(0), "more": 1},
+        {"event": "resolved", "node": None, "time": event_log.rfc3339_ms(0), "more": 1},
     ],
 )
 def test_a_line_that_is_otherwise_is_none(line: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from tests.observability import exposition
 from tests.soak.faults import NODES
 from tests.soak.pods import METRICS_PORT, Pods
 from tests.survival.jobs import status_in
-from trainer_launch.observability.events import EVENTS, LINE_BYTES
+from trainer_launch.observability.event_log import EVENTS, LINE_BYTES
 
 LAUNCHER = "launcher"
 _CLOSE_WAIT, _LISTEN = "08", "0A"

@@ -10,7 +10,7 @@ import pytest
 
 from trainer_launch.host import cgroup
 from trainer_launch.model import Exit, FailureRecord
-from trainer_launch.supervisor import error_file
+from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.death_clues import Evidence, parse_agent_failure
 from trainer_launch.supervisor.failure import (
     RULES,
@@ -237,7 +237,7 @@ def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
 
 def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -> None:
     about = {"reason": None, "rank": 3, "local_rank": 1, "hostname": "pod-1", "why_not_again": "why"}
-    assert parse_agent_failure(error_file.render(None, -11, ("line",), about)) == FailureRecord(
+    assert parse_agent_failure(error_lines.render(None, -11, ("line",), about)) == FailureRecord(
         rank=3,
         local_rank=1,
         hostname="pod-1",

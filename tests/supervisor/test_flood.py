@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor.line_buffer import Source, Stream
-from trainer_launch.supervisor.rate_limit import BULK_BYTES, Flood, is_summary
+from trainer_launch.supervisor.rate_limit import BULK_BYTES, Flood, Source, Stream, is_summary
 
 
 class Clock:

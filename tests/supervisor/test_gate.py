@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 
-from trainer_launch.supervisor.dns_wait import Gate
+from trainer_launch.host.dns import Gate
 
 
 def news_until(gate, condition):

@@ -13,7 +13,7 @@ from trainer_launch.model.errors import InternalError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state_machine
-from trainer_launch.supervisor.state import Phase
+from trainer_launch.supervisor.events import Phase
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 A, B = (Process(name=name, argv=(name,), env={}) for name in "ab")

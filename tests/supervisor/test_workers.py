@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.host import stacks
+from trainer_launch.host import process_tree
 from trainer_launch.supervisor import hang_watch
 from trainer_launch.supervisor.worker_samples import STACKS_SIGNAL, Place, Sources, Workers
 
@@ -77,7 +77,9 @@ def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(wor
     workers, _, says = world
     (worker,) = workers.look()
     (child,) = workers.children(worker)
-    eventually(lambda: all("nanosleep" in stacks.sleeps_in(pid) for pid in (worker.pid, child.pid)), "both sleep")
+    eventually(
+        lambda: all("nanosleep" in process_tree.sleeps_in(pid) for pid in (worker.pid, child.pid)), "both sleep"
+    )
     texts = workers.ask_all([worker])
     if says:
         assert hang_watch.where(hang_watch.main_thread(texts[worker.pid])) == "in train.py:9 (train)"

@@ -18,7 +18,7 @@ from tests.hosts import network
 from tests.hosts.loopback import LoopbackHost
 from tests.hosts.network import Host
 from tests.waiting import eventually
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
 GRACE_S = 30.0  # Kubernetes' own terminationGracePeriodSeconds

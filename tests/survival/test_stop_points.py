@@ -16,7 +16,7 @@ from tests.cli.launching import Started, script, start
 from tests.conftest import require
 from tests.process.world import end_all, survivors
 from tests.waiting import eventually
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/cli/test_torch.py")]
 

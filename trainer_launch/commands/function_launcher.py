@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
-from trainer_launch.host import atomic_file, logs, process_attributes, runtime_directory
+from trainer_launch.host import files, logs, process_attributes, runtime_directory
 from trainer_launch.model import Outcome, Plan, Workers, exit_codes, json_lines, launch_spec
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
@@ -19,13 +19,13 @@ from trainer_launch.planning.gather import live_pod
 from trainer_launch.pytorch import function_launch
 from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
 from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
-from trainer_launch.supervisor import early_signals
+from trainer_launch.supervisor import inherited
 
 
 def main(folder: str, told: str) -> None:
     """Do as `told`, and leave the report in this directory."""
-    early_signals.end_on_stop()
-    early_signals.open_streams()
+    inherited.end_on_stop()
+    inherited.open_streams()
     spec = launch_spec.parsed(FunctionLaunchSpec, told)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
@@ -35,7 +35,7 @@ def main(folder: str, told: str) -> None:
     except LaunchError as problem:
         report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
-        atomic_file.replace(f"{folder}/{function_launch.REPORT}", json_lines.encode(report))
+        files.replace(f"{folder}/{function_launch.REPORT}", json_lines.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
         shutil.rmtree(folder, ignore_errors=True)
 

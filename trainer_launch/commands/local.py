@@ -14,7 +14,8 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability.termination_message import use_color
-from trainer_launch.planning import grace, programs
+from trainer_launch.planning import programs
+from trainer_launch.planning.command import grace_of
 from trainer_launch.planning.horovodrun_options import is_horovodrun
 from trainer_launch.planning.typed_mpirun import is_mpirun
 from trainer_launch.rehearsal import controllers
@@ -101,9 +102,7 @@ def main(parsed: Parsed) -> int:
     programs.check(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
     is_given = "grace" in settings.model_fields_set
-    launchers_s, _ = grace.decide(
-        settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given
-    )
+    launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = settings.model_copy(update={"grace": launchers_s / _POD_GRACE})
     torchs = command.is_worker or command.torchrun is not None
     if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):

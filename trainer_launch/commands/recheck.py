@@ -14,7 +14,7 @@ from trainer_launch import preflight
 from trainer_launch.commands.preflight import STATE_FILE, subject_of
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.probe import probe
+from trainer_launch.host.machine import probe
 from trainer_launch.model.findings import Finding, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning.gather import Reading

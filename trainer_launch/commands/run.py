@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import bare
 from trainer_launch.host import logs
-from trainer_launch.host.scratch_folders import private_folder
-from trainer_launch.host.secret import read_secret
+from trainer_launch.host.files import read_secret
+from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import runtime_events, setup
+from trainer_launch.observability import event_log
+from trainer_launch.observability import observer as setup
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
@@ -115,7 +116,7 @@ def to_the_end(
                 with _hosted(plan, secret, observer):
                     ended = _supervised(plan, system, settings, request, secret, observer)
                     sweep()
-                ended = replace(ended, attempt=max(ended.attempt, runtime_events.starts(scratch)))
+                ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
                 return conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs, runtime_directory
-from trainer_launch.host.scratch_folders import private_folder
+from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import sshd as server
-from trainer_launch.mpi.ssh_sessions import Sessions
-from trainer_launch.observability import setup
+from trainer_launch.mpi.sshd import Sessions
+from trainer_launch.observability import observer as setup
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines import child_env, sshd

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host.secret import read_secret
+from trainer_launch.host.files import read_secret
 from trainer_launch.model import Endpoint, Json
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.observability import node_view, progress, runtime_events, tables
-from trainer_launch.observability.events import strict
+from trainer_launch.observability import event_log, node_view, progress, tables
+from trainer_launch.observability.event_log import strict
 
 HELP = "show the state of this pod's run and of its job"
 ABOUT = "Use it with kubectl exec while the run is active."
@@ -104,7 +104,7 @@ def _known(view: node_view.View) -> dict[str, Json]:
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
         reports.append(values)
-    standing = asdict(runtime_events.standing(view.run_dir))
+    standing = asdict(event_log.standing(view.run_dir))
     return {**asdict(view), "standing": standing, "reports": reports}
 
 
@@ -131,6 +131,6 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
 def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:
     """Job, place, file of the secret, and the generation that who is asked has to know: a standby knows none."""
     if view.job is not None and view.coordinator is not None:
-        known = runtime_events.standing(view.run_dir).generation or 0
+        known = event_log.standing(view.run_dir).generation or 0
         for place in (view.coordinator, *view.seats):
             yield view.job, place, view.secret_file, known

@@ -1,5 +1,6 @@
-"""A small DNS client, because getaddrinfo cannot tell a name that is not there from a server that is not well.
+"""Names to addresses: by a small DNS client of our own, and by the system's resolver.
 
+The client is there because getaddrinfo cannot tell a name that is not there from a server that is not well.
 It asks the servers of resolv.conf with its search list, as glibc does, for A and AAAA, over UDP, and it never waits
 longer than it was told.
 """
@@ -7,16 +8,20 @@ longer than it was told.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import select
 import socket
 import struct
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from queue import Empty, Queue, SimpleQueue
+from typing import TypeAlias
 
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 
 RESOLV_CONF = "/etc/resolv.conf"
@@ -177,3 +182,189 @@ def _after_name(data: bytes, at: int) -> int:
             return at + 2
         at += 1 + length
     return at + 1
+
+
+# -- the system's resolver ---------------------------------------------------------------------
+
+
+Addresses: TypeAlias = frozenset[str]
+Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
+
+_THREADS = 16
+
+
+def lookup(name: str) -> Addresses:
+    """All addresses of a name, of both families, as a worker's own getaddrinfo would find them.
+
+    Raises:
+        OSError: it does not resolve.
+    """
+    try:
+        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+    except UnicodeError as problem:  # a label that is empty or too long
+        raise OSError(str(problem)) from None
+    return frozenset(str(entry[4][0]).partition("%")[0] for entry in found)
+
+
+def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | None]:
+    """The addresses of each name, None for one that does not resolve; who is not in it did not answer in time."""
+    answers: Queue[tuple[str, Addresses | None]] = Queue()
+    for start in range(min(_THREADS, len(names))):
+        threading.Thread(target=_answer, args=(names[start::_THREADS], by, answers), daemon=True).start()
+    found: dict[str, Addresses | None] = {}
+    until_s = time.monotonic() + limit_s
+    while len(found) < len(names):
+        try:
+            name, addresses = answers.get(timeout=max(0.0, until_s - time.monotonic()))
+        except Empty:
+            break
+        found[name] = addresses
+    return found
+
+
+class Resolving:
+    """Looks a name up. A lookup that outlasts a caller's patience goes on, and the next caller waits for it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._answers: Queue[list[str] | OSError] | None = None
+
+    def within(self, limit_s: float) -> list[str]:
+        """The addresses in the resolver's order.
+
+        Raises:
+            OSError: the name does not resolve, or not within `limit_s`.
+        """
+        if self._answers is None:
+            self._answers = Queue()
+            threading.Thread(target=self._ask, args=(self._answers,), daemon=True, name="resolver").start()
+        try:
+            found = self._answers.get(timeout=max(0.0, limit_s))
+        except Empty:
+            raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time") from None
+        self._answers = None
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def connected(self, limit_s: float) -> socket.socket:
+        """A connection to the first address that accepts one, or the OSError of the last one."""
+        *others, last = self.within(limit_s)
+        for address in others:
+            with contextlib.suppress(OSError):
+                return socket.create_connection((address, self._port), timeout=limit_s)
+        return socket.create_connection((last, self._port), timeout=limit_s)
+
+    def _ask(self, answers: Queue[list[str] | OSError]) -> None:
+        try:
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:  # the latter: a label that is empty or too long
+            answers.put(problem if isinstance(problem, OSError) else OSError(str(problem)))
+        else:
+            answers.put([str(entry[4][0]) for entry in found])
+
+
+def _answer(names: Sequence[str], by: Lookup, answers: Queue[tuple[str, Addresses | None]]) -> None:
+    for name in names:
+        answers.put((name, _addresses(name, by)))
+
+
+def _addresses(name: str, by: Lookup) -> Addresses | None:
+    try:
+        return by(name)
+    except OSError:
+        return None
+
+
+# -- waiting until names resolve ---------------------------------------------------------------
+
+
+Resolve = Callable[[str], object]  # raises OSError while the name does not resolve
+
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_FIRST_SAY_S = 5.0  # between the first and the second message, then doubled
+_LONGEST_SAY_S = 60.0
+
+
+def resolve(name: str) -> object:
+    """Ask the system's resolver for any address of `name`."""
+    return socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+
+
+class Gate:
+    """Resolves names until all have an address; `fd` is readable when `news` has something to tell."""
+
+    def __init__(self, names: Iterable[str], resolver: Resolve = resolve) -> None:
+        self._names = tuple(dict.fromkeys(names))
+        self._resolve = resolver
+        self._pending = dict.fromkeys(self._names, "no answer yet")
+        self._answers: SimpleQueue[tuple[str, str | None]] = SimpleQueue()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._say_at_s = 0.0
+        self._say_every_s = _FIRST_SAY_S
+        self.fd, self._post_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def start(self) -> None:
+        """Begin; the threads are daemons, so one that is stuck in the resolver cannot keep us alive."""
+        for i in range(min(_THREADS, len(self._names))):
+            threading.Thread(target=self._run, args=(self._names[i::_THREADS],), daemon=True).start()
+
+    def news(self, now_s: float) -> tuple[bool, str | None]:
+        """Take in the answers: whether all resolve, and a sentence when it is time to say one."""
+        self._drain()
+        failed = False
+        while True:
+            try:
+                name, error = self._answers.get_nowait()
+            except Empty:
+                break
+            if error is None:
+                self._pending.pop(name, None)
+            else:
+                self._pending[name] = error
+                failed = True
+        if not failed or not self._pending or now_s < self._say_at_s:
+            return not self._pending, None
+        self._say_at_s = now_s + self._say_every_s
+        self._say_every_s = min(2 * self._say_every_s, _LONGEST_SAY_S)
+        return False, self._sentence()
+
+    def close(self) -> None:
+        """Stop asking. Under the lock: a late answer must not be written into a descriptor used anew."""
+        self._closed.set()
+        with self._lock:
+            os.close(self.fd)
+            os.close(self._post_fd)
+
+    def _sentence(self) -> str:
+        shown = [f"{name} ({error})" for name, error in list(self._pending.items())[:5]]
+        more = f" and {len(self._pending) - 5} more" if len(self._pending) > 5 else ""
+        return f"not resolved yet: {', '.join(shown)}{more}"
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 65536)
+
+    def _run(self, names: Iterable[str]) -> None:
+        pending, pause_s = list(names), _FIRST_PAUSE_S
+        while pending:
+            pending = [name for name in pending if not self._ask(name)]
+            if self._closed.wait(pause_s if pending else 0):
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _ask(self, name: str) -> bool:
+        error: str | None = None
+        try:
+            self._resolve(name)
+        except (OSError, UnicodeError) as problem:  # UnicodeError: a label that is empty or too long
+            error = getattr(problem, "strerror", None) or str(problem)
+        self._answers.put((name, error))
+        with self._lock:
+            if not self._closed.is_set():
+                with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
+                    os.write(self._post_fd, b".")
+        return error is None

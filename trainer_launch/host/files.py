@@ -1,9 +1,17 @@
-"""The container's own files, read so that neither a FIFO nor a huge file can hold us up."""
+"""Files: read so that neither a FIFO nor a huge file can hold us up, and replaced whole or not at all.
+
+Little is imported: training scripts load this with `report()`.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+
+from trainer_launch.model.errors import UsageError
+
+MAX_SECRET_BYTES = 4096
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobody else's, and no link
 
 
 class LiveFiles:
@@ -29,3 +37,39 @@ class LiveFiles:
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
         return os.path.exists(path)
+
+
+def replace(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` at `path`, with these permissions whatever the umask; nothing is left beside it.
+
+    Raises:
+        OSError: the folder is not there, not writable or full; what was at `path` is still there.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}")  # a name has at most 255 bytes
+    descriptor = os.open(beside, _FLAGS, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(data)
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise
+
+
+def read_secret(path: str) -> bytes:
+    """The job's secret, a small file that every pod mounts; the path may be told, the secret never.
+
+    Raises:
+        UsageError: there is no such file, or it is empty or too large.
+    """
+    found = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
+    if found is None:
+        raise UsageError(f"--secret-file {path} cannot be read; mount the job's Secret there in every pod")
+    if len(found) > MAX_SECRET_BYTES:
+        raise UsageError(f"--secret-file {path} is larger than {MAX_SECRET_BYTES} bytes; that is no secret of ours")
+    secret = found.strip()
+    if not secret:
+        raise UsageError(f"--secret-file {path} is empty; put the job's secret there, the same in every pod")
+    return secret

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_CLAIMS, Claim, spans
 from trainer_launch.membership.state import Looked, Node, Phase, State, runs
-from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.frozen import replace
 
 
 def may_form(state: State) -> bool:

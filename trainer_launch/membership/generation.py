@@ -13,7 +13,7 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
 from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
 from trainer_launch.model import FailureRecord
-from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import MAX_TEXT
 from trainer_launch.model.units import counted
 

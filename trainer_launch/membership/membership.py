@@ -60,7 +60,7 @@ from trainer_launch.membership.state import (
     runs,
     waiting,
 )
-from trainer_launch.model.frozen_replace import replace
+from trainer_launch.model.frozen import replace
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 
@@ -26,7 +26,7 @@ def listen(endpoint: Endpoint) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as problem:
         number = getattr(problem, "errno", None)  # the resolver has numbers of its own
         why = os.strerror(int(number)) if number and number in errno.errorcode else str(problem)
-        holder = sockets.listener(endpoint.port) if number == errno.EADDRINUSE else ""
+        holder = network.listener(endpoint.port) if number == errno.EADDRINUSE else ""
         why += f" by {holder}" if holder else ""
         raise NodeError(
             f"the coordinator cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"

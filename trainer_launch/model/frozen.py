@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace  # mypy checks the fields of its calls
 else:
+    _set = object.__setattr__
 
     def dataclass(*, frozen: bool, slots: bool, kw_only: bool = False) -> Callable[[type], type]:
         """`dataclasses.dataclass` for what is frozen and has slots."""
         if not (frozen and slots):
             raise TypeError("frozen=True and slots=True are needed")
         return lambda cls: _made(cls, kw_only)
+
+    def replace(value: Any, /, **changes: Any) -> Any:
+        """A faster `dataclasses.replace`, for dataclasses with slots, no bases and no `__post_init__`."""
+        new = object.__new__(type(value))
+        for name in value.__slots__:
+            _set(new, name, changes[name] if name in changes else getattr(value, name))
+        return new
 
 
 def _made(cls: type, kw_only: bool) -> type:

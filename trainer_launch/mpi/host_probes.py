@@ -11,13 +11,17 @@ import errno
 import os
 import selectors
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
-from trainer_launch.host import sockets
-from trainer_launch.mpi.background_calls import Crew, Done
-from trainer_launch.mpi.host_readiness import Sight, Stage
+from trainer_launch.host import network
+from trainer_launch.model.units import counted
 
 _CONNECT_S = 2.0
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
@@ -254,4 +258,130 @@ class Probes:
 def _is_own(addresses: tuple[Address, ...], host: str) -> bool:
     """Whether ranks there are started without ssh; the pods of a rehearsal have loopback addresses of their own."""
     first = str(addresses[0][1][0]) if addresses else ""
-    return first in ("127.0.0.1", "::1") or (not first.startswith("127.") and sockets.is_here(host))
+    return first in ("127.0.0.1", "::1") or (not first.startswith("127.") and network.is_here(host))
+
+
+# -- how far each host has come ----------------------------------------------------------------
+
+
+class Stage(IntEnum):
+    """What a host has to pass, in order."""
+
+    DNS = 0
+    PORT = 1
+    BANNER = 2
+    KEY = 3
+    READY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The stage that a host has not passed yet, and why."""
+
+    stage: Stage = Stage.DNS
+    why: str = "not asked yet"
+
+    def __str__(self) -> str:
+        return "ready" if self.stage is Stage.READY else f"{_NAMES[self.stage]}: {self.why}"
+
+
+_NAMES = {Stage.DNS: "DNS", Stage.PORT: "port", Stage.BANNER: "banner", Stage.KEY: "key", Stage.READY: "ready"}
+_PASSED, _STUCK, _AHEAD = "ok", "--", ""
+_MAX_NAME = 40
+
+
+def table(sights: Mapping[str, Sight], rows: int, columns: int) -> list[str]:
+    """Lines of at most `columns` characters: who is stuck first, then the others, as many as fit."""
+    hosts = sorted(sights, key=lambda host: sights[host].stage is Stage.READY)  # stable: the order of ranks stays
+    shown = hosts if len(hosts) <= rows - 1 else hosts[: max(1, rows - 2)]
+    width = min(_MAX_NAME, max(4, *(len(host) for host in shown)) if shown else 4)
+    lines = [f"{'NAME':<{width}}  DNS  PORT  BANNER  KEY  READY"]
+    lines += [_row(host, sights[host], width) for host in shown]
+    rest = [sights[host] for host in hosts[len(shown) :]]
+    if rest:
+        ready = sum(sight.stage is Stage.READY for sight in rest)
+        lines.append(f"… and {len(rest)} more, {ready} of them ready")
+    return [line[:columns].rstrip() for line in lines]
+
+
+def _row(host: str, sight: Sight, width: int) -> str:
+    name = host if len(host) <= width else f"{host[: width - 1]}…"
+    marks = [_PASSED if s < sight.stage else _STUCK if s == sight.stage else _AHEAD for s in Stage]
+    if sight.stage is Stage.READY:
+        return f"{name:<{width}}  {'ok':<4} {'ok':<5} {'ok':<7} {'':<4} yes"
+    cells = f"{marks[0]:<4} {marks[1]:<5} {marks[2]:<7} {marks[3]:<4}"
+    return f"{name:<{width}}  {cells} {sight.why}"
+
+
+def summary(sights: Mapping[str, Sight], most: int = 5) -> str:
+    """One line for a log."""
+    stuck = [(host, sight) for host, sight in sights.items() if sight.stage is not Stage.READY]
+    words = "; ".join(f"{host} ({sight})" for host, sight in stuck[:most])
+    more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
+    return f"{len(sights) - len(stuck)} of {counted(len(sights), 'host')} ready; waiting for {words}{more}"
+
+
+def stuck(sights: Mapping[str, Sight]) -> dict[str, str]:
+    """Where each host that is not ready is stuck."""
+    return {host: str(sight) for host, sight in sights.items() if sight.stage is not Stage.READY}
+
+
+def ready(sights: Mapping[str, Sight], among: Sequence[str] | None = None) -> frozenset[str]:
+    """Who has passed everything."""
+    hosts = sights if among is None else among
+    return frozenset(host for host in hosts if sights.get(host, Sight()).stage is Stage.READY)
+
+
+# -- calls that may block ----------------------------------------------------------------------
+
+
+Done: TypeAlias = Callable[[], None]  # called in the main loop
+Work: TypeAlias = Callable[[], Done]
+
+_STACK_BYTES = 256 * 1024
+
+
+class Crew:
+    """Daemon threads, so that one that hangs keeps nobody alive; `fd` is readable when something was found."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._threads = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._work: SimpleQueue[Work] = SimpleQueue()
+        self._found: SimpleQueue[Done] = SimpleQueue()
+        self.fd, self._post = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def submit(self, work: Work) -> None:
+        """Let a thread do `work`; what it returns is called in the main loop."""
+        with self._lock:
+            self._idle -= 1
+            if self._idle < 0 and self._threads < self._size:
+                self._threads += 1
+                threading.stack_size(_STACK_BYTES)
+                threading.Thread(target=self._labour, daemon=True).start()
+        self._work.put(work)
+
+    def post(self, done: Done) -> None:
+        """Have `done` called in the main loop; from any thread."""
+        self._found.put(done)
+        with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
+            os.write(self._post, b".")
+
+    def settle(self) -> None:
+        """In the main loop: call what was found."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 65536)
+        while True:
+            try:
+                done = self._found.get_nowait()
+            except Empty:
+                return
+            done()
+
+    def _labour(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            self.post(self._work.get()())

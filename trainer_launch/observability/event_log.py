@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from queue import Empty, Queue
+from typing import Any, TypeAlias
 
-from trainer_launch.observability import events
-from trainer_launch.observability.runtime_events import News
+from trainer_launch.host import runtime_directory
+from trainer_launch.model import Exit, Outcome
+from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.exit_codes import retryable
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.observability.progress import Progress
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import outcome as ends
+from trainer_launch.supervisor.events import Phase, State
 
 LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
 _log = logging.getLogger(__name__)
@@ -30,11 +42,11 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
-    def add(self, event: events.Event) -> None:
+    def add(self, event: Event) -> None:
         """Take an event; never waits."""
         self._queue.put(News(time.time(), event))
 
-    def close(self, wait_s: float, last: events.Event | None = None) -> None:
+    def close(self, wait_s: float, last: Event | None = None) -> None:
         """Write what is left, then `last`; a reader that hangs is left after `wait_s`."""
         closing = None if last is None else News(time.time(), last)
         self._queue.put(None)
@@ -64,7 +76,7 @@ class Journal:
             return "look"
 
     def _put(self, news: News) -> None:
-        self._write(events.line(news.time_s, self._node, news.event))
+        self._write(events_line(news.time_s, self._node, news.event))
 
 
 class File:
@@ -107,3 +119,252 @@ class File:
                 self._path,
                 problem.strerror,
             )
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+LINE_BYTES = 4096  # PIPE_BUF: one write, never torn, never interleaved
+TEXT_CHARS = 600
+EVENTS = (
+    "started",
+    "waiting",
+    "unresolved",
+    "resolved",
+    "spawned",
+    "spawn_failed",
+    "exited",
+    "hung",
+    "signal",
+    "stopping",
+    "restarting",
+    "generation_formed",
+    "generation_ended",
+    "workers_started",
+    "worker_failed",
+    "coordinator",
+    "coordinator_away",
+    "given_up",
+    "progress",
+    "warning",
+    "finished",
+)
+
+Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"
+Event: TypeAlias = tuple[str, Mapping[str, Value]]
+
+
+def of_step(event: ev.Event, before: State, after: State) -> tuple[Event, ...]:
+    """What a step of the supervisor tells."""
+    told: list[Event] = []
+    match event:
+        case ev.GateOpened():
+            told.append(("resolved", {}))
+        case ev.Unresolved(text=text):
+            told.append(("unresolved", {"text": text}))
+        case ev.Exited(exit=end):
+            told.append(("exited", _end(end)))
+        case ev.SpawnFailed(process=name, code=code, text=text):
+            told.append(("spawn_failed", {"process": name, "exit_code": code, "text": text}))
+        case ev.Hung(text=text):
+            told.append(("hung", {"text": text}))
+        case ev.Signalled(number=number) if before.phase is not Phase.DONE:
+            told.append(("signal", {"signal": number, "asks_to_stop": after.asked > before.asked}))
+    rung = _rung(after)
+    if rung is not None and rung != _rung(before):
+        told.append(("stopping", {"rung": rung}))
+    if after.restarts > before.restarts:
+        told.append(("restarting", {"restart": after.restarts, "restarts_at_most": after.plan.restarts}))
+    return tuple(told)
+
+
+def of_progress(latest: Progress) -> Event:
+    """What a training process says of itself."""
+    return "progress", {
+        "rank": latest.rank,
+        "step": latest.step,
+        "progress": latest.progress,
+        "eta_s": latest.eta_s,
+        "metrics": latest.metrics,
+    }
+
+
+def of_outcome(outcome: Outcome) -> Event:
+    """The last line."""
+    failure, code = outcome.failure, ends.exit_code(outcome)
+    values: dict[str, Value] = {
+        "verdict": outcome.verdict.value,
+        "exit_code": code,
+        "retryable": retryable(code) if failure is None or failure.again is None else failure.again,
+        "reason": failure.reason if failure else outcome.verdict.value,
+        "message": failure.message if failure else None,
+        "rank": failure.rank if failure else None,
+        "failed_node": failure.node_rank if failure else None,
+        "host": failure.host if failure else None,
+        "signal": failure.signal if failure else None,
+        "stop_signal": outcome.stop_signal,
+        "seconds": round(outcome.took_s, 3),
+        "attempt": outcome.attempt,
+        "survivors": len(outcome.survivors),
+    }
+    return "finished", values
+
+
+def events_line(time_s: float, node: int | None, event: Event) -> bytes:
+    """One event as one line of JSON, at most 4,096 bytes; without secrets by their looks."""
+    name, values = event
+    head = {"time": rfc3339_ms(time_s), "event": name, "node": node}
+    text = _render({**head, **_shown(values, TEXT_CHARS)})
+    for chars in (TEXT_CHARS // 4, TEXT_CHARS // 20):
+        if len(text) > LINE_BYTES:  # escaped at its worst a character takes twelve bytes
+            short = {key: value for key, value in values.items() if not isinstance(value, tuple | Mapping)}
+            text = _render({**head, **_shown(short, chars), "is_cut": True})
+    return text
+
+
+def strict(value: float) -> float | str:
+    """A number as every JSON reader takes it: the three that JSON lacks become words."""
+    return value if math.isfinite(value) else str(value)
+
+
+def rfc3339_ms(time_s: float) -> str:
+    """UTC, to the millisecond."""
+    when = datetime.fromtimestamp(time_s, timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03d}Z"
+
+
+def _shown(values: Mapping[str, Value], chars: int) -> dict[str, object]:
+    return {key: _shown_one(value, chars) for key, value in values.items()}
+
+
+def _shown_one(value: Value, chars: int) -> object:
+    if isinstance(value, str):
+        return redact_text(value)[:chars]
+    if isinstance(value, float):
+        return strict(value)
+    if isinstance(value, Mapping):
+        return {name: strict(number) for name, number in value.items()}
+    if isinstance(value, tuple):
+        return [redact_text(text)[:chars] for text in value]
+    return value
+
+
+def _render(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _end(end: Exit) -> Mapping[str, Value]:
+    return {"process": end.process, "exit_code": end.exit_code, "signal": end.signal}
+
+
+def _rung(state: State) -> str | None:
+    """How far a stop has come."""
+    if state.phase is Phase.KILLING:
+        return "kill"
+    if state.phase is not Phase.STOPPING:
+        return None
+    return "everyone" if state.everyone_told else "leaders"
+
+
+# -- news of the runtime directory -------------------------------------------------------------
+
+
+_LAST_BYTES = 16_384
+_READ_BYTES = 262_144
+_MAX_FIELDS = 12
+_BIG = 1 << 53  # exact in every JSON reader
+_LATEST_S = 253_402_300_799  # the last second that has four digits for its year
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing that was told, and when."""
+
+    time_s: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How the job stands for this node, as far as its agent knows."""
+
+    generation: int | None = None
+    nodes: int | None = None
+    restarts: int | None = None  # of workers; the job's, where the nodes meet at our coordinator
+    workers: int | None = None  # started on this node
+
+
+class Tail:
+    """Reads what has been added since the last look."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = f"{folder}/{runtime_directory.NEWS}"
+        self._offset = 0
+
+    def read(self) -> list[News]:
+        """The whole lines that are new."""
+        text = _read(self._path, self._offset)
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return _parse_all(whole)
+
+
+def standing(folder: str) -> Standing:
+    """What the last lines add up to."""
+    path = f"{folder}/{runtime_directory.NEWS}"
+    try:
+        start = max(0, os.stat(path).st_size - _LAST_BYTES)
+    except OSError:
+        return Standing()
+    return stand(_parse_all(_read(path, start)))
+
+
+def starts(folder: str) -> int:
+    """How often the agents have started workers."""
+    tail, count = Tail(folder), 0
+    while told := tail.read():
+        count += sum(one.event[0] == "workers_started" for one in told)
+    return count
+
+
+def stand(told: Sequence[News]) -> Standing:
+    """Where a node stands after these news."""
+    latest: dict[str, Any] = {}
+    for one in told:
+        name, values = one.event
+        if name in ("generation_formed", "workers_started"):
+            latest.update({key: value for key, value in values.items() if type(value) is int and abs(value) < _BIG})
+    return Standing(**{name: latest.get(name) for name in ("generation", "nodes", "restarts", "workers")})
+
+
+def _read(path: str, offset: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, _READ_BYTES, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _parse_all(text: bytes) -> list[News]:
+    return [news for news in map(_parse, text.splitlines()) if news is not None]
+
+
+def _parse(text: bytes) -> News | None:
+    """A line; None for what is none, such as the rest of one that was cut."""
+    try:
+        values = json.loads(text)
+        name, time_s = str(values.pop("event")), float(values.pop("time_s"))
+    except MALFORMED:
+        return None
+    if name not in EVENTS or not 0 <= time_s <= _LATEST_S or len(values) > _MAX_FIELDS or not _are_flat(values):
+        return None
+    return News(time_s, (name, values))
+
+
+def _are_flat(values: Mapping[str, Any]) -> bool:
+    return all(value is None or type(value) in (str, int, float, bool) for value in values.values())

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeAlias
 
-from trainer_launch.host import atomic_file, process_tree, runtime_directory
+from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import json_lines
 from trainer_launch.model.frozen import dataclass
@@ -49,7 +49,7 @@ class View:
 def write(view: View) -> None:
     """Replace the file; a full disk does not stop the job."""
     with contextlib.suppress(OSError):
-        atomic_file.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", json_lines.encode(view))
+        files.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", json_lines.encode(view))
 
 
 def read(folder: str) -> View | None:

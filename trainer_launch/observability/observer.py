@@ -10,24 +10,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer_launch.contracts.trainer_status import StatusEndpoint
+from trainer_launch import __version__
+from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of
 from trainer_launch.host import logs as our_log
-from trainer_launch.model import Outcome, Verdict
-from trainer_launch.observability import events, node_view, progress, runtime_events
-from trainer_launch.observability.event_log import Journal
+from trainer_launch.host import process_tree
+from trainer_launch.model import Endpoint, Outcome, Plan, Verdict
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.redaction import redact_command
+from trainer_launch.model.settings import Settings
+from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.observability.event_log import Journal, Standing
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
-from trainer_launch.observability.runtime_events import Standing
+from trainer_launch.planning.engines.request import Request
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.state import Phase, State
+from trainer_launch.supervisor.events import Phase, State
+from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.observability import events, progress
+    from trainer_launch.observability import event_log, progress
     from trainer_launch.observability.metrics_server import Server
     from trainer_launch.observability.trainjob_status import Poster
 
@@ -58,7 +65,7 @@ class Observer:
 
     # -- who wants to know --------------------------------------------------------------------
 
-    def write_events(self, write: Callable[[bytes], None], started: Mapping[str, events.Value]) -> None:
+    def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
 
         self._teller = Teller(write, self.view.run_dir, self.view.node_rank)
@@ -80,11 +87,11 @@ class Observer:
 
     def metrics(self) -> str:
         """This node in Prometheus' words; called by the server's threads."""
-        from trainer_launch.observability import progress, runtime_events
+        from trainer_launch.observability import event_log, progress
 
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
-        return metrics_text(self.view, runtime_events.standing(folder), progress.read(folder), **clocks)
+        return metrics_text(self.view, event_log.standing(folder), progress.read(folder), **clocks)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class Teller:
         self._journal = Journal(write, node_rank, _Look(folder).news)
         self._open = contextlib.ExitStack()
 
-    def begin(self, started: Mapping[str, events.Value]) -> None:
+    def begin(self, started: Mapping[str, event_log.Value]) -> None:
         """The first line, and from now on every warning."""
         self._journal.add(("started", started))
         warnings = _Warnings(self._journal)
@@ -187,7 +194,7 @@ class Teller:
 
     def stepped(self, event: ev.Event, before: State, after: State) -> None:
         """Something happened."""
-        for told in events.of_step(event, before, after):
+        for told in event_log.of_step(event, before, after):
             self._journal.add(told)
 
     def spawned(self, process: str, pid: int) -> None:
@@ -205,7 +212,7 @@ class Teller:
     def close(self, wait_s: float, outcome: Outcome | None) -> None:
         """Write what is left, and how the run ended if it did."""
         self._open.close()
-        self._journal.close(wait_s, None if outcome is None else events.of_outcome(outcome))
+        self._journal.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
 
 
 class _Look:
@@ -213,18 +220,18 @@ class _Look:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._tail = runtime_events.Tail(folder)
+        self._tail = event_log.Tail(folder)
         self._told_at_s = -PROGRESS_S
         self._told: progress.Progress | None = None
 
-    def news(self, is_last: bool) -> list[runtime_events.News]:
+    def news(self, is_last: bool) -> list[event_log.News]:
         told = self._tail.read()
         latest = progress.first(progress.read(self._folder))
         if latest is None or latest == self._told:
             return told
         if is_last or time.monotonic() >= self._told_at_s + PROGRESS_S:
             self._told, self._told_at_s = latest, time.monotonic()
-            told.append(runtime_events.News(latest.time_s, events.of_progress(latest)))
+            told.append(event_log.News(latest.time_s, event_log.of_progress(latest)))
         return told
 
 
@@ -326,3 +333,83 @@ def _value(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+# -- set-up ------------------------------------------------------------------------------------
+
+
+STDOUT = "-"
+_MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
+
+
+@contextlib.contextmanager
+def observed(request: Request, plan: Plan, settings: Settings, system: System) -> Iterator[Observer]:
+    """The observer of a run that is about to begin."""
+    observer = Observer(first_view(request, plan))
+    with contextlib.ExitStack() as stack:
+        if settings.events == STDOUT:
+            observer.write_events(system.print, _started(observer.view, request))
+        elif settings.events is not None:
+            from trainer_launch.observability.event_log import File
+
+            file = stack.enter_context(contextlib.closing(File(settings.events)))
+            observer.write_events(file.write, _started(observer.view, request))
+        stack.callback(observer.close)
+        if settings.metrics_port:
+            observer.serve_metrics(settings.metrics_port)
+        endpoint = endpoint_of(request.job)
+        if endpoint is not None:
+            observer.post_to(endpoint)
+        try:
+            yield observer
+        except LaunchError as problem:
+            observer.refused(str(problem), problem.exit_code)
+            raise
+
+
+def first_view(request: Request, plan: Plan) -> node_view.View:
+    """The launcher's state before the run starts."""
+    me = process_tree.read(os.getpid())
+    job, place = plan.meeting or (None, None)
+    now_s = time.time()
+    return node_view.View(
+        version=__version__,
+        pid=os.getpid(),
+        started_ticks=me.started if me is not None else 0,
+        run_dir=request.scratch,
+        host=request.host.hostname,
+        node_rank=request.topology.node_rank,
+        contract=request.job.contract,
+        engine=plan.engine,
+        phase=Phase.WAITING.value,
+        since_s=now_s,
+        started_s=now_s,
+        job=job,
+        secret_file=None if request.secret_file is None else os.path.abspath(request.secret_file),
+        coordinator=None if place is None else (place.host, place.port),
+        seats=_seats(plan),
+    )
+
+
+def _seats(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Where an elastic job's coordinator may be without node 0; this node's own name may not resolve."""
+    seats = None if plan.hosting is None else plan.hosting.seats
+    if plan.hosting is None or seats is None:
+        return ()
+    own = Endpoint("localhost", seats.home.port)
+    ranks = range(1, min(seats.count, _MAX_SEATS))
+    places = [own if rank == plan.hosting.seat else seats.endpoint(rank) for rank in ranks]
+    return tuple((place.host, place.port) for place in places)
+
+
+def _started(about: node_view.View, request: Request) -> dict[str, str | int | tuple[str, ...]]:
+    """The first line of the event log."""
+    return {
+        "version": about.version,
+        "pid": about.pid,
+        "host": about.host,
+        "contract": about.contract,
+        "engine": about.engine,
+        "nodes": str(request.topology.nodes or ""),
+        "command": redact_command(request.command.argv),
+    }

@@ -12,7 +12,7 @@ from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability.observer import Observer
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.supervisor import early_signals, outcome
+from trainer_launch.supervisor import inherited, outcome
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
     if ended.failure and ended.failure.hint:
         _log.info("what to do: %s", ended.failure.hint)
     write_last_words(outcome.last_words(ended), settings.termination_log)
-    early_signals.leave()
+    inherited.leave()
     observer.finished(ended)
     return ended
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.probe import probe
+from trainer_launch.host.machine import probe
 from trainer_launch.model import Host, Job, Origin, PortRange, Topology, signal_policy, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import PREFIX, Settings, job_options
 from trainer_launch.model.signal_policy import StopOrder
-from trainer_launch.planning import grace, programs
-from trainer_launch.planning.command import Command, parse_command
+from trainer_launch.planning import programs
+from trainer_launch.planning.command import Command, grace_of, parse_command
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
@@ -75,7 +75,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
 
 
 def _grace(settings: Settings, command: Command | None, pod: Pod) -> tuple[float, str | None]:
-    return grace.decide(settings.grace, command, pod.env, is_given="grace" in settings.model_fields_set)
+    return grace_of(settings.grace, command, pod.env, is_given="grace" in settings.model_fields_set)
 
 
 def request_of(
@@ -107,7 +107,7 @@ def request_of(
         wait_s=settings.wait_timeout,
         rejoin_timeout_s=settings.rejoin_timeout,
         our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
-        loopback_port=sockets.free_port(ports),
+        loopback_port=network.free_port(ports),
         shrink_after_s=_patience(settings),
         restart_window_s=settings.restart_window,
         hosts=settings.hosts,

@@ -37,6 +37,12 @@ def hosts_no_rank(job: Job) -> bool:
     return bool(job.members) and job.details.get("launcher_in_hostfile") is False and not asked
 
 
+def workers_asked_for(job: Job) -> str | None:
+    """The value of --nproc-per-node, or of its variable; what the platform says is no word of the user's."""
+    given = (fact for fact in reversed(job.facts) if fact.field == "nproc_per_node")
+    return next((fact.value for fact in given if fact.origin is Origin.FLAG), None)
+
+
 def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, Fact]:
     """OMP_NUM_THREADS for the workers as torchrun sets it, and why; None leaves it unset."""
     if given is not None:

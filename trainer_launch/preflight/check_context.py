@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from trainer_launch.host import cgroup, deadline_subprocess, dns, name_resolution, shm, shm_leftovers, sockets
-from trainer_launch.host import interfaces as network
-from trainer_launch.host.interfaces import AdapterPort, Interface, Route
-from trainer_launch.host.limits import Limits
-from trainer_launch.host.limits import limits as read_limits
+from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
+from trainer_launch.host.cgroup import Limits
+from trainer_launch.host.cgroup import process_limits as read_limits
+from trainer_launch.host.network import AdapterPort, Interface, Route
 from trainer_launch.model import Host, Job, Topology
 from trainer_launch.planning.command import Command
 from trainer_launch.preflight.gpu.devices import Cards, cards
@@ -47,12 +46,12 @@ class Subject:
     hosts_file: str = ""
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
-    lookup: name_resolution.Lookup = name_resolution.lookup
+    lookup: dns.Lookup = dns.lookup
     ask: Callable[[str, float], dns.Answer] = dns.ask
     route_to: Callable[[str], Route] = network.route_to
-    port_trouble: Callable[[int], tuple[int, str] | None] = sockets.port_trouble
+    port_trouble: Callable[[int], tuple[int, str] | None] = network.port_trouble
     write_trouble: Callable[[int], int | None] = shm.write_trouble
-    leftovers: Callable[[], tuple[shm.Segment, ...]] = shm_leftovers.unheld
+    leftovers: Callable[[], tuple[shm.Segment, ...]] = shm.unheld
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
     def left_s(self, least_s: float, most_s: float) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from trainer_launch import preflight
-from trainer_launch.host.interfaces import AdapterPort
+from trainer_launch.host.network import AdapterPort
 from trainer_launch.model.findings import Finding
 from trainer_launch.model.settings import Settings
 from trainer_launch.preflight import gpu_judgement, reference_values, thresholds

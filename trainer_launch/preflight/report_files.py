@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainer_launch.host import atomic_file, logs
+from trainer_launch.host import files, logs
 from trainer_launch.model.errors import UsageError
 
 _LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
@@ -49,7 +49,7 @@ def _write(path: str, text: str, mode: int) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_text(text, encoding="utf-8")
     else:
-        atomic_file.replace(os.path.realpath(path), text.encode(), mode)
+        files.replace(os.path.realpath(path), text.encode(), mode)
 
 
 def _within_limit(act: Callable[[], None]) -> OSError | None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected
@@ -276,7 +276,7 @@ def open_store(ports: PortRange | None) -> TCPStore:
     tries = _TRIES
     while True:
         tries -= 1
-        port = 0 if ports is None else sockets.free_port(ports)
+        port = 0 if ports is None else network.free_port(ports)
         try:
             return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
         except RuntimeError:  # what torch raises for a port that is taken

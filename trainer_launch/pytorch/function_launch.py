@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from trainer_launch.host import atomic_file, runtime_directory
+from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines, launch_spec
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
@@ -103,7 +103,7 @@ def _start(
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
     launcher, spec = f"{folder}/{_LAUNCHER}", launch_spec.printed(spec_of(elastic, program))
-    atomic_file.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
+    files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
         from trainer_launch.pytorch import caller_fork
@@ -243,9 +243,9 @@ class RecoverableError(Exception):
 def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
     """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
     data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
-    atomic_file.replace(f"{folder}/{_CALL}", pickle.dumps(data))
+    files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
     program = f"{folder}/{_PROGRAM}"
-    atomic_file.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
+    files.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
     return program
 
 
@@ -368,7 +368,7 @@ def _save(result: Any, folder: str) -> None:
             f"rank {rank} returned a {type(result).__name__} that cannot be pickled ({problem}); "
             f"return plain values, or save it to a file"
         ) from None
-    atomic_file.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
+    files.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -387,7 +387,7 @@ def _write_error(problem: BaseException) -> None:
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
     message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
     try:
-        atomic_file.replace(path, json.dumps({"message": message}).encode())
+        files.replace(path, json.dumps({"message": message}).encode())
     except OSError as unwritten:
         print(f"cannot write {path}: {unwritten.strerror}", file=sys.stderr)  # noqa: T201
 

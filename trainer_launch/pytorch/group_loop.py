@@ -20,15 +20,15 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import FailureRecord, Membership, Outcome, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError, UsageError
 from trainer_launch.model.units import counted
-from trainer_launch.planning import torchrun_logs
+from trainer_launch.planning import torchrun_options
 from trainer_launch.pytorch import group_ending, worker_group, worker_processes
 from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch.fork_server import ServerError
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
-from trainer_launch.supervisor import error_file, loop
+from trainer_launch.supervisor import error_lines, loop
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import state as supervisor
+from trainer_launch.supervisor import events as supervisor
 from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.worker_samples import Place
@@ -107,7 +107,7 @@ class Group:
         place = self._places.get(f"rank {own.rank}") if own is not None else None
         if own is not None and place is not None and isinstance(end, say.GiveUp) and end.rank == own.rank:
             code = -own.signal if own.signal is not None else own.exit_code or 0
-            error_file.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
+            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
 
     def place_of(self, name: str) -> Place | None:
         """Which worker a process is."""
@@ -156,14 +156,14 @@ class Group:
         if name.startswith(STORE):
             return ge.StoreEnded(event.at_s, event.exit) if self._starter.store_ended(name) else None
         place = self._places.get(name)
-        said = error_file.read_error_file(place.error_file) if place is not None and place.error_file else {}
+        said = error_lines.read_error_file(place.error_file) if place is not None and place.error_file else {}
         death = FailureRecord(
             rank=place.rank if place else None,
             local_rank=place.local_rank if place else None,
             exit_code=event.exit.code,
             signal=event.exit.signal,
-            message=error_file.message_in(said),
-            lines=tuple(error_file.traceback_in(said)),
+            message=error_lines.message_in(said),
+            lines=tuple(error_lines.traceback_in(said)),
         )
         return ge.WorkerEnded(event.exit, death)
 
@@ -424,18 +424,18 @@ class LogFolders:
             UsageError: a folder cannot be made.
         """
         logs = self._workers.logs
-        if logs.get("log_dir") == torchrun_logs.NOWHERE:
+        if logs.get("log_dir") == torchrun_options.NOWHERE:
             return ""
         try:
             attempt = f"{self._of_the_run()}/attempt_{restarts}"
-            if self._last != attempt and not torchrun_logs.writes_files(logs):
+            if self._last != attempt and not torchrun_options.writes_files(logs):
                 shutil.rmtree(self._last, ignore_errors=True)  # nobody reads it again
             self._last = attempt
             for local_rank in range(self._workers.count):
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{attempt}/{local_rank}/error.json")
-            for path in torchrun_logs.copies(logs, attempt):
+            for path in torchrun_options.copies(logs, attempt):
                 with open(path, "ab"):
                     pass
         except OSError as problem:
@@ -459,5 +459,7 @@ class LogFolders:
         if "log_dir" in logs:
             return os.path.abspath(logs["log_dir"])
         return (
-            tempfile.mkdtemp(prefix="torchelastic_") if torchrun_logs.writes_files(logs) else self._workers.errors
+            tempfile.mkdtemp(prefix="torchelastic_")
+            if torchrun_options.writes_files(logs)
+            else self._workers.errors
         )

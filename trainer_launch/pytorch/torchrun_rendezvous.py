@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
 from trainer_launch.host import logs, process_attributes, process_tree, runtime_directory
-from trainer_launch.host.secret import read_secret
+from trainer_launch.host.files import read_secret
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client
@@ -36,7 +36,7 @@ from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
 from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, code_of, ends_of, how_it_died
-from trainer_launch.supervisor import error_file
+from trainer_launch.supervisor import error_lines
 
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0
@@ -282,7 +282,7 @@ def _note(message: str | None, code: int, lines: Sequence[str], about: dict[str,
         return
     try:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(error_file.render(message, code, lines, about))
+            file.write(error_lines.render(message, code, lines, about))
     except OSError as problem:
         _log.warning("cannot write the error file %s: %s", path, problem.strerror)
 
@@ -450,10 +450,10 @@ class FirstDeath:
             local_rank=local_rank,
             exit_code=code,
             signal=number,
-            message=error_file.message_in(said),
-            lines=tuple(error_file.traceback_in(said)),
+            message=error_lines.message_in(said),
+            lines=tuple(error_lines.traceback_in(said)),
         )
 
     def _last_words(self, local_rank: int | None) -> dict[str, Any]:
         environment = self.environments.get(-1 if local_rank is None else local_rank, {})
-        return error_file.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))
+        return error_lines.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))

@@ -32,7 +32,6 @@ from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import worker_processes
 from trainer_launch.pytorch.worker_death import Ends, ends_of, failed_message, lost_peer
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import state as supervisor
 from trainer_launch.supervisor import state_machine
 
 Step = tuple["State", tuple[ge.Action, ...]]
@@ -82,7 +81,7 @@ class State:
     has_store: bool = False  # this node has opened this generation's store
     seen: int = 0  # the last generation that this node was in
     starts: int = 0  # generations whose workers were started
-    run: supervisor.State | None = None  # of this generation's workers, or the last one's
+    run: ev.State | None = None  # of this generation's workers, or the last one's
     ending: Ending | None = None
     deaths: tuple[FailureRecord, ...] = ()  # of this generation, in the order they were seen
     failure: FailureRecord | None = None  # the first of them, or what else has ended the generation here
@@ -383,7 +382,7 @@ def _store_ended(state: State, event: ge.StoreEnded) -> Step:
 
 def _settle(state: State, at_s: float) -> Step:
     """After a step of this generation's run: what comes next, once nothing of it is left."""
-    if state.run is None or state.run.phase is not supervisor.Phase.DONE:
+    if state.run is None or state.run.phase is not ev.Phase.DONE:
         return state, ()
     if state.stop_signal is not None:
         return _end(state, say.Leave("asked to stop"))

@@ -8,7 +8,7 @@ from string import Template
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Process, Workers
-from trainer_launch.planning import torchrun_logs
+from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 from trainer_launch.supervisor.worker_samples import Place
 
@@ -21,7 +21,7 @@ def of(
     """One process for each worker, by local rank."""
     added = environments(workers, membership, formed, go, attempt_folder)
     ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
-    streams = torchrun_logs.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
+    streams = torchrun_options.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
     return tuple(
         Process(
             name=f"{_NAME}{rank}",

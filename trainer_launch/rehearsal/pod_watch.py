@@ -18,11 +18,10 @@ import psutil
 
 from trainer_launch.host import process_tree
 from trainer_launch.model.user_patterns import MAX_LINE
-from trainer_launch.observability import node_view, progress, runtime_events
+from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
-from trainer_launch.supervisor.line_buffer import LINE_BYTES
-from trainer_launch.supervisor.rate_limit import is_summary
+from trainer_launch.supervisor.rate_limit import LINE_BYTES, is_summary
 from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
 
 # -- output as it passes by: steps, and lines that somebody waits for --------------------------
@@ -270,7 +269,7 @@ class PodWatch:
         self._looked_s = 0.0
         self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
         self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
-        self._tails: dict[str, runtime_events.Tail] = {}  # by run folder
+        self._tails: dict[str, event_log.Tail] = {}  # by run folder
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
         """A block of a container's output."""
@@ -323,7 +322,7 @@ class PodWatch:
 
     def _generations(self, one: Launcher) -> Iterator[Observation]:
         folder = one.view.run_dir
-        for told in self._tails.setdefault(folder, runtime_events.Tail(folder)).read():
+        for told in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = told.event
             generation = values.get("generation")
             if name == "generation_formed" and isinstance(generation, int):

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_launch.model import FailureRecord, exit_codes
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.supervisor import error_file
+from trainer_launch.supervisor import error_lines
 
 _MOST_RANKS = 2**31  # as the coordinator has it
 _MAX_NAME = 253  # as in DNS
@@ -52,8 +52,8 @@ def parse_agent_failure(text: str) -> FailureRecord | None:
     if not isinstance(note, dict):
         return None
     if isinstance(note.get("message"), dict):
-        words = {"message": error_file.message_in(note), "lines": error_file.traceback_in(note)}
-        note = {**note, **error_file.ended_in(note), **words}
+        words = {"message": error_lines.message_in(note), "lines": error_lines.traceback_in(note)}
+        note = {**note, **error_lines.ended_in(note), **words}
     lines = note.get("lines")
     return FailureRecord(
         **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},

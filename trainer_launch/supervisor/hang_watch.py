@@ -12,10 +12,10 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from trainer_launch.host import stacks
+from trainer_launch.host import process_tree
+from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker, ranges
@@ -100,7 +100,7 @@ class Watch:
         known = main_thread(texts.get(worker.pid, ""))
         if known:
             return where(known)
-        kernel = stacks.sleeps_in(worker.pid)
+        kernel = process_tree.sleeps_in(worker.pid)
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
@@ -122,7 +122,7 @@ class Watch:
             processes = [(worker.pid, worker.name), *[(e.pid, e.name) for e in self._workers.children(worker)]]
             for pid, name in processes:
                 whose = name if pid == worker.pid else f"{name}, a child of {worker.name}"
-                parts += [f"\n== {whose}, pid {pid}\n", texts.get(pid, ""), stacks.describe(pid)]
+                parts += [f"\n== {whose}, pid {pid}\n", texts.get(pid, ""), process_tree.describe(pid)]
         return "".join(parts)
 
 

@@ -14,7 +14,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.supervisor import death_clues, failure, state_machine
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.death_clues import Evidence
-from trainer_launch.supervisor.state import Phase, State
+from trainer_launch.supervisor.events import Phase, State
 
 log = logging.getLogger(__name__)
 

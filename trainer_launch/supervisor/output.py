@@ -23,9 +23,8 @@ from functools import partial
 
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.model import Destination
-from trainer_launch.planning.torchrun_logs import PLAIN
-from trainer_launch.supervisor.line_buffer import Source, Stream, Untouched
-from trainer_launch.supervisor.rate_limit import Flood, is_summary
+from trainer_launch.planning.torchrun_options import PLAIN
+from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched, is_summary
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trainer_launch.host import shm
 from trainer_launch.host.deadline_subprocess import try_out
-from trainer_launch.host.shm_leftovers import Ground
+from trainer_launch.host.shm import Ground
 from trainer_launch.model import Job, Topology
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.settings import Settings

@@ -31,7 +31,7 @@ from trainer_launch.model import Exit, Plan, exit_codes
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.state import KILL_AGAIN_S, Phase, State
+from trainer_launch.supervisor.events import KILL_AGAIN_S, Phase, State
 
 LEADER_SHARE = 0.8  # of the grace belongs to the leaders alone; the rest to whoever they did not end
 GIVE_UP_S = 3.0  # after the first SIGKILL; PID 1 must end before kubelet's own SIGKILL

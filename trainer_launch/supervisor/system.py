@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainer_launch.host import cgroup, process_tree, shm
+from trainer_launch.host.dns import Gate, Resolve, resolve
 from trainer_launch.model import Exit, Process, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
@@ -25,7 +26,6 @@ from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.death_clues import Evidence
-from trainer_launch.supervisor.dns_wait import Gate, Resolve, resolve
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 from trainer_launch.supervisor.rate_limit import Flood
 

@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from trainer_launch.host import process_tree, runtime_directory, stacks
+from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.frozen import dataclass
@@ -134,7 +134,7 @@ class Workers:
         seen = read(pid)
         if worker.stacks is None or seen is None or seen.state in "TtDZX":
             return ""
-        if not stacks.catches(pid, STACKS_SIGNAL):
+        if not process_tree.catches(pid, STACKS_SIGNAL):
             return ""
         before = _size(worker.stacks)
         with contextlib.suppress(ProcessLookupError, PermissionError):

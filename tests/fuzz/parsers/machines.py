@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
-from trainer_launch.host import cgroup, dns, gpu, interfaces, limits, process_tree, shm, sockets, stacks
+from trainer_launch.host import cgroup, dns, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import ssh_config
 from trainer_launch.planning import ssh_environment
@@ -47,16 +47,16 @@ def kernel_file(data: bytes) -> None:
     quota = cgroup.cpu_quota(groups)
     assert quota is None or quota >= 0
     cgroup.pids_left(groups)
-    assert all(low >= 0 for low, _ in limits.limits(root).reserved_ports)
+    assert all(low >= 0 for low, _ in cgroup.process_limits(root).reserved_ports)
     shm.may_enlarge(root)
     set(shm._mapped(str(root / "proc/7/maps")))
     proc = str(root / "proc")
-    stacks.catches(7, 2, proc)
+    process_tree.catches(7, 2, proc)
     _processes(proc)
     resolver = dns.resolver(str(root / "etc/resolv.conf"))
     resolver.full_names("job-0.job")
     assert isinstance(node_facts.devices(2, root), dict)
-    interfaces.adapter_ports(root)
+    network.adapter_ports(root)
     assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
 
 
@@ -93,7 +93,7 @@ def variables(data: bytes) -> None:
     (root / "dev").mkdir(parents=True, exist_ok=True)
     for number in range(3):
         (root / f"dev/nvidia{number}").touch()
-    found = gpu.count(env, root)
+    found = machine.count(env, root)
     assert isinstance(found, Gpus)
     assert 0 <= found.count <= 3
 
@@ -122,7 +122,7 @@ def _arguments(line: str) -> list[str]:
 def proc_file(data: bytes) -> None:
     """Sockets of the kernel's table, children of a process, and its environment."""
     text = data.decode("utf-8", "replace")
-    assert all(" " not in inode for inode in sockets.listening(text, 29500))
+    assert all(" " not in inode for inode in network.listening(text, 29500))
     folder = Path(_FOLDER.name, "proc2/9/task/9")
     folder.mkdir(parents=True, exist_ok=True)
     proc = str(folder.parents[2])

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
-from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm_leftovers
+from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
 from trainer_launch.model import json_lines
-from trainer_launch.observability import node_view, observer, progress, runtime_events, tables, trainjob_status
+from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
 from trainer_launch.preflight import measurements
 from trainer_launch.preflight.cluster import collective_tests, pair_test
 from trainer_launch.preflight.cluster import protocol as msg
@@ -37,8 +37,8 @@ def agents_note(data: bytes) -> None:
     if found is not None:
         for text in (found.reason, found.message, found.hostname, found.why_not_again):
             assert text is None or isinstance(text, str)
-    told = runtime_events._parse_all(data)
-    standing = runtime_events.stand(told)
+    told = event_log._parse_all(data)
+    standing = event_log.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
     assert_encodable(observer.metrics_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
@@ -50,7 +50,7 @@ def report(data: bytes) -> None:
     found = progress.parse(data)
     if found is None:
         return
-    text = observer.metrics_text(_VIEW, runtime_events.Standing(), (found,), now_s=1.0, at_s=1.0)
+    text = observer.metrics_text(_VIEW, event_log.Standing(), (found,), now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
     assert_terminal(tables._report({**asdict(found), "age_s": 1.0}))
@@ -68,8 +68,8 @@ def launchers_view(data: bytes) -> None:
     )
     view = node_view.read(_FOLDER.name)
     if view is not None:
-        assert_encodable(observer.metrics_text(view, runtime_events.Standing(), (), now_s=1.0, at_s=1.0))
-        known = {**asdict(view), "standing": asdict(runtime_events.Standing()), "reports": []}
+        assert_encodable(observer.metrics_text(view, event_log.Standing(), (), now_s=1.0, at_s=1.0))
+        known = {**asdict(view), "standing": asdict(event_log.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
         assert_terminal(tables.launchers([known], 1.8e9))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
@@ -84,7 +84,7 @@ def _self() -> process_tree.Entry:
 @target("json")
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
-    shm_leftovers._parsed(data, "h")
+    shm._parsed(data, "h")
     tried = deadline_subprocess._tried(data)
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())

@@ -14,12 +14,11 @@ from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import (
     agent_hosts,
-    horovod,
-    host_readiness,
-    mpi_version,
+    horovod_agent,
+    host_probes,
+    mpirun_command,
     mpirun_messages,
     ssh_client,
-    ssh_keys,
     sshd,
     state_machine,
 )
@@ -29,7 +28,7 @@ from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_script, ssh_refusals
 from trainer_launch.rehearsal import pod_watch, script_checks
 from trainer_launch.supervisor import death_clues, error_lines, failure, hang_watch, outcome
-from trainer_launch.supervisor.line_buffer import LINE_BYTES, Source, Stream
+from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
@@ -68,12 +67,12 @@ def mpi_output(data: bytes) -> None:
     said, elastic = mpirun_messages.Said(), mpirun_messages.Said()
     for line in text.split("\n"):
         said = mpirun_messages.heard(said, line)
-        elastic = horovod.heard(elastic, line, is_elastic=True)
-        horovod.heard(said, line, is_elastic=False)
+        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
+        horovod_agent.heard(said, line, is_elastic=False)
     for one in (said, elastic):
         assert one.rank is None or one.rank >= 0
         assert len(one.words) <= 400
-    found = mpi_version.recognised((text * 20)[:60_000])
+    found = mpirun_command.recognised((text * 20)[:60_000])
     assert found is None or str(found)
     answer = host_script.read("T", text)
     for code in (None, 0, 1, 255):
@@ -112,15 +111,15 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
     folder = Path(_FOLDER.name)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(ssh_keys._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(ssh_client._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
     (folder / "authorized_keys").write_bytes(data)
     attempt(
-        ssh_keys._check_authorized,
+        ssh_client._check_authorized,
         folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
         kinds=(UsageError,), names="authorized_keys",
     )  # fmt: skip
-    ssh_keys._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    ssh_client._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
 
@@ -138,14 +137,13 @@ def ssh_said(data: bytes) -> None:
         assert found is None or found[1].startswith("/")
     why = agent_hosts.words_of(text)
     seen = {
-        f"host-{number}": host_readiness.Sight(host_readiness.Stage(number % 5), why)
-        for number in range(len(data) % 30)
+        f"host-{number}": host_probes.Sight(host_probes.Stage(number % 5), why) for number in range(len(data) % 30)
     }
     for columns in (10, 80):
-        lines = host_readiness.table(seen, 1 + len(data) % 24, columns)
+        lines = host_probes.table(seen, 1 + len(data) % 24, columns)
         assert all(len(line) <= columns for line in lines)
         assert_terminal("\n".join(lines))
-    assert_sentence(host_readiness.summary(seen))
+    assert_sentence(host_probes.summary(seen))
 
 
 @target("lines")
@@ -165,7 +163,7 @@ def ending(data: bytes) -> None:
     said = elastic = mpirun_messages.Said()
     for line in lines:
         said = mpirun_messages.heard(said, line)
-        elastic = horovod.heard(elastic, line, is_elastic=True)
+        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
     for one in (said, elastic):
         assert 0 < state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
         assert_encodable(json.dumps(state_machine.failure_note(Exited(1, one, lines, 1.0), None)))

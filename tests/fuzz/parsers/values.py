@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch.host.interfaces import AdapterPort, Interface
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight.container import interface_filters

@@ -19,7 +19,7 @@ from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.process.world import DEADLINE_S, ROOT, end_all
 from tests.waiting import eventually
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client, ssh_config
 
@@ -85,7 +85,7 @@ class Worker:
         wrap: Sequence[str] = (),
         port: int | None = None,
     ) -> None:
-        self.mount, self.port = mount, port or sockets.free_port()
+        self.mount, self.port = mount, port or network.free_port()
         self.token = uuid.uuid4().hex
         self.last_words_path = folder / f"last-words-{self.token}"
         self.last_words_path.touch()

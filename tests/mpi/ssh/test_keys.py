@@ -13,7 +13,7 @@ import pytest
 from tests.mpi.ssh.secrets import P521, secret
 from trainer_launch.model import Job
 from trainer_launch.model.errors import UsageError
-from trainer_launch.mpi import ssh_client, ssh_keys
+from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 FORMS = {
@@ -26,7 +26,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_of_key_is_taken(tmp_path, form) -> None:
     folder = secret(tmp_path / "a mount", form)
-    key = ssh_keys.take(str(folder), str(tmp_path / "copy"))
+    key = ssh_client.take(str(folder), str(tmp_path / "copy"))
     assert (folder / "id_rsa.pub").read_text().startswith(key.public + " ")
 
 
@@ -34,7 +34,7 @@ def test_every_form_of_key_is_taken(tmp_path, form) -> None:
 def test_a_key_of_any_mode_becomes_private(tmp_path, mode) -> None:
     folder = secret(tmp_path / "mount")
     (folder / "id_rsa").chmod(mode)
-    ssh_keys.take(str(folder), str(tmp_path / "copy"))
+    ssh_client.take(str(folder), str(tmp_path / "copy"))
     found = (tmp_path / "copy").stat()
     assert stat.S_IMODE(found.st_mode) == 0o600
     assert found.st_uid == os.geteuid()
@@ -44,19 +44,19 @@ def test_a_key_without_its_last_newline_or_with_windows_lines_is_mended(tmp_path
     folder = secret(tmp_path / "mount", FORMS["ed25519 in OpenSSH's own form"])
     text = (folder / "id_rsa").read_text()
     (folder / "id_rsa").write_bytes(text.strip().replace("\n", "\r\n").encode())
-    ssh_keys.take(str(folder), str(tmp_path / "copy"))
+    ssh_client.take(str(folder), str(tmp_path / "copy"))
     assert (tmp_path / "copy").read_text() == text
 
 
 def test_a_key_may_be_made_for_a_name_that_is_no_utf_8(tmp_path) -> None:
     folder = secret(tmp_path / "mount", ("-t", "ed25519", "-C", os.fsdecode(b"m\xfcller@host")))
-    key = ssh_keys.take(str(folder), str(tmp_path / "copy"))
+    key = ssh_client.take(str(folder), str(tmp_path / "copy"))
     assert (folder / "id_rsa.pub").read_bytes().startswith(key.public.encode() + b" m\xfcller")
 
 
 def refused(folder: Path, tmp_path: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        ssh_keys.take(str(folder), str(tmp_path / "copy"))
+        ssh_client.take(str(folder), str(tmp_path / "copy"))
     assert caught.value.exit_code == 2
     text = str(caught.value)
     assert "\n" not in text
@@ -102,7 +102,7 @@ def test_nothing_mounted_is_one_sentence(tmp_path) -> None:
     (tmp_path / "mount").mkdir()
     assert "it is empty" in refused(tmp_path / "mount", tmp_path)
     with pytest.raises(UsageError, match="set --ssh-dir"):
-        ssh_keys.key_folder(Job(contract="unknown"))
+        ssh_client.key_folder(Job(contract="unknown"))
 
 
 def test_a_client_is_all_in_one_private_folder(tmp_path) -> None:

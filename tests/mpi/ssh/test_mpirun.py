@@ -19,7 +19,7 @@ from tests.conftest import require
 from tests.mpi.ssh.secrets import Worker, client_of, require_openssh, secret
 from tests.process.world import survivors
 from tests.waiting import eventually
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -35,7 +35,7 @@ class Job:
     """Two workers at 127.0.0.2 and 127.0.0.3, and an mpirun with a rank on each."""
 
     def __init__(self, folder: Path, mpirun: str) -> None:
-        self.notes, mount, port = folder, secret(folder / "mount"), sockets.free_port()
+        self.notes, mount, port = folder, secret(folder / "mount"), network.free_port()
         self.workers = [
             Worker(
                 folder,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.ssh.secrets import client_of, require_openssh, secret
-from trainer_launch.host import sockets
+from trainer_launch.host import network
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_config, sshd
 from trainer_launch.planning.ssh_environment import handed_on
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def reach(tmp_path):
     require_openssh()
-    return client_of(tmp_path, secret(tmp_path / "mount"), sockets.free_port())
+    return client_of(tmp_path, secret(tmp_path / "mount"), network.free_port())
 
 
 def prepared(reach, env) -> sshd.Ready:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.host.name_resolution import Resolving
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.dns import Resolving
+from trainer_launch.host.network import free_port
 from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.launching import LAUNCHER
 from tests.hosts.network import hosts
 from tests.survival.jobs import ELASTIC
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim

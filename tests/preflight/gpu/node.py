@@ -6,7 +6,7 @@ import os
 
 from tests.preflight.gpu.machine import BENCH
 from trainer_launch import cli
-from trainer_launch.host import gpu
+from trainer_launch.host import machine
 from trainer_launch.model import Gpus
 from trainer_launch.preflight.gpu import devices
 
@@ -14,7 +14,7 @@ from trainer_launch.preflight.gpu import devices
 def main() -> None:
     """FAKE_GPUS says how many there are."""
     count = int(os.environ["FAKE_GPUS"])
-    gpu.count = lambda env, root=None: Gpus(count=count, reason=f"{count} in /dev")
+    machine.count = lambda env, root=None: Gpus(count=count, reason=f"{count} in /dev")
     devices.BENCH = BENCH
     cli.main()
 

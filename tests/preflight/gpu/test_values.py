@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
 from tests.preflight.world import HEALTHY
-from trainer_launch.host.interfaces import AdapterPort, adapter_ports
+from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import node_measurements
 from trainer_launch.preflight.children import gpu_facts

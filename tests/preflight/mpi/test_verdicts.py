@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.model import Member, PortRange
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.preflight.mpi import host_queries, host_script, launcher_checks, verdicts

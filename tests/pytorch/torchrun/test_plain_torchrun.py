@@ -14,7 +14,7 @@ from tests.cli.launching import script
 from tests.conftest import require
 from tests.pytorch.torchrun.plugin import torchruns
 from tests.waiting import eventually
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint

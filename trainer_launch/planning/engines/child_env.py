@@ -9,6 +9,7 @@ from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.topology import usable_threads
 from trainer_launch.planning.torchrun_options import OPTIONS, check_value
 
+AGENT_RESTARTS = 3  # an hour, when PID 1 starts a killed agent again; its own exit code is final
 _MPI = ("mpirun", "sshd")
 _OPEN_MPI = "OMPI_MCA_btl_"
 # Large messages go through shared memory, without process_vm_readv. Open MPI 3 and 4 would log "Read -1, expected

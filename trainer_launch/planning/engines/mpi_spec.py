@@ -8,11 +8,16 @@ from trainer_launch.contracts.mpi_files import DISCOVERY
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Job, Origin, Plan, Process, launch_spec, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.engines import agents, child_env
+from trainer_launch.planning.engines import child_env
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
 
-_ENTRIES = {"mpirun": "mpi_agent", "horovodrun": "horovod_agent"}  # of mpi.agent_start
+# What Python runs by -c; -m would look for our modules, and for Python's own, in the working directory first.
+_SAFE = "import sys; '' in sys.path and sys.path.remove('')"
+_AGENTS = {
+    "mpirun": f"{_SAFE}; from trainer_launch.mpi import agent; agent.run()",
+    "horovodrun": f"{_SAFE}; from trainer_launch.mpi import horovod_agent; horovod_agent.main()",
+}
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
@@ -37,7 +42,7 @@ def plan(
     env[runtime_directory.VARIABLE] = request.scratch
     agent = Process(
         name=program,
-        argv=(request.python, "-c", agents.code(_ENTRIES[program]), *command),
+        argv=(request.python, "-c", _AGENTS[program], *command),
         env=env,
         label="launcher" if request.prefix else None,
     )
@@ -48,7 +53,7 @@ def plan(
         stop_order=request.stop_order,
         stop_signal=signal_policy.stop_signal(request.signals),
         signals=request.signals,
-        restarts=agents.RESTARTS,
+        restarts=child_env.AGENT_RESTARTS,
         failure_file=spec.failure_file,
         reasons=reasons,
     )

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Plan, Workers, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning import torchrun_logs, typed_launchers
-from trainer_launch.planning.command import Command, Kind
-from trainer_launch.planning.engines import bypass, child_env, meeting, torch_job, torch_options
+from trainer_launch.planning import torchrun_options
+from trainer_launch.planning.command import Command, Kind, launcher_in
+from trainer_launch.planning.engines import child_env, meeting, torch_options
 from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.topology import workers_asked_for
 
 NAME = "torch"
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
@@ -30,9 +31,9 @@ def serves(job: Job, command: Command) -> str | None:
 
 def serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user said how many."""
-    if bypass.workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
+    if workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
         return None
-    is_free = job.engine in (None, _CONTRACTS) and typed_launchers.find(command.argv) is None
+    is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
     return "the number of workers is given" if is_free else None
 
 
@@ -43,9 +44,9 @@ def plan(request: Request, reason: str) -> Plan:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
         UsageError: an option of torchrun is out of its form.
     """
-    torch_job.check_membership(request)
-    torch_job.check_stdin(request)
-    options = torch_options.asked(request) | torch_job.form_of_program(request)
+    torch_options.check_membership(request)
+    torch_options.check_stdin(request)
+    options = torch_options.asked(request) | torch_options.form_of_program(request)
     torch_options.check(request, options)
     workers, why = _workers(request, options)
     actions = torch_options.signals_of(options, request.signals)
@@ -67,7 +68,7 @@ def plan(request: Request, reason: str) -> Plan:
 
 
 def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str]:
-    program = torch_job.program(request)
+    program = torch_options.program(request)
     forks, why = _way_to_start(request, options, program)
     env = child_env.workers(request)
     env |= {runtime_directory.VARIABLE: request.scratch, **torch_options.constants(options)}
@@ -84,9 +85,9 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         python=request.python,
         run_dir=request.scratch,
         errors=runtime_directory.errors_in(request.scratch),
-        node_label=torch_job.node(request) if request.prefix else None,
+        node_label=torch_options.node(request) if request.prefix else None,
         virtual_local_rank="virtual_local_rank" in options,
-        logs={name: value for name, value in options.items() if name in torchrun_logs.NAMES},
+        logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
     return workers, why
 

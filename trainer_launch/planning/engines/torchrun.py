@@ -14,7 +14,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.engines import agents, child_env, meeting, torch_job, torch_options
+from trainer_launch.planning.engines import child_env, meeting, torch_options
 from trainer_launch.planning.engines.request import Request
 
 NAME = "torchrun"
@@ -33,18 +33,23 @@ def plan(request: Request, reason: str) -> Plan:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
         UsageError: an option of torchrun is out of its form, or it cannot do what --signals asks for.
     """
-    torch_job.check_membership(request)
-    torch_job.check_stdin(request)
+    torch_options.check_membership(request)
+    torch_options.check_stdin(request)
     _check_signals(request)
     options = _options(request)
     actions = torch_options.signals_of(options, request.signals)
     # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
-    words = (*torchrun_options.render(options), *torch_job.unknown(request), "--", *torch_job.program(request))
+    words = (
+        *torchrun_options.render(options),
+        *torch_options.unknown_options(request),
+        "--",
+        *torch_options.program(request),
+    )
     torchrun = Process(
         name="torchrun",
         argv=(request.python, "-m", "torch.distributed.run", *words),
         env=child_env.agent(request) if request.replace_launcher else _environment(request),
-        label=torch_job.node(request) if request.prefix else None,
+        label=torch_options.node(request) if request.prefix else None,
     )
     return Plan(
         engine=NAME,
@@ -55,7 +60,7 @@ def plan(request: Request, reason: str) -> Plan:
         signals=actions,
         wait_for=meeting.wait_for(request),
         wait_s=request.wait_s,
-        restarts=agents.RESTARTS,
+        restarts=child_env.AGENT_RESTARTS,
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
         failure_file=_error_file(request),
@@ -76,7 +81,7 @@ def _check_signals(request: Request) -> None:
 
 
 def _options(request: Request) -> dict[str, str]:
-    options = torch_job.options(request)
+    options = torch_options.all_options(request)
     if not request.replace_launcher and options.keys().isdisjoint(("log_dir", "redirects", "tee")):
         # torchrun leaves its folder of logs behind; the runtime directory is removed at the end.
         options["log_dir"] = runtime_directory.errors_in(request.scratch)

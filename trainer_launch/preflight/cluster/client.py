@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from trainer_launch.host import sockets
-from trainer_launch.host.name_resolution import Resolving
+from trainer_launch.host import network
+from trainer_launch.host.dns import Resolving
 from trainer_launch.membership import candidates
 from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, proof
 from trainer_launch.membership.socket_options import tune
@@ -169,7 +169,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _make_room(self) -> None:
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
-        if self._ear.port == self._home.port and sockets.is_here(self._home.host):
+        if self._ear.port == self._home.port and network.is_here(self._home.host):
             self._ear.close()
             self._ear = Ear(None, self._here, self._ports)
 

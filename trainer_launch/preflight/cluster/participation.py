@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.secret import read_secret
+from trainer_launch.host.files import read_secret
 from trainer_launch.membership import candidates
 from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.model import Endpoint, NodeRange

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_launch.host import name_resolution
+from trainer_launch.host import dns
 from trainer_launch.host.dns import Answer
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding, Status
@@ -34,7 +34,7 @@ HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboo
 HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
 HIDDEN_S = 10.0  # how long to hope there
 
-Waiting = dict[str, list[name_resolution.Addresses]]
+Waiting = dict[str, list[dns.Addresses]]
 
 
 def limit_s(subject: Subject) -> float:
@@ -71,7 +71,7 @@ def _is_address(name: str) -> bool:
     return name == "localhost" or value_parsers.is_address(name)
 
 
-def _is_stable(answers: Sequence[name_resolution.Addresses]) -> bool:
+def _is_stable(answers: Sequence[dns.Addresses]) -> bool:
     return len(answers) >= ALIKE and len(set(answers[-ALIKE:])) == 1
 
 
@@ -96,7 +96,7 @@ def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
     for looks in range(1, 1_000_000):
         pending = [name for name in peers if not _is_stable(seen[name])]
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
-        answers = name_resolution.lookup_all(pending, patience_s, subject.lookup)
+        answers = dns.lookup_all(pending, patience_s, subject.lookup)
         for name in pending:
             addresses = answers.get(name)
             seen[name] = [*seen[name], addresses] if addresses else []

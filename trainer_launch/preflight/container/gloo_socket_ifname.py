@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer_launch.host.interfaces import named
+from trainer_launch.host.network import named
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.check_context import Subject
 from trainer_launch.preflight.container import interface_filters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer_launch.host.interfaces import AdapterPort, Interface
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model.value_parsers import parse_number
 
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.host.deadline_subprocess import Ended, run
-from trainer_launch.host.sockets import free_port
+from trainer_launch.host.network import free_port
 from trainer_launch.model import PortRange
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128

@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from trainer_launch.host import deadline_subprocess, sockets
-from trainer_launch.host.interfaces import route_to
+from trainer_launch.host import deadline_subprocess, network
+from trainer_launch.host.network import route_to
 from trainer_launch.model import Job, Member, PortRange
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.background_calls import Crew
-from trainer_launch.mpi.host_probes import Probes
-from trainer_launch.mpi.mpi_version import INTEL, OPEN_MPI, Dialect, recognised
+from trainer_launch.mpi import host_probes
+from trainer_launch.mpi.host_probes import Crew, Probes
+from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
 from trainer_launch.preflight.mpi import host_queries, verdicts
 from trainer_launch.preflight.mpi.host_script import Question, read, version_in
@@ -31,9 +30,9 @@ _VERSION_S = 20.0
 _THREADS = 16
 _NEW_OPEN_MPI = 5
 _STAGES = {
-    host_readiness.Stage.DNS: Stage.DNS,
-    host_readiness.Stage.PORT: Stage.PORT,
-    host_readiness.Stage.BANNER: Stage.BANNER,
+    host_probes.Stage.DNS: Stage.DNS,
+    host_probes.Stage.PORT: Stage.PORT,
+    host_probes.Stage.BANNER: Stage.BANNER,
 }
 
 
@@ -104,7 +103,7 @@ def look(subject: Subject) -> Seen:
         *verdicts.noisy({host: answer for host, answer in answers.items() if answer.began}),
         *(verdicts.alike(own, good) if subject.mpirun else ()),
         *verdicts.room(subject.members, subject.number, good),
-        *verdicts.called_back(good, [*ear.heard, *(host for host in good if sockets.is_here(host))]),
+        *verdicts.called_back(good, [*ear.heard, *(host for host in good if network.is_here(host))]),
     )
     return Seen(findings=findings, client=client, let_in=tuple(good), dialect=dialect, heard=dict(ear.heard))
 
@@ -125,7 +124,7 @@ def _way(client: Client, question: Question) -> Callable[[str], tuple[str, ...]]
 
     def argv(host: str) -> tuple[str, ...]:
         command = question.command(host)
-        return ("/bin/sh", "-c", command) if sockets.is_here(host) else client.argv(host, command)
+        return ("/bin/sh", "-c", command) if network.is_here(host) else client.argv(host, command)
 
     return argv
 
@@ -147,7 +146,7 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
         selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
         probes = Probes(selector, crew, port, lambda host: None)
         probes.watch(hosts)
-        while time.monotonic() < until_s and len(host_readiness.ready(probes.sights)) < len(hosts):
+        while time.monotonic() < until_s and len(host_probes.ready(probes.sights)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
             for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
                 key.data()
@@ -156,7 +155,7 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
         return {
             host: Refusal(_STAGES.get(sight.stage, Stage.KEY), sight.why)
             for host, sight in probes.sights.items()
-            if sight.stage is not host_readiness.Stage.READY
+            if sight.stage is not host_probes.Stage.READY
         }
 
 

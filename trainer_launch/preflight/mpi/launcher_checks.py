@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from trainer_launch.host import deadline_subprocess, sockets
-from trainer_launch.host.scratch_folders import private_folder
+from trainer_launch.host import deadline_subprocess, network
+from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.model.settings import Settings
-from trainer_launch.mpi import forwarded_variables, hydra, openmpi
-from trainer_launch.mpi.mpi_version import Dialect
+from trainer_launch.mpi import mpirun_command
+from trainer_launch.mpi.mpirun_command import Dialect
 from trainer_launch.mpi.ssh_client import Client
 from trainer_launch.mpi.ssh_config import AGENT
 from trainer_launch.planning import typed_mpirun
@@ -127,7 +127,7 @@ def _ring(
         return
 
     def has(host: str, command: str) -> deadline_subprocess.Ended:
-        argv = ("/bin/sh", "-c", command) if sockets.is_here(host) else client.argv(host, command)
+        argv = ("/bin/sh", "-c", command) if network.is_here(host) else client.argv(host, command)
         return deadline_subprocess.run(argv, about.env, _HAS_S)
 
     way = _way(about, taken, dialect, client.config, folder)
@@ -145,13 +145,13 @@ def _way(about: looking.Subject, taken: Typed, dialect: Dialect, config: str, fo
         )
         if dialect.is_hydra:
             Path(path).write_text(hostfile.render_hydra(members), encoding="utf-8")
-            argv = hydra.argv(ours, path, len(hosts), forwarded_variables.but_secrets(about.env))
-            return argv, hydra.env(about.env, dialect.name, config)
+            argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(about.env))
+            return argv, mpirun_command.hydra_env(about.env, dialect.name, config)
         Path(path).write_text(hostfile.render_open_mpi(members), encoding="utf-8")
-        argv = openmpi.argv(
-            ours, path, len(hosts), forwarded_variables.allowed(about.env), is_root=os.geteuid() == 0
+        argv = mpirun_command.openmpi_argv(
+            ours, path, len(hosts), mpirun_command.allowed(about.env), is_root=os.geteuid() == 0
         )
-        return argv, openmpi.env(about.env, dialect.major, config)
+        return argv, mpirun_command.openmpi_env(about.env, dialect.major, config)
 
     return way
 

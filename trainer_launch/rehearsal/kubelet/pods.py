@@ -15,11 +15,12 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch.host import atomic_file, gpu, process_tree, runtime_directory, sockets
+from trainer_launch.host import machine, network, process_tree, runtime_directory
+from trainer_launch.host.files import replace as replace_file
 from trainer_launch.model import Process
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.mpi import ssh_client, ssh_keys
+from trainer_launch.mpi import ssh_client
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
 from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
@@ -111,8 +112,8 @@ class Kubelet:
             made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
             if self._ssh_port is None:
-                ssh_keys.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
-                self._ssh_port = sockets.free_port()
+                ssh_client.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
+                self._ssh_port = network.free_port()
             port = self._ssh_port
             made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
         if any(map(local_jobs.reached_by_kubectl, made)):
@@ -277,7 +278,7 @@ def _changes(container: Container) -> bool:
 def _write(place: Path, file: File, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
     data = file.while_running(running).encode(errors="surrogateescape")
-    atomic_file.replace(str(place), data, 0o600 if file.key == "private" else file.mode)
+    replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
 
 
 def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
@@ -285,9 +286,9 @@ def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
     ports = dict(local.ports)
     taken = set(ports.values())
     for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
-        port = sockets.free_port()
+        port = network.free_port()
         while port in taken:
-            port = sockets.free_port()
+            port = network.free_port()
         taken.add(port)
         ports[endpoint] = port
     return replace(local, ports=ports)
@@ -455,7 +456,7 @@ def _check_itself(script: str, path: str | None) -> None:
 def _check_gpus(process: Process) -> None:
     """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
     asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
-    gpus = gpu.count(process.env) if asks else None
+    gpus = machine.count(process.env) if asks else None
     if gpus is not None and not gpus.count:
         raise UsageError(
             f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "

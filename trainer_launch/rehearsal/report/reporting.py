@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_launch.host import atomic_file, logs
+from trainer_launch.host import files, logs
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.pod_values import Pod
@@ -166,7 +166,7 @@ def _write_report(path: str, analysis: Analysis, verdict: Verdict) -> None:
     try:
         is_page = Path(path).suffix.lower() == ".html"
         data = html.encode(errors="replace") if is_page else html_page.picture(html)
-        atomic_file.replace(os.path.realpath(path), data, _MODE)
+        files.replace(os.path.realpath(path), data, _MODE)
     except (NodeError, OSError) as problem:
         why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
         logs.warn(f"--report: {path} was not written: {why}")
