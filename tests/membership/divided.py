@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.election import remember, wanted_seats
+from trainer_launch.membership.election import remember, wanted_candidates
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
@@ -28,7 +28,7 @@ class Agent:
         self.rank, self.incarnation = rank, name
         self.claims: tuple[Claim, ...] = ()
         self.generation = 0
-        self.seat: int | None = None
+        self.coordinator: int | None = None
         self.peer = 0
         self.broken = False  # a line was lost, so no later one comes through
         self.heard_s = now_s
@@ -48,7 +48,7 @@ class Divided:
         self.nodes, self.least = nodes, least
         self.unseen_s = unseen_s  # names never lie here: test_job_model.py has a network in which they do
         self.now_s = 100.0
-        self.seats = {}
+        self.launchers = {}
         self.agents = {}
         self.side = dict.fromkeys(range(nodes), 0)  # nodes of one side reach each other
         self.members = {}
@@ -65,11 +65,11 @@ class Divided:
             min_nodes=self.least,
             max_nodes=self.nodes,
             max_restarts=99,
-            seat=rank,
+            candidate=rank,
             rejoin_timeout_s=1e6,
             unseen_s=self.unseen_s,
         )
-        self.seats[rank] = begin(settings)
+        self.launchers[rank] = begin(settings)
         self.start_agent(rank)
 
     def start_agent(self, rank):
@@ -79,56 +79,58 @@ class Divided:
     def kill(self, rank):
         """The pod: its agent and its seat."""
         self.kill_agent(rank)
-        self.seats.pop(rank, None)
+        self.launchers.pop(rank, None)
         for agent in self.agents.values():
-            if agent.seat == rank and self.reach(agent.rank, rank):
+            if agent.coordinator == rank and self.reach(agent.rank, rank):
                 self.hang_up(agent)
 
     def kill_agent(self, rank):
         agent = self.agents.pop(rank, None)
-        if agent is not None and agent.seat is not None and self.reach(rank, agent.seat):
-            self.play(agent.seat, Gone(agent.peer, ended=True))
+        if agent is not None and agent.coordinator is not None and self.reach(rank, agent.coordinator):
+            self.play(agent.coordinator, Gone(agent.peer, ended=True))
 
     def cut(self, sides):
         self.side = dict(enumerate(sides))
 
     def reach(self, one, other):
-        return other in self.seats and self.side[one] == self.side[other]
+        return other in self.launchers and self.side[one] == self.side[other]
 
     # -- lines ----------------------------------------------------------------------------------
 
     def play(self, seat, event):
-        if seat not in self.seats:
+        if seat not in self.launchers:
             return
-        self.seats[seat], replies = step(self.seats[seat], event, self.clock_s(seat))
+        self.launchers[seat], replies = step(self.launchers[seat], event, self.clock_s(seat))
         for reply in replies:
             if isinstance(reply, Send):
-                agent = next((a for a in self.agents.values() if (a.seat, a.peer) == (seat, reply.peer)), None)
+                agent = next(
+                    (a for a in self.agents.values() if (a.coordinator, a.peer) == (seat, reply.peer)), None
+                )
                 if agent is not None and self.goes_through(agent):
                     self.hear(agent, reply.message)
             elif isinstance(reply, Disconnect):
                 for agent in self.agents.values():
-                    if (agent.seat, agent.peer) == (seat, reply.peer) and self.reach(agent.rank, seat):
+                    if (agent.coordinator, agent.peer) == (seat, reply.peer) and self.reach(agent.rank, seat):
                         self.hang_up(agent)
                 self.play(seat, Gone(reply.peer))  # also when no word reaches the agent
 
     def say(self, agent, message):
-        if agent.seat is not None and self.goes_through(agent):
-            self.play(agent.seat, Said(agent.peer, message))
+        if agent.coordinator is not None and self.goes_through(agent):
+            self.play(agent.coordinator, Said(agent.peer, message))
 
     def goes_through(self, agent):
-        agent.broken = agent.broken or not self.reach(agent.rank, agent.seat)
+        agent.broken = agent.broken or not self.reach(agent.rank, agent.coordinator)
         return not agent.broken
 
     def hang_up(self, agent):
-        seat, peer = agent.seat, agent.peer
-        agent.seat, agent.away_s, agent.broken = None, self.now_s, False
+        seat, peer = agent.coordinator, agent.peer
+        agent.coordinator, agent.away_s, agent.broken = None, self.now_s, False
         if self.reach(agent.rank, seat):
             self.play(seat, Gone(peer))
 
     def hear(self, agent, message):
         agent.heard_s = self.now_s
-        seat = agent.seat
+        seat = agent.coordinator
         if isinstance(message, msg.Formed) and message.claim is not None:
             agent.generation, agent.training = message.generation, None
             agent.claims = remember(agent.claims, message.claim)
@@ -137,7 +139,7 @@ class Divided:
                 self.say(agent, msg.Store(message.generation, "h", 1))
         elif isinstance(message, msg.Go) and agent.claims and agent.claims[-1].generation == message.generation:
             agent.claims = remember((), agent.claims[-1]._replace(sure=True))
-            run = self.seats[seat].run
+            run = self.launchers[seat].run
             self.members[message.generation, seat] = run.members
             agent.training = message.generation, seat
             self.check()
@@ -153,39 +155,39 @@ class Divided:
             for agent in list(self.agents.values()):
                 if self.agents.get(agent.rank) is agent:
                     self.live(agent)
-            for seat in list(self.seats):
+            for seat in list(self.launchers):
                 self.scout(seat)
                 self.play(seat, Tick())
 
     def live(self, agent):
-        if agent.seat is not None and not self.goes_through(agent):
+        if agent.coordinator is not None and not self.goes_through(agent):
             if self.now_s - agent.heard_s > SILENCE_S:
                 self.hang_up(agent)
-        elif agent.seat is not None:
+        elif agent.coordinator is not None:
             agent.heard_s = self.now_s
             self.say(agent, msg.Renew())
-        if agent.seat is None:
+        if agent.coordinator is None:
             if self.now_s - agent.away_s > STOPS_S:
                 agent.training = None
-            self.look_for_a_seat(agent)
+            self.look_for_a_coordinator(agent)
 
-    def look_for_a_seat(self, agent):
+    def look_for_a_coordinator(self, agent):
         ranks = [0, agent.last]
         if self.now_s - agent.away_s > TAKEOVER_S:
             ranks = list(range(self.nodes))
         for rank in ranks:
-            if agent.seat is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
+            if agent.coordinator is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
                 self.counter += 1
-                agent.seat, agent.peer, agent.heard_s = rank, self.counter, self.now_s
+                agent.coordinator, agent.peer, agent.heard_s = rank, self.counter, self.now_s
                 self.play(rank, Connected(agent.peer))
                 self.say(agent, agent.hello())
-                if agent.seat is not None:
+                if agent.coordinator is not None:
                     agent.last = rank
                     if agent.training is None:
                         self.say(agent, msg.Join(agent.incarnation, agent.generation))
 
     def scout(self, seat):
-        wanted = wanted_seats(self.seats[seat])
+        wanted = wanted_candidates(self.launchers[seat])
         if wanted:
             there = frozenset(rank for rank in wanted if self.finds(seat, rank) and self.reach(seat, rank))
             absent = frozenset(rank for rank in wanted - there if self.seems_absent(seat, rank))

@@ -135,7 +135,7 @@ def do(job, what, value):
     elif value < job.nodes and what == "kill_agent":
         job.kill_agent(value)
     elif what == "start" and value < job.nodes:
-        if value not in job.seats:
+        if value not in job.launchers:
             job.start(value)
         elif value not in job.agents:
             job.start_agent(value)

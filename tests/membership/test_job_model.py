@@ -179,7 +179,7 @@ def looking(*looks, unseen_s=40.0, **changes):
     """Whether node 0 begins alone after looks at these times, each with whom it did not find."""
     from trainer_launch.membership import protocol as msg
 
-    known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, seat=0, unseen_s=unseen_s, **changes)
+    known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes)
     state = begin(known)
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
     for event in (Connected(1), Said(1, hello), Said(1, msg.Join("i", 0))):
@@ -253,7 +253,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(rank=RANKS)
     def pod_starts(self, rank):
         rank = self.one(rank)
-        if rank not in self.job.seats:
+        if rank not in self.job.launchers:
             self.job.start(rank)
         elif rank not in self.job.agents:
             self.job.start_agent(rank)
@@ -282,7 +282,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(rank=RANKS, seconds=TIMES)
     def launcher_is_stopped_for_a_while(self, rank, seconds):
-        if self.one(rank) in self.job.seats:
+        if self.one(rank) in self.job.launchers:
             self.job.frozen[self.one(rank)] = []
             self.job.pass_time(seconds)
             self.job.thaw(self.one(rank))

@@ -20,7 +20,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.json_lines import MessageError
 
-_AT_ONCE = 256  # seats of one look
+_AT_ONCE = 256  # candidates of one look
 _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
@@ -35,7 +35,7 @@ class CandidateWatch:
         self._over = False
 
     def start(self) -> None:
-        """Be ready to look, where there are other seats."""
+        """Be ready to look, where there are others."""
         if self._seats is not None:
             threading.Thread(target=self._run, name="candidates", daemon=True).start()
 
@@ -81,12 +81,12 @@ def _pause_s() -> float:
     return timeouts.LOOK_EVERY_S * random.uniform(1 - timeouts.LOOK_JITTER, 1 + timeouts.LOOK_JITTER)
 
 
-def look(seats: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
+def look(candidates: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
     """Who is there, and who seems not to be: no such name, or a kernel that refuses. Silence tells nothing."""
     there: set[int] = set()
     absent: set[int] = set()
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-        for rank, endpoint in seats.items():
+        for rank, endpoint in candidates.items():
             sock = _begin(endpoint)
             if sock is None:
                 absent.add(rank)

@@ -138,7 +138,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         return min(2 * before_s, timeouts.SOON_PAUSE_S if is_soon else timeouts.LONGEST_PAUSE_S)
 
     def _candidates(self) -> Iterator[Endpoint]:
-        """Node 0's first, always; the others' seats only when it has been away for longer than a pod's restart."""
+        """Node 0's first, always; the other candidates once it has been away for longer than a restart."""
         last = self._endpoint
         yield self._home
         if self._seats is None:

@@ -26,7 +26,7 @@ from trainer_launch.model.frozen import replace
 
 def may_form(state: State) -> bool:
     """Whether those that have joined may go on, as far as the others may be alive elsewhere."""
-    if state.settings.seat is None:
+    if state.settings.candidate is None:
         return True
     joined = {node.node_rank: node for node in state.nodes.values() if node.joined}
     claims = binding(state)
@@ -35,7 +35,7 @@ def may_form(state: State) -> bool:
         return True  # all are here, so nobody is elsewhere
     if claims:
         return all(_has_majority(state, claim, joined) for claim in claims)
-    return state.settings.seat == 0 and all(_is_unseen(state, rank) for rank in others)
+    return state.settings.candidate == 0 and all(_is_unseen(state, rank) for rank in others)
 
 
 def note_look(state: State, looked: Looked, now_s: float) -> State:
@@ -54,13 +54,13 @@ def _is_unseen(state: State, rank: int) -> bool:
     return state.looked_s - since_s >= max(state.settings.unseen_s, state.settings.shrink_after_s or 0.0)
 
 
-def wanted_seats(state: State) -> frozenset[int]:
-    """Which other launchers this seat has to look for now."""
-    seat = state.settings.seat
-    if seat is None or state.end is not None or not state.peers:
+def wanted_candidates(state: State) -> frozenset[int]:
+    """Which other launchers this one has to look for now."""
+    own = state.settings.candidate
+    if own is None or state.end is not None or not state.peers:
         return frozenset()
-    if seat:
-        return frozenset({0}) if runs(state) else frozenset(range(seat))
+    if own:
+        return frozenset({0}) if runs(state) else frozenset(range(own))
     if not is_beginning(state):
         return frozenset()
     joined = {node.node_rank for node in state.nodes.values() if node.joined}
@@ -68,9 +68,9 @@ def wanted_seats(state: State) -> frozenset[int]:
 
 
 def is_beginning(state: State) -> bool:
-    """Whether this seat has to know which other launchers are there before it may begin the job."""
+    """Whether this launcher has to know which other launchers are there before it may begin the job."""
     gathers = state.phase is Phase.GATHERING and bool(state.peers)
-    return gathers and state.settings.seat == 0 and state.run is None and not binding(state)
+    return gathers and state.settings.candidate == 0 and state.run is None and not binding(state)
 
 
 def binding(state: State) -> tuple[Claim, ...]:
@@ -78,7 +78,7 @@ def binding(state: State) -> tuple[Claim, ...]:
     known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
     known |= set(state.claims)
     last = max((claim.generation for claim in known if claim.sure), default=-1)
-    ordered = sorted(known, key=lambda claim: (claim.generation, claim.seat, claim.ranks))
+    ordered = sorted(known, key=lambda claim: (claim.generation, claim.coordinator, claim.ranks))
     return tuple(
         claim
         for claim in ordered
@@ -90,7 +90,8 @@ def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
     """What a node or a coordinator knows after a generation was formed: a sure claim ends all doubts before it."""
     if new.sure:
         return (new,)
-    kept = [claim for claim in claims if (claim.sure, claim.seat, claim.ranks) != (False, new.seat, new.ranks)]
+    doubt = (False, new.coordinator, new.ranks)
+    kept = [claim for claim in claims if (claim.sure, claim.coordinator, claim.ranks) != doubt]
     return (*kept[: MAX_CLAIMS - 1], new)
 
 
@@ -112,12 +113,12 @@ def ranks_of(claim: Claim) -> frozenset[int]:
 
 def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:
     members = ranks_of(claim)
-    is_ours = claim.seat == state.settings.seat and claim.generation in state.formed
-    own_seat = state.settings.seat if state.settings.seat == claim.seat else None
+    is_ours = claim.coordinator == state.settings.candidate and claim.generation in state.formed
+    own_rank = state.settings.candidate if state.settings.candidate == claim.coordinator else None
     votes = {
         rank
         for rank in members
-        if (rank in joined and (is_ours or joined[rank].claims or rank == own_seat))
+        if (rank in joined and (is_ours or joined[rank].claims or rank == own_rank))
         or (is_ours and state.ended.get(rank, -1) >= claim.generation)
     }
-    return 2 * len(votes) > len(members) or (2 * len(votes) == len(members) and claim.seat in votes)
+    return 2 * len(votes) > len(members) or (2 * len(votes) == len(members) and claim.coordinator in votes)

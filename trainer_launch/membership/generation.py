@@ -61,10 +61,10 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
-    if state.settings.seat is None:
+    if state.settings.candidate is None:
         return None
     ranks = spell(node.node_rank or 0 for node in chosen)
-    return Claim(number, state.settings.seat, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
+    return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
 def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -> list[Reply]:
@@ -111,8 +111,8 @@ def _form_at_s(state: State) -> float | None:
         return None
     else:
         ready_s = max(state.joined_s + settings.gather_s, begun_s + settings.shrink_after_s)
-        if settings.seat == 0 and state.run is None:  # more pods are about to start, or to come back
-            ready_s = max(ready_s, begun_s + settings.window_of_seat_0_s)
+        if settings.candidate == 0 and state.run is None:  # more pods are about to start, or to come back
+            ready_s = max(ready_s, begun_s + settings.first_window_s)
     return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
 
 

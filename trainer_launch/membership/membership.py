@@ -154,7 +154,7 @@ def _note_taken(state: State, node: Node, now_s: float) -> Step:
 
 
 def _go(state: State, now_s: float) -> Step:
-    """Workers start when the store is open and, where other seats could form one too, all members know of it."""
+    """Workers start when the store is open and, if there are other candidates, all members know of it."""
     run, claims = state.run, state.claims
     if run is None or run.store is None:
         return state, ()
@@ -224,7 +224,7 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
         return msg.Refused(
             f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}", retry=False
         )
-    if settings.seat is not None and (elsewhere := _elsewhere(state, hello, now_s)):
+    if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
     if peer in state.peers:
         return msg.Refused("a connection is for one node", retry=False)
@@ -237,21 +237,21 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
 
 
 def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
-    """Whom this seat does not take: anybody while it yields; a standby, who has no generation to go on with."""
+    """Whom this one does not take: anybody while it yields; a standby, who has no generation to go on with."""
     if hello.node_rank is None:
         return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
-    if state.settings.seat != 0 and state.run is None and not hello.claims:
+    if state.settings.candidate != 0 and state.run is None and not hello.claims:
         return msg.Refused("this is a standby, and no generation has run here", retry=True)
     return None
 
 
 def _give_way(state: State, looked: Looked, now_s: float) -> Step:
-    """What is known of other seats: node 0's begins where nobody else is; the others send their nodes to it."""
-    seat = state.settings.seat
+    """Note who else is there: node 0's begins where nobody else is; the others send their nodes to it."""
+    own = state.settings.candidate
     state = note_look(state, looked, now_s)
-    lower = [rank for rank in looked.there if seat is not None and rank < seat]
+    lower = [rank for rank in looked.there if own is not None and rank < own]
     if not lower or not state.peers or state.end is not None or (runs(state) and 0 not in lower):
         return settle(state, (), now_s)
     reason = f"node {min(lower)} is there again"

@@ -72,7 +72,7 @@ class Claim(NamedTuple):
     """A generation as its members know it; see election.py."""
 
     generation: Count
-    seat: NodeRank  # the rank of the node whose launcher formed it
+    coordinator: NodeRank  # the rank of the node whose launcher formed it
     ranks: _Spans  # its members, as 0-3,7
     sure: bool  # whether every member has taken it
 

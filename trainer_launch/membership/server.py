@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch
-from trainer_launch.membership.election import wanted_seats
+from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
 from trainer_launch.membership.socket_options import NO_ROOM, make_room
@@ -110,7 +110,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             self._events.append(Tick())
         self._drop_silent(now_s)
         self._work_off()
-        self._candidates.want(wanted_seats(self._state))
+        self._candidates.want(wanted_candidates(self._state))
 
     def _work_off(self) -> None:
         while self._events or self._to_flush:
@@ -183,7 +183,7 @@ def serve(
         max_restarts=hosting.max_restarts,
         window_s=hosting.restart_window_s,
         shrink_after_s=hosting.shrink_after_s,
-        seat=None if hosting.seats is None else hosting.seat,
+        candidate=None if hosting.seats is None else hosting.seat,
     )
 
     def say(text: str, level: int = logging.INFO) -> None:

@@ -43,8 +43,8 @@ class Settings:
     settle_s: float = timeouts.SETTLE_S
     rejoin_timeout_s: float = timeouts.REJOIN_S
     store_timeout_s: float = timeouts.STORE_S
-    seat: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
-    window_of_seat_0_s: float = timeouts.WINDOW_S
+    candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
+    first_window_s: float = timeouts.WINDOW_S
     unseen_s: float = timeouts.UNSEEN_S
     yield_s: float = timeouts.YIELD_S
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
@@ -157,7 +157,7 @@ class State:
     ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
     unseen: Mapping[int, float] = field(default_factory=_empty)  # ranks that no look has found, and since when
     looked_s: float | None = None  # the latest look
-    yielding_until_s: float | None = None  # nodes are refused: a lower seat is there
+    yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
@@ -305,7 +305,7 @@ def missing(state: State) -> tuple[str, ...]:
     """The first few that are not there, by name where it is known."""
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
-    if ranked and (state.settings.min_nodes == high or state.settings.seat is not None):
+    if ranked and (state.settings.min_nodes == high or state.settings.candidate is not None):
         absentees = (rank for rank in range(high) if rank not in state.nodes or not state.nodes[rank].joined)
         names = (state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees)
         return tuple(islice(names, MAX_NAMED))

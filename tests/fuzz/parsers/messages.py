@@ -15,7 +15,7 @@ from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
 from trainer_launch.membership.client_connection import Lines, LostError
-from trainer_launch.membership.election import ranks_of, wanted_seats
+from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.membership.server_connections import Connection
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
@@ -30,8 +30,8 @@ from trainer_launch.preflight.cluster.node_names import Names
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, seat=0),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, seat=2),
+    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
+    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
 )
 
 
@@ -82,7 +82,7 @@ def coordinator_talk(data: bytes) -> None:
                 assert reply.text.isprintable(), reply.text
             elif isinstance(reply, states.Disconnect):
                 greeted.discard(reply.peer)
-        wanted_seats(state)
+        wanted_candidates(state)
         states.deadline_s(state)
         coordination.render(states.status(state, now_s))
 

@@ -15,7 +15,7 @@ from trainer_launch.model import Endpoint
 
 def main() -> None:
     job, port = sys.argv[1], int(sys.argv[2])
-    server = Server(Settings(job=job, min_nodes=1, max_nodes=3, max_restarts=3, seat=1), Endpoint("", port))
+    server = Server(Settings(job=job, min_nodes=1, max_nodes=3, max_restarts=3, candidate=1), Endpoint("", port))
     server.start()
     claim = Claim(3, 1, "0-2", sure=True)
     own = Client(
