@@ -15,16 +15,16 @@ pytestmark = pytest.mark.process
 BEGIN = """
 import json, os, signal, sys
 from tests.waiting import eventually
-from trainer_launch.host import tree
+from trainer_launch.host import process_tree
 from trainer_launch.model import Process
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
-looks, genuine = [], tree.descendants
+looks, genuine = [], process_tree.descendants
 def noted(of):
     looks.append(of)
     return genuine(of)
-tree.descendants = noted
+process_tree.descendants = noted
 
 system = System()
 LEAVES = ("sh", "-c", "sleep 60 >/dev/null & exit 0")

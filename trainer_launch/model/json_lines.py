@@ -208,10 +208,10 @@ def _reader(hint: Any, bound: Bound | None = None) -> _Reader:
         return _items(_reader(parts[0]), bound or Bound(high=MAX_ITEMS))
     if origin is tuple:
         return _row(tuple, list(map(_reader, parts)))
-    if origin is not None and issubclass(origin, Mapping):
-        return _mapping(_reader(parts[0]), _reader(parts[1]), bound or Bound(high=MAX_ITEMS))
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         return _one_of({one.value if isinstance(one, Enum) else one: one for one in parts or hint})
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(_reader(parts[0]), _reader(parts[1]), bound or Bound(high=MAX_ITEMS))
     if issubclass(hint, tuple):
         hints = get_type_hints(hint, include_extras=True)
         return _row(hint._make, [_reader(hints[name]) for name in hint._fields])
