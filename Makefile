@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint bench bench-survival soak fuzz clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz clean
 
 PYTHON ?=
 TORCH ?=
@@ -81,13 +81,16 @@ test-pythons: system ## run the tests that need no torch with each other Python 
 test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
 	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/pytorch)
 
-spec: venv ## print the tests as sentences: what this program does, room by room; SPEC_ARGS="mpi ssh"
+spec: venv ## print the tests as sentences: what this program does, folder by folder; SPEC_ARGS="mpi ssh"
 	@$(BIN)/python tests/spec.py $(SPEC_ARGS)
 
 lint: venv ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+size: venv ## print the figures of the code's size, each beside its limit in tests/limits.json
+	@$(BIN)/python -m tests.sizes
 
 bench: venv ## measure this project and its peers in turn, for 45 minutes; write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

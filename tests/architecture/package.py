@@ -1,8 +1,9 @@
-"""The package's own files, read as text: what the house tests look at. Nothing of it is imported here."""
+"""The package's own files and its drawing in CONTRIBUTING.md, read as text; nothing of the package is imported."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PLUGIN_FOLDERS = ("contracts", "planning/engines", "preflight/container", "preflight/gpu")
+REGISTERED_FOLDERS = ("commands", "rehearsal/controllers")  # one module for each command and each controller
+SMALL_LINES = 100
+OURS = "trainer_launch"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+GAP = "…"  # in a text, what is filled in
+LOGGED = re.compile(r"%\.?[0-9]*[sdgfr]")  # what logging fills in
 
 
 def name_of(path: Path) -> str:
-    """The path as the house's drawing writes it: `supervisor/state_machine.py`."""
+    """The path as CONTRIBUTING.md writes it: `supervisor/state_machine.py`."""
     return path.relative_to(PACKAGE).as_posix()
 
 
@@ -69,3 +76,84 @@ def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def package_of(path: Path) -> str:
+    """The folder that a file is in; those at the top are `entrances`."""
+    inside = path.relative_to(PACKAGE)
+    if len(inside.parts) > 1:
+        return inside.parts[0]
+    return "entrances"
+
+
+@cache
+def arrows() -> dict[str, frozenset[str]]:
+    """What each package imports of the others, at the top of its files or inside functions."""
+    files = {path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): path for path in FILES}
+    found: dict[str, set[str]] = {package_of(path): set() for path in FILES}
+    for path in FILES:
+        for name in imports_of(path):
+            inside = name.removeprefix(f"{OURS}.").replace(".", "/")
+            if name.startswith(f"{OURS}.") and inside in files:
+                found[package_of(path)].add(package_of(files[inside]))
+    return {package: frozenset(others - {package}) for package, others in found.items()}
+
+
+def drawn_floors() -> list[list[str]]:
+    """The packages of the drawing, from the top floor down."""
+    drawing = CONTRIBUTING.read_text(encoding="utf-8").partition("<!-- floors -->")[2].partition("```\n")[2]
+    return [
+        re.findall(r"[a-z]+", line.partition("|")[0]) for line in drawing.partition("```")[0].splitlines() if line
+    ]
+
+
+@cache
+def importers() -> dict[str, frozenset[str]]:
+    """Each module, and the modules that import it or something of it."""
+    modules = {module_of(path) for path in FILES}
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for path in FILES:
+        names = imports_of(path)
+        for name in names & modules:
+            below = {other for other in names if other.startswith(f"{name}.")}
+            if not below or not below <= modules:  # not only named on the way to a module below it
+                found[name].add(module_of(path))
+    return {name: frozenset(others - {name}) for name, others in found.items()}
+
+
+def small_with_one_importer() -> list[Path]:
+    """Modules that belong into their only importer; plug-ins and modules of a registry apart."""
+    return [
+        path
+        for path in FILES
+        if path.name != "__init__.py"
+        and len(path.read_text(encoding="utf-8").splitlines()) < SMALL_LINES
+        and len(importers()[module_of(path)]) == 1
+        and not is_plugin(path)
+        and not name_of(path).startswith(tuple(f"{folder}/" for folder in REGISTERED_FOLDERS))
+    ]
+
+
+def told_path(title: str) -> list[str]:
+    """The modules that a section of CONTRIBUTING.md names, in order, each once."""
+    section = CONTRIBUTING.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return list(dict.fromkeys(re.findall(r"`(\w+(?:/\w+)+\.py)`", section)))
+
+
+def text_of(node: ast.Constant | ast.JoinedStr) -> str:
+    """One literal, as it would be printed."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in parts)
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Every literal; what is written as several in a row is one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            yield " ".join(LOGGED.sub(GAP, text_of(node)).split())
+
+
+@cache
+def texts() -> str:
+    """All of them, a line each."""
+    return "\n".join(text for path in FILES for text in texts_of(tree_of(path)))

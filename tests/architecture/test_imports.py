@@ -1,4 +1,4 @@
-"""Which way imports go, and who may touch the outside world."""
+"""Imports go down the floors of CONTRIBUTING.md only; and who may touch the outside world."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.package import (
+    CONTRIBUTING,
     FILES,
+    OURS,
     PLUGIN_FOLDERS,
+    arrows,
+    drawn_floors,
     imports_of,
     module_of,
     name_of,
@@ -20,7 +24,6 @@ from tests.architecture.package import (
     tree_of,
 )
 
-OURS = "trainer_launch"
 BASE = {
     "model/__init__.py": {"addresses", "frozen", "signal_policy"},
     "model/signal_policy.py": {"errors"},
@@ -50,6 +53,19 @@ def is_pure(path: Path) -> bool:
     """Whether a file is in a folder of deciders, or says of itself in its first lines that it is one."""
     words = (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
     return name_of(path).startswith(PURE_FOLDERS) or SAYS_PURE.search(words) is not None
+
+
+def test_every_package_is_on_one_floor_of_the_drawing_and_in_the_table() -> None:
+    assert sorted(package for floor in drawn_floors() for package in floor) == sorted(arrows())
+    rows = re.findall(r"^\| `([a-z]+)(?:\.py|/)?` \|", CONTRIBUTING.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [package for package in arrows() if package not in rows] == []
+
+
+@pytest.mark.parametrize("package", sorted(arrows()))
+def test_a_package_imports_only_from_lower_floors(package: str) -> None:
+    """So there is no cycle between packages, either."""
+    floor = {name: number for number, names in enumerate(drawn_floors()) for name in names}
+    assert [other for other in arrows()[package] if floor[package] >= floor[other]] == []
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in BASE], ids=name_of)

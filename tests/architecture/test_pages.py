@@ -1,4 +1,4 @@
-"""The pages that people read: short, whole, and true to what they show."""
+"""The pages that people read: links lead somewhere, and what they name is what the code has."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.package import ROOT
+from tests.architecture.package import GAP, ROOT, importers, texts, told_path
+from trainer_launch import preflight
 from trainer_launch.commands import options
+from trainer_launch.model import Verdict, exit_codes
+from trainer_launch.preflight.cluster import participation
+from trainer_launch.preflight.mpi import launcher_checks
+from trainer_launch.rehearsal.script_checks import ScriptCheck
+from trainer_launch.supervisor import error_lines, failure
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+QUOTED = re.compile(r"`([^`\n]+)`")
+# A column of the tables that quotes messages, by the table's head; their other words are not ours.
+MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
+NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
+RULES: list[failure._Rule | error_lines.Symptom] = [*failure.RULES, *error_lines.SYMPTOMS]
 
 
 def links_of(text: str) -> list[str]:
@@ -37,10 +49,6 @@ def test_a_link_leads_to_a_file_of_this_repository(page: Path) -> None:
         assert not anchor or anchor in anchors_of(there), link
 
 
-def test_the_first_page_stays_a_first_page() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
 def test_the_readmes_first_screen_names_the_two_commands_that_a_fresh_machine_needs() -> None:
     screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:24]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -54,12 +62,26 @@ def test_ci_begins_with_the_readmes_own_make_test() -> None:
     assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"
 
 
-def test_the_path_of_a_workers_death_names_modules_that_exist_and_counts_them() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    path = page.partition("## The path of a worker's death\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+/\w+\.py)`", path))
-    assert [name for name in named if not (ROOT / "trainer_launch" / name).is_file()] == []
-    assert re.findall(r"These are (\d+) modules", path) == [str(len(named))]
+TOLD_PATHS = ("A worker's death", "A node's loss")
+
+
+@pytest.mark.parametrize("title", TOLD_PATHS)
+def test_the_modules_on_a_told_path_exist(title: str) -> None:
+    assert told_path(title)
+    assert [name for name in told_path(title) if not (ROOT / "trainer_launch" / name).is_file()] == []
+
+
+@pytest.mark.parametrize("title", TOLD_PATHS)
+def test_each_module_on_a_told_path_imports_or_is_imported_by_one_before_it(title: str) -> None:
+    """PID 1 and the fork server meet in their messages, as the nodes do in theirs."""
+    modules = ["trainer_launch." + name.removesuffix(".py").replace("/", ".") for name in told_path(title)]
+    for place, name in enumerate(modules[1:], start=1):
+        near = importers()[name] | {other for other, by in importers().items() if name in by}
+        assert near & set(modules[:place]), f"{name} has nothing to do with those before it"
+
+
+def test_contributing_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -82,3 +104,51 @@ def test_the_text_for_pypi_links_to_no_file() -> None:
     )
     assert "trainer-launch run" in text
     assert [link for link in links_of(text) if not link.startswith("https://")] == []
+
+
+def column(heads: dict[str, int]) -> list[str]:
+    """What stands in code in that column of the tables that begin so."""
+    found: list[str] = []
+    for table in re.findall(r"(?:^\|.*\n)+", FENCED.sub("", TROUBLESHOOTING), re.MULTILINE):
+        at = next((at for head, at in heads.items() if table.startswith(head)), None)
+        if at is not None:
+            found += [word for row in table.splitlines()[2:] for word in QUOTED.findall(row.split("|")[at])]
+    return found
+
+
+def test_the_tables_are_found() -> None:
+    assert len(column(MESSAGES)) > 100
+    assert len(column(NAMES)) > 60
+
+
+@pytest.mark.parametrize("message", sorted(set(column(MESSAGES))))
+def test_a_message_on_the_page_is_one_of_the_code(message: str) -> None:
+    words = message.removesuffix(GAP).rstrip()
+    assert len(words) > 8
+    assert words in texts(), f"no text in the package has {words!r}, with … for what is filled in"
+
+
+def test_every_reason_has_its_entry_and_no_other() -> None:
+    reasons = {rule.reason for rule in RULES} | {verdict.value for verdict in Verdict} | {"NotStarted"}
+    assert set(column({"| reason |": 1})) == reasons
+
+
+@pytest.mark.parametrize("what", sorted({rule.what for rule in RULES} - {""}))
+def test_every_rule_of_failure_has_its_entry(what: str) -> None:
+    assert what in column({"| it says |": 1})
+
+
+def test_every_check_has_its_entry_and_no_other() -> None:
+    checks = [*(check.NAME for check in preflight.CHECKS), *participation.CHECKS, *launcher_checks.CHECKS]
+    assert sorted(column({"| check |": 1})) == sorted(set(checks))
+
+
+def test_every_failed_check_of_a_rehearsal_has_its_entry_and_no_other() -> None:
+    assert column({"| failed check |": 1}) == [check.value for check in ScriptCheck]
+
+
+def test_every_exit_code_of_our_own_has_its_entry() -> None:
+    table = TROUBLESHOOTING.partition("| code |")[2].partition("\n\n")[0]
+    shown = {int(code) for row in table.splitlines()[2:] for code in re.findall(r"\b\d+\b", row.split("|")[1])}
+    ours = {value for name, value in vars(exit_codes).items() if name.isupper() and not name.startswith("_")}
+    assert ours - shown == set()

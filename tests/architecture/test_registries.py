@@ -1,20 +1,31 @@
-"""Every contract, every engine and every check is listed once, by a name of its own."""
+"""Every contract, engine, check, option and variable is listed once, used, and documented."""
 
 from __future__ import annotations
 
+import argparse
+import re
 from importlib import import_module
 from types import ModuleType
 from typing import get_args
 
 import pytest
 
-from tests.architecture.package import ROOT, module_of, plugins_in
-from trainer_launch.model.settings import Settings
+from tests.architecture.package import FILES, ROOT, module_of, name_of, plugins_in
+from trainer_launch.commands import options
+from trainer_launch.commands.options import COMMANDS
+from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
 
 REGISTRIES = {
     "contracts": ("contracts.CONTRACTS", ["contracts"]),
     "engines": ("planning.engines.ENGINES", ["planning/engines"]),
     "preflight": ("preflight.CHECKS", ["preflight/container", "preflight/gpu"]),
+}
+
+NAMED = {
+    name
+    for path in FILES
+    if name_of(path) != "model/settings.py"
+    for name in re.findall(PREFIX + r"([A-Z_]+)", path.read_text(encoding="utf-8"))
 }
 
 each_registry = pytest.mark.parametrize("folder", REGISTRIES)
@@ -58,3 +69,39 @@ def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own()
 def test_every_name_has_its_row_in_the_page(folder: str) -> None:
     page = (ROOT / "docs" / f"{folder}.md").read_text(encoding="utf-8")
     assert [module.NAME for module in listed_in(folder) if f"`{module.NAME}`" not in page] == []
+
+
+def test_every_variable_is_a_setting_or_internal() -> None:
+    assert INTERNAL | {name.upper() for name in Settings.model_fields} >= NAMED
+
+
+def test_whatever_a_pods_own_command_line_says_a_variable_can_say() -> None:
+    parser = options.build("trainer-launch", ("run", "sshd"))
+    known = {flag_of(name) for name in Settings.model_fields} | {"--help"}
+    assert {words for words in flags(parser) if not known & set(words)} == set()
+
+
+def test_every_internal_variable_is_used() -> None:
+    assert NAMED >= INTERNAL
+
+
+def test_every_option_of_every_command_is_in_the_pages() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    told = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)) | {
+        settings_flag(name) for name in re.findall(PREFIX + r"([A-Z_]+)", text)
+    }
+    parser = options.build("trainer-launch", tuple(COMMANDS))
+    assert {words for words in flags(parser) if not told & set(words)} == set()
+
+
+def flags(parser: argparse.ArgumentParser) -> set[tuple[str, ...]]:
+    """The ways in which each option can be written, of all the parser's commands."""
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    actions = [action for command in commands.choices.values() for action in command._actions]
+    return {tuple(action.option_strings) for action in actions if action.option_strings}
+
+
+def settings_flag(variable: str) -> str:
+    """The flag of a variable, without our prefix."""
+    return "--" + variable.lower().replace("_", "-")

@@ -1,4 +1,4 @@
-"""Small files, short functions, no catch-alls."""
+"""Small files, short functions, no catch-alls; and the figures of `make size` stay within their limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sizes
 from tests.architecture.package import FILES, functions_of, name_of, tree_of
 
 MAX_FILE_LINES = 500
@@ -47,6 +48,18 @@ def test_what_a_linter_is_told_to_pass_over_has_its_reason(path: Path) -> None:
     """A broad `except`, and an open file that nobody closes here; what a line prints or ignores shows by itself."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if re.search(r"# noqa: (BLE001|SIM115)(,\s*\w+)*\s*$", line)] == []
+
+
+@pytest.mark.parametrize("name", sizes.LIMITS["figures"])
+def test_a_figure_stays_within_two_percent_of_its_limit(name: str) -> None:
+    now, limit = sizes.figures()[name], sizes.LIMITS["figures"][name]["limit"]
+    assert now <= limit * sizes.MARGIN, f"{name}: make it smaller, or raise it in tests/limits.json and say why"
+
+
+def test_every_figure_has_its_limit_and_its_target() -> None:
+    assert {name: set(one) for name, one in sizes.LIMITS["figures"].items()} == {
+        name: {"limit", "target"} for name in sizes.figures()
+    }
 
 
 def broad_excepts(tree: ast.AST) -> Iterator[int]:

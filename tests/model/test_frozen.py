@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.architecture.test_hot_path import python
 from trainer_launch.model.frozen import dataclass
 
 
@@ -87,18 +86,3 @@ def test_a_match_statement_sees_the_fields_in_order() -> None:
     match Place("a", 3):
         case Place(host, port):
             assert (host, port) == ("a", 3)
-
-
-@pytest.mark.torch
-def test_pid_1_of_a_torch_job_compiles_no_methods_of_its_frozen_classes() -> None:
-    """Compiling them took a quarter of its CPU time until the workers start."""
-    code = (
-        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.pytorch.group_loop\n"
-        "import trainer_launch.membership.server\n"
-        "for name, module in list(sys.modules.items()):\n"
-        "    for one in vars(module).values() if name.startswith('trainer_launch.') else ():\n"
-        "        if isinstance(one, type) and one.__module__ == name:\n"
-        "            made = getattr(one, '__dataclass_params__', None)\n"
-        "            if made and made.frozen: print(f'{name}.{one.__name__}')\n"
-    )
-    assert python("-c", code).stdout.split() == [], "import dataclass from trainer_launch.model.frozen"

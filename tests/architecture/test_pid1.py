@@ -1,0 +1,147 @@
+"""PID 1 stays small: the modules that it loads for `run` are a closed list, `pid1_modules.txt`.
+
+Whoever reviews the launcher has to trust these. A module more is one line more there; contracts and engines are in
+their registries, and are not listed again. Milliseconds are measured by benchmarks/startup.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.package import OURS, module_of, plugins_in
+
+LISTED = Path(__file__).with_name("pid1_modules.txt")
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
+OTHERS = {"annotated_types", "dotenv", "pydantic", "pydantic_core", "pydantic_settings", "typing_extensions"} | {
+    *("typing_inspection",),
+    *("_distutils_hack", "sitecustomize"),  # of the environment, not of ours
+}
+UPDATE = "TESTS_UPDATE"  # set it to write the list anew
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *args], text=True, capture_output=True, timeout=30, check=True)
+
+
+def test_importing_the_way_to_run_loads_nothing_heavy() -> None:
+    code = "import sys, trainer_launch.cli, trainer_launch.commands.run; print(*sys.modules)"
+    assert HEAVY.isdisjoint(python("-c", code).stdout.split())
+
+
+def loaded_by_run(*words: str) -> set[str]:
+    """What PID 1 loads for `run` with these words, from its start to its end."""
+    argv = ("-X", "importtime", "-m", "trainer_launch", "run", *words)
+    lines = [line for line in python(*argv).stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip() for line in lines} - {"imported package"}
+
+
+def listed(section: str) -> set[str]:
+    """A section of the list."""
+    text = LISTED.read_text(encoding="utf-8").partition(f"[{section}]\n")[2].partition("\n\n")[0]
+    return set(text.split())
+
+
+def ours(loaded: set[str]) -> set[str]:
+    """The modules of the package in it that are not of a registry of plug-ins."""
+    plugins = {module_of(path) for folder in ("contracts", "planning/engines") for path in plugins_in(folder)}
+    return {name for name in loaded if f"{name}.".startswith(f"{OURS}.")} - plugins
+
+
+def strangers(loaded: set[str]) -> set[str]:
+    """What is neither of the package nor of Python."""
+    tops = {name.partition(".")[0] for name in loaded if ".".join(name.split()) == name}
+    known = {*sys.stdlib_module_names, *OTHERS, OURS}
+    return {name for name in tops if name not in known and not name.startswith(("_sysconfigdata", "org"))}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    return str(path)
+
+
+@pytest.mark.process
+def test_a_run_of_any_program_loads_what_is_listed_and_nothing_else() -> None:
+    loaded = loaded_by_run("--engine", "plain", "--", "/bin/true")
+    assert HEAVY.isdisjoint(loaded)
+    assert strangers(loaded) == set()
+    write_if_asked("any program", ours(loaded))
+    assert sorted(ours(loaded) ^ listed("any program")) == [], f"see {LISTED.name}; {UPDATE}=1 writes it anew"
+
+
+@pytest.mark.torch
+@pytest.mark.process
+def test_a_run_of_torch_workers_loads_what_is_listed_besides_and_nothing_else(script: str) -> None:
+    """Also with no torch: it is the fork server and the workers that import it."""
+    loaded = loaded_by_run("--nproc-per-node", "1", "--", script)
+    assert HEAVY.isdisjoint(loaded)
+    assert strangers(loaded) == set()
+    more = ours(loaded) - listed("any program")
+    write_if_asked("torch workers", more)
+    assert sorted(more ^ listed("torch workers")) == [], f"see {LISTED.name}; {UPDATE}=1 writes it anew"
+
+
+def write_if_asked(section: str, modules: set[str]) -> None:
+    """Write one section of the list anew."""
+    if os.environ.get(UPDATE):
+        sections = {name: listed(name) for name in ("any program", "torch workers")} | {section: modules}
+        blocks = ["\n".join((f"[{name}]", *sorted(names))) + "\n" for name, names in sections.items()]
+        LISTED.write_text("\n".join(blocks), encoding="utf-8")
+
+
+def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
+    code = (
+        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.commands.options\n"
+        "import trainer_launch.pytorch.group_loop, trainer_launch.membership.server\n"
+        "print(*sys.modules)"
+    )
+    loaded = set(python("-c", code).stdout.split())
+    assert HEAVY.isdisjoint(loaded)
+    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi.agent")
+    ours = tuple(f"trainer_launch.{name}" for name in others)
+    assert sorted(name for name in loaded if name.startswith(ours)) == []
+
+
+def test_a_module_that_is_loaded_later_is_the_module_itself() -> None:
+    code = (
+        "import sys\n"
+        "from trainer_launch.model import lazy_module\n"
+        "with lazy_module.loaded('json'):\n"
+        "    import json as early\n"
+        "assert 'json' not in sys.modules\n"
+        "print(early.dumps([1]), early.dumps is sys.modules['json'].dumps)\n"
+        "with lazy_module.loaded('csv'):\n"
+        "    from csv import reader\n"
+        "import csv\n"
+        "print(csv.reader is reader)"
+    )
+    assert python("-c", code).stdout.split() == ["[1]", "True", "True"]
+
+
+@pytest.mark.parametrize("agent", ["agent", "horovod_agent"])
+def test_an_agent_loads_no_contract(agent: str) -> None:
+    """PID 1 has read the pod already."""
+    code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"
+    loaded = python("-c", code).stdout.split()
+    assert not [name for name in loaded if name.startswith("trainer_launch.contracts")]
+
+
+@pytest.mark.torch
+def test_pid_1_of_a_torch_job_compiles_no_methods_of_its_frozen_classes() -> None:
+    """Compiling them took a quarter of its CPU time until the workers start."""
+    code = (
+        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.pytorch.group_loop\n"
+        "import trainer_launch.membership.server\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    for one in vars(module).values() if name.startswith('trainer_launch.') else ():\n"
+        "        if isinstance(one, type) and one.__module__ == name:\n"
+        "            made = getattr(one, '__dataclass_params__', None)\n"
+        "            if made and made.frozen: print(f'{name}.{one.__name__}')\n"
+    )
+    assert python("-c", code).stdout.split() == [], "import dataclass from trainer_launch.model.frozen"

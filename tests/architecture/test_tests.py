@@ -1,0 +1,145 @@
+"""Tests are named as sentences; `make test` leaves out what takes long; a test that hangs fails alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import spec
+from tests.architecture.package import CONTRIBUTING, ROOT, arrows
+
+MARK = "pytest.mark.long"
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+each_file = pytest.mark.parametrize("path", spec.files(), ids=lambda path: path.relative_to(spec.TESTS).as_posix())
+SUITE = """
+import contextlib, os, subprocess, threading, time
+import pytest
+from trainer_launch.supervisor.system import System
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+        open("killed", "w").write(str(process.pid))
+
+def test_it_sleeps(child):
+    time.sleep(600)
+
+def test_it_waits_for_a_process(child):
+    child.wait()
+
+def test_it_waits_for_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def test_it_reads():
+    os.read(os.pipe()[0], 1)
+
+def test_it_computes():
+    while True:
+        pass
+
+def test_it_supervises():
+    with contextlib.closing(System(color=False)) as system:
+        while True:
+            system.wait(None)
+
+def test_the_next_one_passes():
+    pass
+"""
+
+
+@each_file
+def test_each_file_says_what_it_holds(path: Path) -> None:
+    assert spec.purpose(path).endswith(".")
+
+
+@each_file
+def test_each_test_is_called_by_a_sentence(path: Path) -> None:
+    assert [sentence for sentence in spec.sentences(path) if len(sentence.split()) < 3] == []
+
+
+def test_each_folder_of_tests_is_called_as_a_package_or_explained() -> None:
+    told = CONTRIBUTING.read_text(encoding="utf-8").partition("## Tests")[2].partition("\n## ")[0]
+    explained = set(re.findall(r"^\| `(\w+)/` \|", told, re.MULTILINE))
+    folders = {path.name for path in spec.TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - set(arrows()) == explained
+
+
+def test_the_specification_is_printed_by_folder() -> None:
+    argv = (sys.executable, str(ROOT / "tests" / "spec.py"), "architecture")
+    printed = subprocess.run(argv, text=True, capture_output=True, timeout=30, check=True).stdout
+    assert printed.startswith("\n# architecture\n")
+    assert "  - the specification is printed by folder\n" in printed
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def marks() -> Iterator[tuple[str, ast.Call]]:
+    for path in FILES:
+        if MARK in text_of(path):
+            for node in ast.walk(ast.parse(text_of(path))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == MARK:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+@pytest.mark.parametrize(("where", "mark"), [pytest.param(*one, id=one[0]) for one in marks()])
+def test_a_long_test_names_a_quick_one_of_its_kind_or_says_what_only_it_shows(where: str, mark: ast.Call) -> None:
+    said = [ast.literal_eval(value) for value in mark.args]
+    only = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+    assert len(said) + len(only) == 1, f"{where}: name a quick test, or say only=..."
+    if only:
+        assert set(only) == {"only"}
+        assert only["only"].strip()
+        return
+    path = ROOT / said[0]
+    assert path.is_file(), f"{where}: there is no {said[0]}"
+    whole = [
+        node
+        for node in ast.parse(text_of(path)).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    assert not any(MARK in ast.unparse(node) for node in whole), f"{where}: {said[0]} is long itself"
+
+
+def test_every_mark_is_a_call() -> None:
+    for path in FILES:
+        if path != Path(__file__):
+            assert text_of(path).count(MARK) == text_of(path).count(f"{MARK}("), path
+
+
+def test_a_test_that_hangs_fails_alone_and_its_fixtures_end(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SUITE)
+    (tmp_path / "conftest.py").write_text("from tests.timeouts import pytest_timeout_set_timer\n")
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n0",
+        "--timeout",
+        "0.5",
+        str(tmp_path),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert re.search(r"6 failed, 1 passed", ended.stdout), ended.stdout
+    assert ended.stdout.count("the test hung") >= 6
+    assert "test_it_reads" in ended.stdout
+    assert (tmp_path / "killed").exists()
