@@ -22,7 +22,7 @@ from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageErro
 from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.model.units import counted, in_mib
+from trainer_launch.model.units import counted, in_mib, listed
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines import torch, torchrun
 from trainer_launch.planning.engines.request import Request
@@ -371,8 +371,7 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
             yield "nodes meet at", f"{why['coordinator']}{here}"
     if job.get("hosts") and plan["engine"] not in _TORCH:
         hosts = job["hosts"]
-        more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
-        yield "hosts", f"{len(hosts)}: {', '.join(hosts[:_SHOWN])}{more}"
+        yield "hosts", f"{len(hosts)}: {listed(hosts, _SHOWN)}"
 
 
 def _ranks(plan: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import Fault, Finding, Report, Status, exit_code, raised
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.observability import termination_message
 from trainer_launch.planning import engines
 from trainer_launch.planning.gather import Reading, live_pod, ports_of, read
@@ -419,7 +419,7 @@ def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str
     """`stopped by SIGTERM after 12 s while …`."""
     doing = [waiting] if waiting else []
     doing += [f"running checks: {', '.join(checks)}"] if checks else []
-    return f"stopped by {signal.Signals(number).name} after {after_s:.0f} s, while {'; '.join(doing) or 'starting'}"
+    return f"stopped by {signal_name(number)} after {after_s:.0f} s, while {'; '.join(doing) or 'starting'}"
 
 
 # -- plot --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model.findings import Finding, Status, Value
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import printable
 from trainer_launch.planning.gather import Reading
 from trainer_launch.preflight import report_json
 from trainer_launch.preflight.check_context import with_container
@@ -71,5 +72,5 @@ def _shown(value: Value, unit: str) -> str:
     """The other container wrote it: nothing of it may break a line of the log."""
     if value is None:
         return "no limit"
-    text = "".join(letter if letter.isprintable() else "?" for letter in str(value)[:40])
+    text = printable(str(value)[:40])
     return f"{text} {unit}".strip()

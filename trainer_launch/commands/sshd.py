@@ -16,9 +16,10 @@ from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import sshd as server
-from trainer_launch.mpi.sshd import Sessions
+from trainer_launch.mpi.ssh_sessions import Sessions
 from trainer_launch.observability import observer as setup
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning.command import parse_command
@@ -144,8 +145,7 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
 
 
 def _listed(found: tuple[str, ...]) -> str:
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return ", ".join(found[:_NAMED]) + more
+    return listed(found, _NAMED)
 
 
 # -- what sshd logs ----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from queue import Empty, Queue, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 
 RESOLV_CONF = "/etc/resolv.conf"
@@ -286,6 +287,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _FIRST_SAY_S = 5.0  # between the first and the second message, then doubled
 _LONGEST_SAY_S = 60.0
+_SHOWN = 5
 
 
 def resolve(name: str) -> object:
@@ -340,9 +342,8 @@ class Gate:
             os.close(self._post_fd)
 
     def _sentence(self) -> str:
-        shown = [f"{name} ({error})" for name, error in list(self._pending.items())[:5]]
-        more = f" and {len(self._pending) - 5} more" if len(self._pending) > 5 else ""
-        return f"not resolved yet: {', '.join(shown)}{more}"
+        pending = [f"{name} ({error})" for name, error in self._pending.items()]
+        return f"not resolved yet: {listed(pending, _SHOWN)}"
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import listed
 
 
 def free_port(among: PortRange | None = None) -> int:
@@ -115,8 +116,7 @@ class Interface:
 
 def named(found: Sequence[Interface]) -> str:
     """For people: `eth0 (10.0.0.7), net1 (10.1.0.7)`; a node's own network may have hundreds."""
-    shown = ", ".join(f"{one.name} ({one.addresses[0]})" for one in found[:_SHOWN])
-    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return listed([f"{one.name} ({one.addresses[0]})" for one in found], _SHOWN)
 
 
 @dataclass(frozen=True, slots=True)

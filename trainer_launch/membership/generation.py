@@ -15,7 +15,7 @@ from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Ru
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import MAX_TEXT
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, listed
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
@@ -326,5 +326,4 @@ def _uneven_data(state: State) -> str | None:
 def _ranks_in_words(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    more = len(ranks) - _MOST_NAMED
-    return f"ranks {', '.join(map(str, ranks[:_MOST_NAMED]))}" + (f" and {more} more" if more > 0 else "")
+    return f"ranks {listed(list(map(str, ranks)), _MOST_NAMED)}"

@@ -61,6 +61,7 @@ from trainer_launch.membership.state import (
     waiting,
 )
 from trainer_launch.model.frozen import replace
+from trainer_launch.model.units import printable
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -321,7 +322,7 @@ def _expire(state: State, now_s: float) -> Step:
 
 def _printable(text: str) -> str:
     """As a part of one line of a log."""
-    return "".join(c if c.isprintable() else " " for c in text[:200])
+    return printable(text[:200], " ")
 
 
 def _earlier(one_s: float | None, other_s: float) -> float:

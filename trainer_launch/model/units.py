@@ -1,6 +1,8 @@
-"""Sizes and numbers of things, for people. Pure."""
+"""Sizes, numbers of things, lists and foreign text, for people. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 MIB = 1 << 20
 
@@ -27,3 +29,14 @@ def counted(number: int, noun: str) -> str:
 def all_of(number: int, noun: str) -> str:
     """All there are: the only host, all 3 hosts."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
+
+
+def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first few, and how many more there are: `a, b and 3 more`, `a; b; and 3 more`."""
+    shown, rest = between.join(words[:most]), len(words) - most
+    return f"{shown}{' ' if between == ', ' else between}and {rest} more" if rest > 0 else shown
+
+
+def printable(text: str, instead: str = "?") -> str:
+    """Foreign text, fit for a terminal: without control characters."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else instead for sign in text)

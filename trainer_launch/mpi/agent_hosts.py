@@ -19,6 +19,7 @@ from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job, Member, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError, NodeError, UsageError
+from trainer_launch.model.units import printable
 from trainer_launch.model.value_parsers import named
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.host_probes import Crew, Done, Probes, Sight, Stage
@@ -335,7 +336,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | No
 def words_of(said: str) -> str:
     """The last line of what another host has said, fit for a terminal."""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "").strip()[:_WORDS]
-    return "".join(c if c.isprintable() else "?" for c in last)
+    return printable(last)
 
 
 # -- remote shell ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.host import network
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, listed
 
 _CONNECT_S = 2.0
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
@@ -316,9 +316,8 @@ def _row(host: str, sight: Sight, width: int) -> str:
 def summary(sights: Mapping[str, Sight], most: int = 5) -> str:
     """One line for a log."""
     stuck = [(host, sight) for host, sight in sights.items() if sight.stage is not Stage.READY]
-    words = "; ".join(f"{host} ({sight})" for host, sight in stuck[:most])
-    more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
-    return f"{len(sights) - len(stuck)} of {counted(len(sights), 'host')} ready; waiting for {words}{more}"
+    words = listed([f"{host} ({sight})" for host, sight in stuck], most, "; ")
+    return f"{len(sights) - len(stuck)} of {counted(len(sights), 'host')} ready; waiting for {words}"
 
 
 def stuck(sights: Mapping[str, Sight]) -> dict[str, str]:

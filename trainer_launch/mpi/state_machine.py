@@ -24,7 +24,7 @@ from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi.host_wait import Step, done, give_up, look, patience_s, there, wait, wanted
 from trainer_launch.mpi.state import (
     Action,
@@ -347,10 +347,9 @@ def _who_is_missing(
 ) -> str:
     """Who is not there when the time is up, and where each is stuck."""
     absent = [member.host for member in wanted if member.host not in ready]
-    shown = "; ".join(f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent[:_SHOWN])
-    more = f"; and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    shown = listed([f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent], _SHOWN, "; ")
     what = f"{lost} did not come back: " if lost in absent else ""
-    return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}{more}"
+    return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}"
 
 
 def _code(last: Exited) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, printable
 
 _MOST_ROWS = 200
 _METRICS = 8
@@ -20,9 +20,9 @@ def launchers(known: Sequence[Mapping[str, Any]], now_s: float) -> str:
 
 def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None = None) -> str:
     """The job as its coordinator knows it; named where there are several."""
-    title = "Job" if name is None else f"Job {_printable(name)}"
+    title = "Job" if name is None else f"Job {printable(name)}"
     if table is None:
-        return f"\n{title}: {_printable(problem or '')}\n"
+        return f"\n{title}: {printable(problem or '')}\n"
     nodes = _range(table["min_nodes"], table["max_nodes"])
     line = (
         f"\n{title}: {table['phase']}, generation {table['generation']}, {nodes}, "
@@ -31,7 +31,7 @@ def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None =
     if table["progress"] is not None:
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
     if table["end"]:
-        line += f"\n     ended: {_printable(table['end'])}"
+        line += f"\n     ended: {printable(table['end'])}"
     rows = [("NODE", "HOST", "STATE")]
     rows += [(_or_dash(rank), host or "-", _state(word, away_s)) for rank, host, word, away_s in table["nodes"]]
     left = table["n_nodes"] - min(len(table["nodes"]), _MOST_ROWS)
@@ -77,7 +77,7 @@ def _report(report: Mapping[str, Any]) -> str:
         words.append(f"{duration(report['eta_s'])} left,")
     words.append(f"reported {duration(report['age_s'])} ago")
     metrics = list(report["metrics"].items())
-    shown = [f"{_printable(name)}={_short(value)}" for name, value in metrics[:_METRICS]]
+    shown = [f"{printable(name)}={_short(value)}" for name, value in metrics[:_METRICS]]
     more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
     return " ".join([*words, *shown, *more])
 
@@ -101,11 +101,6 @@ def _percent(part: float) -> str:
 
 def _short(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
-
-
-def _printable(text: str) -> str:
-    """It comes from a training script or another node, and goes to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _or_dash(value: object) -> str:

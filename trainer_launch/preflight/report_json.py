@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from trainer_launch.model import Json
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Status
+from trainer_launch.model.units import printable
 
 FORMAT = "trainer-launch-preflight"
 VERSION = 1  # raised when a reader of the old form would misread the new one
@@ -132,7 +133,7 @@ def _one_of(words: type[_Word], value: Any) -> _Word:
 
 def _plain(text: str) -> str:
     """Others wrote it: nothing of it may break a line or command a terminal."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
+    return printable(text, " ")
 
 
 def _listed(evidence: Any) -> list[Any]:

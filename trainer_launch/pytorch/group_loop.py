@@ -19,6 +19,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import FailureRecord, Membership, Outcome, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError, UsageError
+from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
 from trainer_launch.pytorch import group_ending, worker_group, worker_processes
@@ -319,7 +320,7 @@ def _log_step(event: ge.Event, before: State, after: State) -> None:
         case ev.Signalled(number=number) if before.stop_signal is None and after.stop_signal is not None:
             asked = after.run.asked if after.run is not None and after.phase is Phase.RUNNING else 1
             grace_s = after.plan.grace_s
-            _log.info("asked to stop by %s (request %d, grace %g s)", loop.name_of(number), asked, grace_s)
+            _log.info("asked to stop by %s (request %d, grace %g s)", signal_name(number), asked, grace_s)
         case ev.Deadline() if _begins_to_kill(before, after):
             _log.warning("the grace period is over; sending SIGKILL to the remaining processes")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, listed
 from trainer_launch.rehearsal.report.fault_costs import Analysis
 from trainer_launch.rehearsal.report.history import INIT, Entry, History, What
 from trainer_launch.rehearsal.resume_check import Resume
@@ -90,8 +90,7 @@ class Verdict:
 
 def names(pods: Sequence[str]) -> str:
     """Some pods by name, of many the first."""
-    shown = ", ".join(pods[:_SHOWN_PODS])
-    return shown if len(pods) <= _SHOWN_PODS else f"{shown} and {len(pods) - _SHOWN_PODS} more"
+    return listed(pods, _SHOWN_PODS)
 
 
 # -- resume check ------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 from dataclasses import replace
 from typing import Protocol
 
 from trainer_launch.model import Exit, Failure, FailureRecord, Outcome, Plan, Process, exit_codes
 from trainer_launch.model.errors import NotRunnableError
-from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.model.signal_policy import SignalAction, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.supervisor import death_clues, failure, state_machine
 from trainer_launch.supervisor import events as ev
@@ -198,7 +197,7 @@ def _is_due(at_s: float | None, now_s: float) -> bool:
 
 def _count(reached: int, number: int) -> None:
     if reached:
-        log.info("sent %s to %s", signal.Signals(number).name, counted(reached, "process"))
+        log.info("sent %s to %s", signal_name(number), counted(reached, "process"))
 
 
 def _tell(event: ev.Event, before: Phase, state: State) -> None:
@@ -210,9 +209,9 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
             log.error("%s", text)
         case ev.Signalled(number=number) if _is_request(number, before, state):
             grace_s = state.plan.grace_s
-            log.info("asked to stop by %s (request %d, grace %g s)", name_of(number), state.asked, grace_s)
+            log.info("asked to stop by %s (request %d, grace %g s)", signal_name(number), state.asked, grace_s)
         case ev.Signalled(number=number):
-            log.debug("%s", name_of(number))
+            log.debug("%s", signal_name(number))
         case ev.Deadline() if state.phase is Phase.KILLING and before is not Phase.KILLING:
             log.warning("the grace period is over; sending SIGKILL to the remaining processes")
 
@@ -262,12 +261,4 @@ def _hung(hung: ev.Hung, evidence: Evidence) -> Failure:
 
 def how(end: Exit) -> str:
     """A death in words."""
-    return f"exit code {end.code}" if end.signal is None else name_of(end.signal)
-
-
-def name_of(number: int) -> str:
-    """A signal as people call it."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"exit code {end.code}" if end.signal is None else signal_name(end.signal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_launch.host.process_tree import Entry
-from trainer_launch.mpi import sshd
+from trainer_launch.mpi import ssh_sessions
 
 LAUNCHER = 1
 
@@ -28,27 +28,27 @@ ALL = (SSHD, PRIVILEGED, SESSION, ORTED, RANK, DETACHED, ITS_RANK, ASKING_SSHD, 
 
 
 def test_all_but_the_asker_and_what_it_stands_on_are_others() -> None:
-    assert sshd.others_than(42, ALL) == (PRIVILEGED, SESSION, ORTED, RANK, DETACHED, ITS_RANK)
+    assert ssh_sessions.others_than(42, ALL) == (PRIVILEGED, SESSION, ORTED, RANK, DETACHED, ITS_RANK)
 
 
 def test_a_sessions_command_is_sshds_own_child() -> None:
-    assert sshd.commands(ALL) == {ORTED.key, ASKER.key}
+    assert ssh_sessions.commands(ALL) == {ORTED.key, ASKER.key}
 
 
 def test_a_command_that_outlives_its_session_is_lost() -> None:
-    known = sshd.commands(ALL)
+    known = ssh_sessions.commands(ALL)
     orphan = entry(22, "orted", LAUNCHER)
-    assert sshd.lost(LAUNCHER, known, (SSHD, orphan, RANK)) == (orphan,)
+    assert ssh_sessions.lost(LAUNCHER, known, (SSHD, orphan, RANK)) == (orphan,)
 
 
 def test_a_daemon_left_behind_on_purpose_is_not() -> None:
-    assert sshd.lost(LAUNCHER, sshd.commands(ALL), ALL) == ()
+    assert ssh_sessions.lost(LAUNCHER, ssh_sessions.commands(ALL), ALL) == ()
 
 
 def test_a_later_process_with_the_same_number_is_not() -> None:
     later = Entry(pid=22, name="sh", state="S", parent=LAUNCHER, group=22, session=22, started=99)
-    assert sshd.lost(LAUNCHER, sshd.commands(ALL), (SSHD, later)) == ()
+    assert ssh_sessions.lost(LAUNCHER, ssh_sessions.commands(ALL), (SSHD, later)) == ()
 
 
 def test_what_is_below() -> None:
-    assert set(sshd.below({20, 30}, ALL)) == {SESSION, ORTED, RANK, ITS_RANK}
+    assert set(ssh_sessions.below({20, 30}, ALL)) == {SESSION, ORTED, RANK, ITS_RANK}

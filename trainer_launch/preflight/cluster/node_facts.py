@@ -16,6 +16,7 @@ from pathlib import Path
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.source_fingerprint import code_hash
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
+from trainer_launch.model.units import printable
 from trainer_launch.planning.command import Command
 from trainer_launch.preflight.cluster.comparison import ENV
 from trainer_launch.preflight.cluster.protocol import MAX_VALUE
@@ -149,7 +150,7 @@ def cut(found: Mapping[str, str]) -> dict[str, str]:
         if len(value) > MAX_VALUE:
             number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
             shown = f"{value[: MAX_VALUE - 30]}... #{number}"
-        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
+        shown = printable(shown)
         size += len(json.dumps(key)) + len(json.dumps(shown)) + 2
         if size > _MAX_BYTES or len(key) > MAX_VALUE:
             break

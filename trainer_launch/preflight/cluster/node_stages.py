@@ -14,6 +14,7 @@ from queue import Empty, Queue
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.units import printable
 from trainer_launch.preflight.cluster import protocol as msg
 
 _THREADS = 64
@@ -108,7 +109,7 @@ def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
     except MessageError:
         return _stuck(Stage.SILENT, f"what listens at {at} is no preflight")
     if isinstance(said, msg.Here):
-        return _stuck(Stage.RUNS, f"it says: {printable(said.stage)}")
+        return _stuck(Stage.RUNS, f"it says: {printable(said.stage[:300], ' ')}")
     return _stuck(Stage.RUNS, f"{at} is a coordinator" if isinstance(said, Challenge) else at)
 
 
@@ -142,8 +143,3 @@ def look_at_all(
             break
         answers[number] = stuck
     return answers
-
-
-def printable(text: str) -> str:
-    """As a part of one line."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:300])

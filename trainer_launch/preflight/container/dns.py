@@ -16,6 +16,7 @@ from trainer_launch.host import dns
 from trainer_launch.host.dns import Answer
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.model.units import listed
 from trainer_launch.preflight.check_context import Subject
 
 NAME = "dns"
@@ -237,5 +238,4 @@ def _addresses(name: str, seen: Waiting) -> str:
 
 
 def _shown(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+    return listed(found, _SHOWN)

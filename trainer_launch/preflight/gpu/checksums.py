@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.model.units import listed
 from trainer_launch.preflight.measurements import Checksum
 
 NAME = "gpu-checksum"
@@ -67,15 +68,14 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
 
 
 def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
-    told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members[:_SHOWN]]
-    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members]
     return Finding(
         check=NAME,
         status=Status.FAIL,
         fault=Fault.NODE,
         scope=Scope.JOB,
         text=f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{', '.join(told)}{more} computes wrong results",
+        f"{listed(told, _SHOWN)} computes wrong results",
         basis=Basis.PEER,
         action=_ACTION,
     )

@@ -15,6 +15,7 @@ from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import listed
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import Dialect
 from trainer_launch.mpi.ssh_client import Client
@@ -57,7 +58,7 @@ def concerns(subject: Subject) -> bool:
 def named(subject: Subject) -> str:
     """The first few of the hosts."""
     hosts = [member.host for member in subject.job.members or ()]
-    return ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
+    return listed(hosts, _SHOWN)
 
 
 def findings(

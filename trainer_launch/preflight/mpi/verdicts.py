@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer_launch.model import Member
+from trainer_launch.model import Member, units
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import all_of, counted
 from trainer_launch.preflight.mpi.host_script import Answer
@@ -76,8 +76,7 @@ class Own:
 
 def listed(hosts: Sequence[str]) -> str:
     """The first few, and how many more."""
-    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
-    return ", ".join(hosts[:_SHOWN]) + more
+    return units.listed(hosts, _SHOWN)
 
 
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:

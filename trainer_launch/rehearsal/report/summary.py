@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, printable
 from trainer_launch.rehearsal.controllers.job_lifecycle import State
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
@@ -150,7 +150,7 @@ def short_name(analysis: Analysis, pod: str) -> str:
 def clean(text: str) -> str:
     """What others wrote, fit to be shown: no secrets by their looks, no control characters, one short line."""
     plain = redact_text(_ANSI.sub("", text[: 20 * _TEXT_CHARS]))
-    plain = "".join(c if c.isprintable() else " " for c in plain).strip()
+    plain = printable(plain, " ").strip()
     return plain if len(plain) <= _TEXT_CHARS else f"{plain[: _TEXT_CHARS - 1]}…"
 
 
