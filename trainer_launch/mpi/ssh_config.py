@@ -190,7 +190,10 @@ def _quoted(text: str) -> str:
 
 def ender(python: str, package_root: str, launcher: int) -> str:
     """A program that ends all other sessions below process `launcher`, and what they have left behind."""
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+        "from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
+    )
     words = " ".join(map(_shell_word, (python, "-I", "-S", "-c", code, package_root, str(launcher))))
     return f'#!/bin/sh\nexec {words} "$@"\n'
 
