@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from trainer_launch.host import network
-from trainer_launch.membership.socket_options import listen
+from trainer_launch.host.network import listen
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 

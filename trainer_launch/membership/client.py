@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+from trainer_launch.host.network import tune
 from trainer_launch.host.runtime_directory import tell
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, abort_when_lost, proof
 from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.frozen import dataclass
 

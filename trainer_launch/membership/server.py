@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from trainer_launch.host.network import NO_ROOM, make_room
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
-from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.membership.state import (
     Close,
     Connected,

@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from trainer_launch.host.network import listen, spare_files, tune
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Challenge, prove
-from trainer_launch.membership.socket_options import listen, spare_files, tune
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 

@@ -6,6 +6,7 @@ torch's agent drives it and keeps its own count of restarts. Without a launcher 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -35,7 +36,7 @@ from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
-from trainer_launch.pytorch.worker_death import Ends, HowItDied, Starts, code_of, ends_of, how_it_died
+from trainer_launch.pytorch.worker_death import Ends, code_of, ends_of
 from trainer_launch.supervisor import error_lines
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -43,6 +44,7 @@ _HEARD_S = 2.0
 _QUIT = "has no restarts left"
 _LEAVE = "asked to stop"
 _log = logging.getLogger(__name__)
+HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
 
 
 def handler(params: RendezvousParameters) -> PlainTorchrun:
@@ -457,3 +459,37 @@ class FirstDeath:
     def _last_words(self, local_rank: int | None) -> dict[str, Any]:
         environment = self.environments.get(-1 if local_rank is None else local_rank, {})
         return error_lines.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))
+
+
+def how_it_died(pid: int) -> HowItDied:
+    """How a child died, left for torch to collect; it only calls `os`."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if ended is None:
+        return None
+    return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
+
+
+class Starts(logging.Handler):
+    """Tells pid, rank and local rank of each worker that torch starts: torch's own events say it."""
+
+    def __init__(self, destination: str, started: Callable[[int, int, int], None]) -> None:
+        super().__init__()
+        self._started = started
+        self._events = logging.getLogger(f"torchelastic-events-{destination}")
+        self._events.addHandler(self)
+
+    def close(self) -> None:
+        """Listen to torch no more."""
+        self._events.removeHandler(self)
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One event of torch's."""
+        event = json.loads(record.getMessage())
+        about = event.get("metadata", {})
+        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
+            local_rank = json.loads(about["metadata"])["local_rank"][0]
+            self._started(int(about["worker_id"]), int(about["global_rank"]), int(local_rank))

@@ -1,19 +1,14 @@
-"""How workers of this node die, where torch names them, and what the others are told of a death."""
+"""What the coordinator is told of workers' deaths: how the first failed, and which had finished before. Pure."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import FailureRecord, exit_codes
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.supervisor.error_lines import error_name, recognise
-
-HowItDied = tuple[int | None, int | None] | None  # (code, None) or (None, signal); None: torch was faster than we
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +63,3 @@ def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
             ended_by_us = (lost or own) and death.signal in (signal.SIGTERM, signal.SIGKILL)
             own = own or death.message is not None or not ended_by_us
     return Ends(tuple(finished[: say.MAX_RANKS]), own)
-
-
-def how_it_died(pid: int) -> HowItDied:
-    """How a child died, left for torch to collect; it only calls `os`."""
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    if ended is None:
-        return None
-    return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
-
-
-class Starts(logging.Handler):
-    """Tells pid, rank and local rank of each worker that torch starts: torch's own events say it."""
-
-    def __init__(self, destination: str, started: Callable[[int, int, int], None]) -> None:
-        super().__init__()
-        self._started = started
-        self._events = logging.getLogger(f"torchelastic-events-{destination}")
-        self._events.addHandler(self)
-
-    def close(self) -> None:
-        """Listen to torch no more."""
-        self._events.removeHandler(self)
-        super().close()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One event of torch's."""
-        event = json.loads(record.getMessage())
-        about = event.get("metadata", {})
-        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
-            local_rank = json.loads(about["metadata"])["local_rank"][0]
-            self._started(int(about["worker_id"]), int(about["global_rank"]), int(local_rank))

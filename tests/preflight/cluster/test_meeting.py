@@ -16,13 +16,12 @@ import pytest
 
 from tests.waiting import eventually
 from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import free_port
+from trainer_launch.host.network import free_port, make_room, spare_files
 from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client
 from trainer_launch.membership.client import Disconnected as RunDisconnected
 from trainer_launch.membership.server import Server as Coordinator
-from trainer_launch.membership.socket_options import make_room, spare_files
 from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError

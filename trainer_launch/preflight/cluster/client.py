@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
+from trainer_launch.host.network import tune
 from trainer_launch.membership import candidates
 from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, proof
-from trainer_launch.membership.socket_options import tune
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding

@@ -8,8 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from trainer_launch.host.network import free_port
-from trainer_launch.membership.socket_options import listen
+from trainer_launch.host.network import free_port, listen
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import protocol as msg

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import read_secret
+from trainer_launch.host.network import NO_ROOM, make_room
 from trainer_launch.membership import candidates
-from trainer_launch.membership.socket_options import NO_ROOM, make_room
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
