@@ -31,7 +31,7 @@ const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComput
 const contrast = (e) => { const a = light(rgb(getComputedStyle(e).color)), b = light(behind(e));
   return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
 const texts = all("h1,h2,header p,.sums b,.sums span,td,th,.name,.note,.said,.axis span,.scale span")
-  .concat(all(".legend li,.advice,footer"));
+  .concat(all(".legend li,.mend,footer"));
 const found = {
   width: innerWidth, page: document.documentElement.scrollWidth,
   dark: matchMedia("(prefers-color-scheme: dark)").matches,

@@ -14,7 +14,7 @@ from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
 
 SERVER = """
 import socket, threading
-def scan(peer):
+def hear(peer):
     with peer:
         while peer.recv(65536): pass
 with socket.create_server(("", 5000)) as listening:

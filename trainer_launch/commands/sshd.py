@@ -73,7 +73,7 @@ def _main(parsed: Parsed) -> int:
         with shared_memory_care.kept_clean(scratch) as sweep:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")
-            probes = None if settings.log_level == "debug" else Unheard()
+            probes = None if settings.log_level == "debug" else ProbeFilter()
             system = System(color=use_color(settings), sieve=probes)
             system.clean = sweep
             logs.send_through(system.say)
@@ -160,7 +160,7 @@ _ADDRESSES = 8  # that are named
 _LINE_BYTES = 4096
 
 
-class Unheard:
+class ProbeFilter:
     """Takes these pairs of lines out of sshd's log, counts them, and names each address once."""
 
     def __init__(self) -> None:

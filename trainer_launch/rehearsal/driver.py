@@ -137,7 +137,7 @@ class Rehearsal:
     def report(self) -> str:
         """A row for each pod, and the job's condition."""
         shown = summary.table(self.state, self._words()) + summary.condition(self._title, self.state, self._seconds)
-        shown += summary.cause(self.state, self._words()) + summary.advice(self.state, self._last_words())
+        shown += summary.cause(self.state, self._words()) + summary.advice(self.state, self._messages())
         return shown + summary.missed(self._faults.missed)
 
     @property
@@ -148,13 +148,13 @@ class Rehearsal:
         """What the container that counts wrote last; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
-    def _last_words(self) -> dict[str, str]:
+    def _messages(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
         containers = {pod.name: summary.deciding_container(pod, states[pod.name]) for pod in pods}
-        return {pod.name: _text_of(self.kubelet.last_words(pod, containers[pod.name])) for pod in pods}
+        return {pod.name: _text_of(self.kubelet.termination_message(pod, containers[pod.name])) for pod in pods}
 
     def _words(self) -> dict[str, str]:
-        return {name: text.partition("\n")[0] for name, text in self._last_words().items()}
+        return {name: text.partition("\n")[0] for name, text in self._messages().items()}
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Rehearsal:
         before = self.state
         self.state, actions, said = job_lifecycle.step(before, event)
         if isinstance(event, job_lifecycle.Exited):
-            path = self.kubelet.last_words(self.state.pods[event.pod], event.container)
+            path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
             said = [
                 *filter(None, [told(before, self.state, event, _text_of(path).partition("\n")[0])]),
                 *said,

@@ -169,7 +169,7 @@ class PodProcesses:
 
     def _look(self, pods: Mapping[str, Pod]) -> Iterator[Launcher]:
         wanted = {
-            str(self._kubelet.last_words(pod, one.name)): (pod.name, one.name)
+            str(self._kubelet.termination_message(pod, one.name)): (pod.name, one.name)
             for pod in pods.values()
             for one in (*pod.init, *pod.containers)
         }
@@ -303,7 +303,7 @@ class PodWatch:
         launched = {one.pod for one in launchers}
         for pod in pods.values():
             if pod.name not in launched:
-                yield from self._reports(pod.name, pod.draft.main, kubelet.run_folder(pod))
+                yield from self._reports(pod.name, pod.draft.main, kubelet.runtime_directory_of(pod))
 
     def _counts(self, heard: Observation) -> bool:
         """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""

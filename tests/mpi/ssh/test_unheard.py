@@ -9,7 +9,7 @@ import pytest
 
 from tests.mpi.ssh.secrets import client_of, secret, ssh, worker
 from tests.waiting import eventually
-from trainer_launch.commands.sshd import Unheard
+from trainer_launch.commands.sshd import ProbeFilter
 
 PROBE = (
     b"kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 4242\n"
@@ -29,21 +29,21 @@ KEPT = (
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_lines_of_probes_are_counted_and_all_others_are_kept(size: int) -> None:
-    unheard, text = Unheard(), b"".join(KEPT) + PROBE + b"".join(KEPT) + PROBE
-    shown = b"".join(unheard(text[at : at + size]) for at in range(0, len(text), size))
+    probes, text = ProbeFilter(), b"".join(KEPT) + PROBE + b"".join(KEPT) + PROBE
+    shown = b"".join(probes(text[at : at + size]) for at in range(0, len(text), size))
     assert shown == b"".join(KEPT) * 2
-    assert unheard.count == 4
+    assert probes.count == 4
 
 
 def test_an_unfinished_line_is_shown_at_the_end() -> None:
-    unheard = Unheard()
-    assert unheard(b"fatal: no") == b""
-    assert unheard(b"") == b"fatal: no"
+    probes = ProbeFilter()
+    assert probes(b"fatal: no") == b""
+    assert probes(b"") == b"fatal: no"
 
 
 def test_probes_from_many_addresses_interleaved_are_all_recognised() -> None:
     first, second = PROBE.splitlines(keepends=True)[:2]
-    assert Unheard()(first * 3 + second * 3 + KEPT[0]) == KEPT[0]
+    assert ProbeFilter()(first * 3 + second * 3 + KEPT[0]) == KEPT[0]
 
 
 @pytest.mark.process

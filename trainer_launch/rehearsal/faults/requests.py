@@ -231,16 +231,16 @@ def _word(field: Field) -> str:
 _TRY_S = 20.0
 AS_USER = ("--user", "--map-root-user")
 # Each line says a word when it works; the words are those of NETWORK_PARTS.
-_TRY_OUT = """
+_CAPABILITY_TEST = """
 ip link set lo up && echo lo
-hostname try-out && echo name
+hostname capability-test && echo name
 ip link add port0 type veth peer name port1 && echo veth
 echo 1 >/proc/sys/net/ipv4/ip_forward && echo forward
 ip rule add from 10.77.0.2 blackhole && echo rule
 mount --bind /etc/hosts /etc/hosts && echo hosts
 mount -t tmpfs -o mode=1777,size=1m shm /dev/shm && echo shm
-nft add table ip try_out && nft "add chain ip try_out c { type filter hook forward priority 0; }" &&
-  nft add rule ip try_out c limit rate over 1000000 bytes/second burst 131072 bytes drop && echo limit
+nft add table ip capability_test && nft "add chain ip capability_test c { type filter hook forward priority 0; }" &&
+  nft add rule ip capability_test c limit rate over 1000000 bytes/second burst 131072 bytes drop && echo limit
 true
 """
 
@@ -295,7 +295,7 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
         "--",
         "sh",
         "-c",
-        f"echo made; {_TRY_OUT}",
+        f"echo made; {_CAPABILITY_TEST}",
     )
     done = deadline_subprocess.run(argv, None, _TRY_S)
     if done.failure:
@@ -309,7 +309,7 @@ def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
 
 PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "hostname": "hostname"}  # Debian's; all else is of util-linux
-# What has to work in a network of the pods' own, by the word that the try-out says; in the order of trying.
+# What has to work in a network of the pods' own, by the word that the capability test says; in the order of trying.
 NETWORK_PARTS = {
     "lo": "a network namespace cannot be brought up",
     "name": "the host name cannot be set",

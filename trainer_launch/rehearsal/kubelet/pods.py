@@ -147,8 +147,8 @@ class Kubelet:
             "HOSTNAME": pod.name,
             **({"POD_IP": pod.address} if self._tells_address else {}),
             **(here.env if self.network is None else pod_isolation.off_loopback(here.env)),
-            MARK: str(self.last_words(pod, name)),
-            runtime_directory.VARIABLE: self.run_folder(pod),
+            MARK: str(self.termination_message(pod, name)),
+            runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
         kubectl = next((path for path in here.files if path.endswith(local_jobs.KUBECTL)), None)
         if kubectl is not None:
@@ -197,8 +197,8 @@ class Kubelet:
             enter = self.placed(pod, process).argv[: -len(process.argv)]
             self._exec_records.open(pod, name, process, enter)
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
-        Path(self.run_folder(pod)).mkdir(exist_ok=True)
-        self.last_words(pod, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.runtime_directory_of(pod)).mkdir(exist_ok=True)
+        self.termination_message(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def ended(self, pod: Pod, name: str) -> None:
         """A container has ended: nobody comes into it any more."""
@@ -217,11 +217,11 @@ class Kubelet:
                     if file.parts and Path(path).exists():
                         _write(Path(path), file, running)
 
-    def last_words(self, pod: Pod, name: str) -> Path:
+    def termination_message(self, pod: Pod, name: str) -> Path:
         """Where a launcher in this container leaves its termination message."""
         return self._scratch / pod.name / f"{name}.termination-log"
 
-    def run_folder(self, pod: Pod) -> str:
+    def runtime_directory_of(self, pod: Pod) -> str:
         """Where `report()` leaves what a program without a launcher says; a launcher has a folder of its own."""
         return str(self._scratch / pod.name / "run")
 
@@ -231,7 +231,7 @@ class Kubelet:
         On a cluster nothing would; here its environment tells whose it is. What came in by ssh has no more than the
         pod's name, and sshd itself writes its title over its environment.
         """
-        mark, folder = str(self.last_words(pod, name)), f"{self._scratch / pod.name}/"
+        mark, folder = str(self.termination_message(pod, name)), f"{self._scratch / pod.name}/"
         found: dict[int, psutil.Process] = {}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -232,12 +232,12 @@ def cause(state: State, messages: Mapping[str, str]) -> str:
     return ""
 
 
-def advice(state: State, last_words: Mapping[str, str]) -> str:
+def advice(state: State, messages: Mapping[str, str]) -> str:
     """What to do about the pods that failed by themselves, as their messages have it; each thing once."""
     if state.condition is None or state.condition.succeeded:
         return ""
     pods: dict[str, str] = {}
-    for name, text in last_words.items():
+    for name, text in messages.items():
         first, *rest = text.splitlines() or [""]
         if not first.startswith(_OF_OTHERS):
             for line in map(str.strip, rest):
