@@ -1,6 +1,6 @@
-"""Print the tests as a specification: a heading for each room, a line for each file, a sentence for each test.
+"""Print the tests as a specification: a heading for each folder, a line for each file, a sentence for each test.
 
-`make spec` prints all of it, `make spec SPEC_ARGS="ssh mpi"` those rooms. Nothing is imported or run.
+`make spec` prints all of it, `make spec SPEC_ARGS="ssh mpi"` those folders. Nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 
 
-def files(room: str = "*") -> list[Path]:
-    """The files of tests of a room, or of all, in the order of their names."""
-    return sorted(TESTS.glob(f"{room}/**/test_*.py"))
+def files(folder: str = "*") -> list[Path]:
+    """The files of tests of a folder, or of all, in the order of their names."""
+    return sorted(TESTS.glob(f"{folder}/**/test_*.py"))
 
 
 def purpose(path: Path) -> str:
@@ -31,11 +31,11 @@ def sentences(path: Path) -> Iterator[str]:
             yield node.name.removeprefix("test_").replace("_", " ") + (f" — {more}" if more else "")
 
 
-def main(rooms: list[str]) -> None:
+def main(folders: list[str]) -> None:
     """Print it."""
-    for room in rooms or sorted({path.parent.name for path in files()}):
-        print(f"\n# {room}")
-        for path in files(room):
+    for folder in folders or sorted({path.parent.name for path in files()}):
+        print(f"\n# {folder}")
+        for path in files(folder):
             print(f"\n{path.stem.removeprefix('test_')}: {purpose(path)}")
             for sentence in sentences(path):
                 print(f"  - {sentence}")
