@@ -117,7 +117,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
         self._wake_reader = wake
         self._wake.setblocking(False)
         self._waker.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name=f"client of {server}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{server.removeprefix('the ')} client", daemon=True)
 
     @abstractmethod
     def _connect_once(self) -> bool:
