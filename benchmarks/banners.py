@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from trainer_launch.mpi.host_probes import Crew, Probes, Stage
+from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
 
 HOSTS = 500
 WITHIN_S = 3.0

@@ -15,8 +15,7 @@ import pytest
 
 from tests.contracts.pods import CASES
 from trainer_launch.contracts import CONTRACTS, read_job
-from trainer_launch.contracts.flat import flat
-from trainer_launch.contracts.snapshot import pod_from_snapshot
+from trainer_launch.contracts.snapshot import flat, pod_from_snapshot
 from trainer_launch.model import Job
 from trainer_launch.model.errors import LaunchError
 

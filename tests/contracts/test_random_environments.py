@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, VALUES
 from tests.contracts.pods import CASES, pod_of
 from trainer_launch.contracts import CONTRACTS, read_job
-from trainer_launch.contracts.flat import flat
-from trainer_launch.contracts.snapshot import pod_from_snapshot, snapshot_of
+from trainer_launch.contracts.snapshot import flat, pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Cpus, Gpus, Host
 from trainer_launch.model.errors import LaunchError

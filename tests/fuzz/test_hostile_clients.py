@@ -33,7 +33,7 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.mpi.host_probes import Crew, Probes, Stage
+from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster import node_stages

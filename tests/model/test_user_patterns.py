@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.user_patterns import MAX_LINE, compiled
+from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
 
 ENDLESS = ("(a+)+$", "([a-z]+ ?)*:", "(a|aa)+b", "(a?){30}b", "((a*)b)*c", "(?=(a+)+)x", "(?i)(x+y)*z", "(a+){5}")
@@ -26,24 +26,24 @@ PLAIN = (
 
 @pytest.mark.parametrize("pattern", ENDLESS)
 def test_a_pattern_that_might_take_for_ever_is_refused_in_one_sentence(pattern: str) -> None:
-    assert compiled(pattern) is None
+    assert compiled_pattern(pattern) is None
     with pytest.raises(UsageError, match=r"expected .* line:REGEX, .* without nested repeats"):
         grammar.parse(f"oom 'at=line:{pattern}'")
 
 
 @pytest.mark.parametrize("pattern", PLAIN)
 def test_what_people_look_for_is_taken(pattern: str) -> None:
-    assert compiled(pattern) is not None
+    assert compiled_pattern(pattern) is not None
     assert grammar.parse(f"oom 'at=line:{pattern}'").when.line == pattern
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 5000, "[", "\\", "(?P<x", "*"])
 def test_what_is_no_pattern_is_none(pattern: str) -> None:
-    assert compiled(pattern) is None
+    assert compiled_pattern(pattern) is None
 
 
 def test_two_open_repeats_are_looked_for_in_a_long_line_within_seconds() -> None:
-    made = compiled(".*a.*b")
+    made = compiled_pattern(".*a.*b")
     assert made is not None
     began_s = time.monotonic()
     assert made.search(("a" * 10_000)[:MAX_LINE]) is None

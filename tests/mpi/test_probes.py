@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
-from trainer_launch.mpi.host_probes import Crew, Probes, Sight, Stage
+from trainer_launch.mpi.host_readiness import Crew, Probes, Sight, Stage
 
 
 class Watcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.mpi.host_probes import Sight, Stage, ready, stuck, summary, table
+from trainer_launch.mpi.host_readiness import Sight, Stage, ready, stuck, summary, table
 
 SEEN = {
     "a.job": Sight(Stage.READY, ""),

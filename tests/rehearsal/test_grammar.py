@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.user_patterns import compiled
+from trainer_launch.model.value_parsers import compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.grammar import Fault, When
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) 
 
 milliseconds = st.integers(0, 7 * 86_400_000).map(lambda number: number / 1000)
 patterns = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=200).filter(
-    lambda text: compiled(text) is not None
+    lambda text: compiled_pattern(text) is not None
 )
 whens = st.one_of(
     milliseconds.map(lambda at_s: When(at_s=at_s)),

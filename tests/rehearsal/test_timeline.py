@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.user_patterns import MAX_LINE
+from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import chaos, grammar, injection
 from trainer_launch.rehearsal.faults.chaos import Chaos
 from trainer_launch.rehearsal.faults.grammar import Fault

@@ -15,7 +15,7 @@ from typing import Any, cast
 from trainer_launch.commands import options, run, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
-from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.snapshot import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers, signal_policy
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError

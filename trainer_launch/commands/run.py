@@ -24,8 +24,7 @@ from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import event_log
-from trainer_launch.observability import observer as setup
-from trainer_launch.observability.observer import Observer
+from trainer_launch.observability.observer import Observer, observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines.request import Request
@@ -111,7 +110,7 @@ def to_the_end(
             system = System(color=use_color(settings), watched=watched, flood=flood)
             system.clean = sweep
             logs.send_through(system.say)
-            with contextlib.closing(system), setup.observed(request, plan, settings, system) as observer:
+            with contextlib.closing(system), observed(request, plan, settings, system) as observer:
                 gc.enable()
                 with _hosted(plan, secret, observer):
                     ended = _supervised(plan, system, settings, request, secret, observer)

@@ -20,7 +20,7 @@ from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import sshd as server
 from trainer_launch.mpi.ssh_sessions import Sessions
-from trainer_launch.observability import observer as setup
+from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines import child_env, sshd
@@ -77,7 +77,7 @@ def _main(parsed: Parsed) -> int:
             system = System(color=use_color(settings), sieve=probes)
             system.clean = sweep
             logs.send_through(system.say)
-            with contextlib.closing(system), setup.observed(request, plan, settings, system) as observer:
+            with contextlib.closing(system), observed(request, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
                 sweep()
                 if probes is not None and probes.count:

@@ -24,10 +24,10 @@ from trainer_launch.model import exit_codes, launch_spec
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_probes, mpirun_command, state_machine
+from trainer_launch.mpi import host_readiness, mpirun_command, state_machine
 from trainer_launch.mpi import state as st
 from trainer_launch.mpi.agent_hosts import Hosts
-from trainer_launch.mpi.host_probes import Sight
+from trainer_launch.mpi.host_readiness import Sight
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.mpi.tapped_child import LINE_BYTES, STDERR, Listened
 from trainer_launch.planning import typed_mpirun
@@ -110,7 +110,7 @@ class Agent:
             self._take(st.Hosts(members, now_s))
         if self._hosts.take_changed():
             seen = self._hosts.sights
-            self._take(st.Ready(host_probes.ready(seen), host_probes.stuck(seen), now_s))
+            self._take(st.Ready(host_readiness.ready(seen), host_readiness.stuck(seen), now_s))
         self._do_more(now_s)
         due_s = state_machine.due_s(self._state)
         if due_s is not None and now_s >= due_s:
@@ -310,7 +310,7 @@ class Screen:
             self._draw(seen)
             self.due_s = now_s + _REDRAW_S
             return
-        text = host_probes.summary(seen)
+        text = host_readiness.summary(seen)
         if text != self._last:
             self._last, self._every_s = text, _SAY_S
         else:
@@ -329,7 +329,7 @@ class Screen:
         rows, columns = _MAX_ROWS, 80
         with contextlib.suppress(OSError):
             columns, rows = os.get_terminal_size(self._fd)
-        lines = host_probes.table(seen, max(4, min(rows - 1, _MAX_ROWS)), columns)
+        lines = host_readiness.table(seen, max(4, min(rows - 1, _MAX_ROWS)), columns)
         back = f"\x1b[{self._drawn}F" if self._drawn else ""
         self._write(back + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
         self._drawn = len(lines)

@@ -22,7 +22,7 @@ from trainer_launch.model.errors import ContractError, LaunchError, NodeError, U
 from trainer_launch.model.units import printable
 from trainer_launch.model.value_parsers import named
 from trainer_launch.mpi import mpirun_command
-from trainer_launch.mpi.host_probes import Crew, Done, Probes, Sight, Stage
+from trainer_launch.mpi.host_readiness import Crew, Done, Probes, Sight, Stage
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psutil
 
 from trainer_launch.host import process_tree
-from trainer_launch.model.user_patterns import MAX_LINE
+from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet

@@ -15,7 +15,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import (
     agent_hosts,
     horovod_agent,
-    host_probes,
+    host_readiness,
     mpirun_command,
     mpirun_messages,
     ssh_client,
@@ -137,13 +137,14 @@ def ssh_said(data: bytes) -> None:
         assert found is None or found[1].startswith("/")
     why = agent_hosts.words_of(text)
     seen = {
-        f"host-{number}": host_probes.Sight(host_probes.Stage(number % 5), why) for number in range(len(data) % 30)
+        f"host-{number}": host_readiness.Sight(host_readiness.Stage(number % 5), why)
+        for number in range(len(data) % 30)
     }
     for columns in (10, 80):
-        lines = host_probes.table(seen, 1 + len(data) % 24, columns)
+        lines = host_readiness.table(seen, 1 + len(data) % 24, columns)
         assert all(len(line) <= columns for line in lines)
         assert_terminal("\n".join(lines))
-    assert_sentence(host_probes.summary(seen))
+    assert_sentence(host_readiness.summary(seen))
 
 
 @target("lines")

@@ -8,7 +8,7 @@ from typing import Any
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.contracts import read_job, snapshot
-from trainer_launch.contracts.flat import flat
+from trainer_launch.contracts.snapshot import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Cpus, Gpus, Host, Job, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError

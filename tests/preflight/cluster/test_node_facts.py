@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.commands.preflight import explained, merged
-from trainer_launch.host import source_fingerprint
-from trainer_launch.host.source_fingerprint import code_hash
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
@@ -20,6 +18,7 @@ from trainer_launch.planning.topology import place
 from trainer_launch.preflight import thresholds
 from trainer_launch.preflight.cluster import findings_json, node_facts, verdict
 from trainer_launch.preflight.cluster.comparison import clocks, differences
+from trainer_launch.preflight.cluster.node_facts import code_hash
 from trainer_launch.preflight.cluster.node_names import names_of
 from trainer_launch.preflight.cluster.participation import CHECKS, failing_nodes
 from trainer_launch.preflight.cluster.protocol import MAX_FACTS, Record, parse, render
@@ -162,7 +161,7 @@ def test_code_that_cannot_be_read_in_time_is_unknown_and_no_difference(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")
-    monkeypatch.setattr(source_fingerprint, "_MAX_S", 0.0)
+    monkeypatch.setattr(node_facts, "_MAX_S", 0.0)
     assert code_hash(str(script)) is None
     whole = {"python": "3.11", "code": "0123 (1 files)"}
     (found,) = differences(NODES[:3], [whole, whole, {"python": "3.11"}])

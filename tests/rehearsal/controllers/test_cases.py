@@ -13,8 +13,7 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import cases
 from trainer_launch.contracts import read_job
-from trainer_launch.contracts.flat import flat
-from trainer_launch.contracts.snapshot import pod_from_snapshot
+from trainer_launch.contracts.snapshot import flat, pod_from_snapshot
 from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi, workload_of
 from trainer_launch.rehearsal.controllers import snapshot_of as snapshot
 from trainer_launch.rehearsal.controllers.documents import read_documents

@@ -17,8 +17,8 @@ from trainer_launch.host.network import route_to
 from trainer_launch.model import Job, Member, PortRange
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.mpi import host_probes
-from trainer_launch.mpi.host_probes import Crew, Probes
+from trainer_launch.mpi import host_readiness
+from trainer_launch.mpi.host_readiness import Crew, Probes
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
 from trainer_launch.preflight.mpi import host_queries, verdicts
@@ -30,9 +30,9 @@ _VERSION_S = 20.0
 _THREADS = 16
 _NEW_OPEN_MPI = 5
 _STAGES = {
-    host_probes.Stage.DNS: Stage.DNS,
-    host_probes.Stage.PORT: Stage.PORT,
-    host_probes.Stage.BANNER: Stage.BANNER,
+    host_readiness.Stage.DNS: Stage.DNS,
+    host_readiness.Stage.PORT: Stage.PORT,
+    host_readiness.Stage.BANNER: Stage.BANNER,
 }
 
 
@@ -146,7 +146,7 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
         selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
         probes = Probes(selector, crew, port, lambda host: None)
         probes.watch(hosts)
-        while time.monotonic() < until_s and len(host_probes.ready(probes.sights)) < len(hosts):
+        while time.monotonic() < until_s and len(host_readiness.ready(probes.sights)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
             for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
                 key.data()
@@ -155,7 +155,7 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
         return {
             host: Refusal(_STAGES.get(sight.stage, Stage.KEY), sight.why)
             for host, sight in probes.sights.items()
-            if sight.stage is not host_probes.Stage.READY
+            if sight.stage is not host_readiness.Stage.READY
         }
 
 

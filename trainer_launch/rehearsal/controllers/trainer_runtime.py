@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from trainer_launch.model.user_patterns import EXPECTED, compiled
+from trainer_launch.model.value_parsers import PATTERN_EXPECTED, compiled_pattern
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     ChildRules,
@@ -390,8 +390,8 @@ def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
 
 
 def _pattern(found: Field) -> str:
-    if compiled(found.text()) is None:
-        raise found.bad(EXPECTED)
+    if compiled_pattern(found.text()) is None:
+        raise found.bad(PATTERN_EXPECTED)
     return found.text()
 
 

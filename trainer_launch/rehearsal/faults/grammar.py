@@ -12,8 +12,7 @@ from typing import Any
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.model.user_patterns import compiled
-from trainer_launch.model.value_parsers import MAX_COUNT, parse_number, shown
+from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
 
 # -- quotes, durations, rates ------------------------------------------------------------------
 
@@ -323,7 +322,7 @@ def _when(text: str) -> When | None:
     if word == "step":
         number = parse_number(rest, 0, MAX_STEP)
         return None if number is None else When(step=number)
-    if word == "line" and 0 < len(rest) <= MAX_PATTERN and "\n" not in rest and compiled(rest):
+    if word == "line" and 0 < len(rest) <= MAX_PATTERN and "\n" not in rest and compiled_pattern(rest):
         return When(line=rest)
     return None
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import psutil
 
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.user_patterns import MAX_LINE, compiled
+from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal import pod_watch
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
@@ -69,7 +69,7 @@ Step = tuple[Timeline, tuple[Fault, ...]]  # and the faults that come now
 def begin(faults: Iterable[Fault], chaos: Chaos | None = None) -> Timeline:
     """Nothing has come yet."""
     waiting = tuple(faults)
-    patterns = tuple(None if one.when.line is None else compiled(one.when.line) for one in waiting)
+    patterns = tuple(None if one.when.line is None else compiled_pattern(one.when.line) for one in waiting)
     return _drawn(Timeline(waiting=waiting, patterns=patterns, chaos=chaos), 0.0)
 
 
