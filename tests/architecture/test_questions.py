@@ -36,7 +36,7 @@ QUESTIONS = [
         "run",
     ),
     ("how are all descendants of a process killed", "process tree", "host/process_tree.py", "kill"),
-    ("how far has an MPI host come", "mpi host probes", "mpi/host_readiness.py", "ready"),
+    ("how far has an MPI host come", "host readiness", "mpi/host_readiness.py", "ready"),
     ("how does mpirun reach the other hosts", "ssh client", "mpi/ssh_client.py", "Client"),
     ("how many workers does this node get", "topology", "planning/topology.py", "place"),
     ("which values are hidden in logs", "redaction", "model/redaction.py", "redact"),
