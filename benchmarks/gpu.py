@@ -13,9 +13,8 @@ import sys
 
 from trainer_launch.host import machine
 from trainer_launch.preflight.gpu import devices
-from trainer_launch.preflight.gpu.bench_results import Benched, Ending
 from trainer_launch.preflight.gpu.devices import Load
-from trainer_launch.preflight.gpu.facts import Facts
+from trainer_launch.preflight.gpu.facts import Benched, Ending, Facts
 
 
 def main() -> None:

@@ -24,9 +24,8 @@ from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster import transport
-from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.nodes import Names, Settings
 from trainer_launch.preflight.cluster.server import Server
-from trainer_launch.preflight.cluster.state import Settings
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"

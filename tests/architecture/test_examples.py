@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,12 +71,28 @@ def test_the_new_contract_is_detected(extended: Path) -> None:
     assert (explained["contract"], explained["plan"]["node_rank"]) == ("acme", 3)
 
 
+def test_a_check_over_all_nodes_is_added_in_two_files_of_the_package() -> None:
+    changed = re.findall(r"^\+\+\+ b/trainer_launch/(.*)", EXAMPLES["check"], re.MULTILINE)
+    assert changed == ["preflight/cluster/even_memory.py", "preflight/registry.py"]
+
+
 @pytest.mark.process
-def test_the_new_check_is_reported(extended: Path) -> None:
-    words = ("preflight", "--level", "container", "--only", "omp-threads", "--", "true")
-    ended = run(extended, "-m", "trainer_launch", *words, OMP_NUM_THREADS="99999")
-    assert "WARN omp-threads" in ended.stdout + ended.stderr
-    assert ended.returncode == 0
+def test_the_new_check_compares_what_all_nodes_tell(extended: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pod = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(port),
+    }
+    words = ("-m", "trainer_launch", "preflight", "--json", "--only", "even-memory", "--", "true")
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda rank: run(extended, *words, **pod, PET_NODE_RANK=str(rank)), range(2)))
+    for one in ended:
+        found = json.loads(one.stdout)["findings"]
+        told = [finding["text"] for finding in found if finding["check"] == "even-memory"]
+        assert told == ["2 nodes have the same memory limit"], one.stdout + one.stderr
 
 
 @pytest.mark.process
@@ -90,7 +108,11 @@ def test_the_new_engine_plans(extended: Path) -> None:
 @pytest.mark.timeout(600)
 def test_all_rules_hold_and_the_examples_own_tests_pass(extended: Path) -> None:
     """All architecture tests on the copy, and those to which the examples add a row."""
-    rows = ("tests/contracts/test_cases.py", "tests/preflight/test_checks.py", "tests/planning/test_plain.py")
+    rows = (
+        "tests/contracts/test_cases.py",
+        "tests/preflight/cluster/test_even_memory.py",
+        "tests/planning/test_plain.py",
+    )
     ignored = [f"--ignore=tests/architecture/{name}" for name in NOT_AGAIN]
     words = ("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *ignored, "tests/architecture", *rows)
     tested = run(extended, *words)

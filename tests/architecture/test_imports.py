@@ -93,9 +93,8 @@ def test_deciders_cannot_do_anything(path: Path) -> None:
 
 @each_file
 def test_nothing_imports_what_runs_in_children(path: Path) -> None:
-    if not name_of(path).startswith("preflight/children/"):
-        found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")}
-        assert not found, "these programs are started by path, never imported"
+    found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")}
+    assert not found, "these programs are started by path, never imported"
 
 
 @each_file
@@ -111,11 +110,8 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 
 
 ONE_PLACE = {
-    "os.replace": (
-        "host/files.py",
-        "preflight/children/heatmap.py",
-    ),  # the last is started by path, and has nothing of ours
-    # The second is started by path as well; the last is a shell's text.
+    "os.replace": ("host/files.py",),
+    # The second is started by path; the last is a shell's text.
     "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/agent_hosts.py"),
 }
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.package import GAP, ROOT, importers, texts, told_path
-from trainer_launch import preflight
 from trainer_launch.commands import options
 from trainer_launch.model import Verdict, exit_codes
-from trainer_launch.preflight.cluster import participation
-from trainer_launch.preflight.mpi import launcher_checks
+from trainer_launch.preflight import registry
+from trainer_launch.preflight.check import Where
 from trainer_launch.rehearsal.script_checks import ScriptCheck
 from trainer_launch.supervisor import error_lines, failure
 
@@ -139,7 +138,7 @@ def test_every_rule_of_failure_has_its_entry(what: str) -> None:
 
 
 def test_every_check_has_its_entry_and_no_other() -> None:
-    checks = [*(check.NAME for check in preflight.CHECKS), *participation.CHECKS, *launcher_checks.CHECKS]
+    checks = registry.ids(*Where)
     assert sorted(column({"| check |": 1})) == sorted(set(checks))
 
 

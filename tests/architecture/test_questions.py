@@ -18,7 +18,7 @@ QUESTIONS = [
         "observability/termination_message.py",
         "conclude",
     ),
-    ("what does the DNS check do", "preflight dns", "preflight/container/dns.py", "check"),
+    ("what does the DNS check do", "preflight dns", "preflight/container/dns_checks.py", "dns"),
     ("which variables does a JAXJob inject", "contracts jax", "contracts/v1_jax.py", "read"),
     ("who may form a generation without node 0", "election", "membership/election.py", "may_form"),
     ("how does a generation get its ranks", "generation", "membership/generation.py", "_ranks"),

@@ -10,16 +10,17 @@ from typing import get_args
 
 import pytest
 
-from tests.architecture.package import FILES, ROOT, module_of, name_of, plugins_in
+from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in
 from trainer_launch.commands import options
 from trainer_launch.commands.options import COMMANDS
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
+from trainer_launch.preflight import registry
+from trainer_launch.preflight.check import Check, Where
 
 REGISTRIES = {
     "contracts": ("contracts.CONTRACTS", ["contracts"]),
     "engines": ("planning.engines.ENGINES", ["planning/engines"]),
-    "preflight": ("preflight.CHECKS", ["preflight/container", "preflight/gpu"]),
 }
 
 NAMED = {
@@ -75,10 +76,29 @@ def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own()
     assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
 
 
-@pytest.mark.parametrize("folder", ["contracts", "preflight"])
-def test_every_name_has_its_row_in_the_page(folder: str) -> None:
-    page = (ROOT / "docs" / f"{folder}.md").read_text(encoding="utf-8")
-    assert [module.NAME for module in listed_in(folder) if f"`{module.NAME}`" not in page] == []
+def test_every_contract_has_its_row_in_the_page() -> None:
+    page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+    assert [module.NAME for module in listed_in("contracts") if f"`{module.NAME}`" not in page] == []
+
+
+def test_every_check_has_its_row_in_the_page() -> None:
+    page = (ROOT / "docs" / "preflight.md").read_text(encoding="utf-8")
+    assert [name for name in registry.ids(*Where) if f"`{name}`" not in page] == []
+
+
+def test_every_check_is_listed_once_and_has_a_title() -> None:
+    assert len(set(registry.ids(*Where))) == len(registry.CHECKS)
+    assert [check.id for check in registry.CHECKS if not re.fullmatch(r".{15,}[.]", check.title)] == []
+
+
+@pytest.mark.parametrize("place", [*Where], ids=lambda place: place.value)
+def test_every_check_that_a_module_defines_is_listed(place: Where) -> None:
+    folder = PACKAGE / "preflight" / place.value
+    modules = [import_module(module_of(path)) for path in sorted(folder.glob("*.py"))]
+    defined = {
+        id(value): value.id for module in modules for value in vars(module).values() if isinstance(value, Check)
+    }
+    assert {name for key, name in defined.items() if key not in map(id, registry.CHECKS)} == set()
 
 
 def test_every_variable_is_a_setting_or_internal() -> None:

@@ -16,7 +16,7 @@ from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
 from trainer_launch.preflight.cluster import findings_json
 from trainer_launch.preflight.cluster import protocol as calling
-from trainer_launch.preflight.report_json import finding_as_json
+from trainer_launch.preflight.report_formats import finding_as_json
 
 _TESTS = Path(__file__).parents[1]
 _BAD = Finding(check="dns", status=Status.FAIL, fault=Fault.NODE, text="no address", measured=1.5, evidence=("a",))

@@ -23,10 +23,10 @@ from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.preflight import reference_values, report_json
+from trainer_launch.preflight import report_formats, thresholds
 from trainer_launch.preflight.cluster import findings_json
 from trainer_launch.preflight.cluster import protocol as calling
-from trainer_launch.preflight.container import interface_filters
+from trainer_launch.preflight.container import network_checks
 from trainer_launch.preflight.gpu import facts
 from trainer_launch.rehearsal.controllers.documents import read_values
 from trainer_launch.supervisor import death_clues, hang_watch, worker_samples
@@ -62,7 +62,7 @@ def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
-    told = report_json.finding_as_json(_finding()) | {
+    told = report_formats.finding_as_json(_finding()) | {
         "text": "a\nb\x1b[2J",
         "took_s": int(HUGE),
         "evidence": ["\r"],
@@ -124,11 +124,9 @@ def test_a_mount_stays_where_it_is_said_to_be() -> None:
 
 def test_a_reference_beyond_every_float_is_refused() -> None:
     row = {"model": "H100", "measure": "gemm", "value": int(HUGE), "unit": "TFLOP/s", "source": "me"}
-    data = json.dumps(
-        {"format": reference_values.FORMAT, "version": reference_values.VERSION, "references": [row]}
-    ).encode()
+    data = json.dumps({"format": thresholds.FORMAT, "version": thresholds.VERSION, "references": [row]}).encode()
     with pytest.raises(UsageError, match=r"it, reference 1 has the value 9+; expected a number above 0"):
-        reference_values.parse(data, "it")
+        thresholds.parse_table(data, "it")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_digits_that_python_makes_no_int_of_are_no_number_anywhere(digits: str, 
     (tmp_path / "dev/nvidia0").touch()
     assert machine.count({"CUDA_VISIBLE_DEVICES": digits}, tmp_path).count == 0
     adapter = AdapterPort("mlx5_0", 1, True)
-    assert interface_filters.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
+    assert network_checks.nccl_adapters(f"mlx5_0:{digits}", [adapter]) == (adapter,)
     assert mpirun_command.filtered((Member("a", 2),), f"b:{digits}") == f"b:{digits}:1"
     ended = launch("local", "--nodes", digits, "--nproc-per-node", "1", "--", "true")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)

@@ -36,8 +36,8 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
-from trainer_launch.preflight.cluster import node_stages
-from trainer_launch.preflight.cluster.pair_test import CHILD
+from trainer_launch.preflight.cluster import nodes
+from trainer_launch.preflight.cluster.pair_tests import PAIR_TEST_CHILD as CHILD
 from trainer_launch.preflight.mpi import host_queries
 
 DEADLINE_S = 60.0
@@ -99,7 +99,7 @@ def test_who_asks_a_hostile_coordinator_gets_one_sentence_in_time(answer: Callab
 def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[socket.socket], None]) -> None:
     with hostile.server(answer) as port:
         began_s = time.monotonic()
-        seen = node_stages.look(Endpoint("127.0.0.1", port), 1.0)
+        seen = nodes.look(Endpoint("127.0.0.1", port), 1.0)
         assert seen.text.isprintable()
         assert time.monotonic() - began_s < 10.0
 

@@ -18,9 +18,9 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server, serve
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
-from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.nodes import Names
+from trainer_launch.preflight.cluster.nodes import Settings as Calling
 from trainer_launch.preflight.cluster.server import Server as RollCall
-from trainer_launch.preflight.cluster.state import Settings as Calling
 
 JOB = "job"
 

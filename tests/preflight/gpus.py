@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_launch.preflight.gpu.bench_results import Benched, Ending, Peers
 from trainer_launch.preflight.gpu.devices import Cards, Load
-from trainer_launch.preflight.gpu.facts import Fact, Facts, Gpu, State, Watched
+from trainer_launch.preflight.gpu.facts import Benched, Ending, Fact, Facts, Gpu, Peers, State, Watched
 
 
 def known(**values: Any) -> dict[str, Fact]:

@@ -11,8 +11,7 @@ import pytest
 
 from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
-from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, subject
-from trainer_launch import preflight
+from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, run_all, subject
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
@@ -21,9 +20,10 @@ from trainer_launch.host.shm import Segment
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict
 from trainer_launch.planning.command import parse_command
-from trainer_launch.preflight import node_measurements
-from trainer_launch.preflight.check_context import Subject
-from trainer_launch.preflight.container import dns, shm, storage
+from trainer_launch.preflight import check, registry
+from trainer_launch.preflight.check import Subject, Where
+from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.container import dns_checks, resource_limits, storage
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
@@ -230,18 +230,18 @@ WARNINGS: list[tuple[str, Subject, str]] = [
 
 
 def the_one_finding(broken: Subject) -> Finding:
-    report = preflight.run(broken)
+    report = run_all(broken)
     loud = [finding for finding in report.findings if finding.status not in (Status.PASS, Status.SKIPPED)]
     assert len(loud) == 1, loud
     return loud[0]
 
 
 def test_a_container_in_which_all_is_well_passes_every_check() -> None:
-    report = preflight.run(HEALTHY)
+    report = run_all(HEALTHY)
     assert report.verdict is Verdict.PASS
     skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]
     assert skipped == ["ports"]  # it is not the coordinator
-    assert [finding.check for finding in report.findings] == [check.NAME for check in preflight.CHECKS]
+    assert [finding.check for finding in report.findings] == list(registry.ids(Where.CONTAINER, Where.GPU))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_memory_that_cannot_be_locked_where_nothing_locks_it_troubles_nobody() -
             STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
         ),
     )
-    report = preflight.run(unlocked)
+    report = run_all(unlocked)
     (finding,) = (finding for finding in report.findings if finding.check == "memlock")
     assert (report.verdict, finding.status) == (Verdict.PASS, Status.SKIPPED)
     assert finding.text.endswith("only RDMA needs it, and no RDMA device is here")
@@ -315,15 +315,15 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
     )
     ports_up = replace(alone, adapters=(AdapterPort("mlx5_0", 1, True),))
     for node in (alone, ports_up):
-        report = preflight.run(node)
+        report = run_all(node)
         assert report.verdict is Verdict.PASS, [one for one in report.findings if one.status is Status.FAIL]
 
 
 @pytest.mark.parametrize("folders", [(), ("/a", "/b", "/c"), tuple(f"/{number}" for number in range(16))])
 def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
     node = subject(storage=folders)
-    limits_s = [check.limit_s(node) for check in preflight.CHECKS if hasattr(check, "limit_s") and check is not dns]
-    assert node_measurements.record_s(node) > max(limits_s) + 30
+    limits_s = [one.limit_s(node) for one in registry.at(Where.CONTAINER, Where.GPU) if one is not dns_checks.dns]
+    assert node_facts.record_s(node) > max(limits_s) + 30
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
@@ -337,7 +337,7 @@ def test_nodes_that_meet_on_loopback_need_no_other_address(address: str) -> None
         lookup=Names({HEALTHY.host.hostname: frozenset({"127.0.0.1"})}),
     )
     of_network = {"own-name", "mtu", "gloo-socket-ifname", "nccl-socket-ifname"}
-    loud = [one for one in preflight.run(on_loopback).findings if one.status not in (Status.PASS, Status.SKIPPED)]
+    loud = [one for one in run_all(on_loopback).findings if one.status not in (Status.PASS, Status.SKIPPED)]
     assert [one.text for one in loud if one.check in of_network] == []
 
 
@@ -352,20 +352,20 @@ def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
         return Tried(stage="fsync", timed_out=True)
 
     hanging = subject(storage=("/a", "/b", "/c"), ends_at_s=time.monotonic() + 8, try_out=try_out)
-    found = preflight.run(hanging, [storage]).findings
+    found = check.run(hanging, [storage.storage]).findings
     assert [one.text for one in found] == [f"{at} hangs at fsync, after 8 s" for at in ("/a", "/b", "/c")]
     assert max(given_s) <= 8
     late = replace(hanging, ends_at_s=time.monotonic() - 60)  # even then a slow server is no dead one
     given_s.clear()
-    assert len(preflight.run(late, [storage]).findings) == 3
+    assert len(check.run(late, [storage.storage]).findings) == 3
     assert set(given_s) == {5.0}
 
 
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
     blind = subject(interfaces=(), topology=COORDINATOR)
-    found = {finding.check for finding in preflight.run(blind).findings if finding.status is Status.UNKNOWN}
+    found = {finding.check for finding in run_all(blind).findings if finding.status is Status.UNKNOWN}
     assert found == {"own-name", "gloo-socket-ifname", "nccl-socket-ifname", "mtu"}
-    assert preflight.run(blind).verdict is Verdict.UNKNOWN
+    assert run_all(blind).verdict is Verdict.UNKNOWN
 
 
 def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
@@ -377,7 +377,7 @@ def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
 def test_every_check_has_a_broken_fixture() -> None:
     broken = {check for check, _, _ in (*JOBS, *NODES, *WARNINGS)}
     broken |= {check for _, expected in FAULTS.values() for check, _, _ in expected}  # of GPUs
-    assert broken == {check.NAME for check in preflight.CHECKS}
+    assert broken == set(registry.ids(Where.CONTAINER, Where.GPU))
 
 
 def test_every_name_unknown_names_the_field_that_publishes_names_of_pods_that_are_not_ready() -> None:
@@ -391,7 +391,7 @@ def test_every_name_unknown_names_the_field_that_publishes_names_of_pods_that_ar
 
 def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
     late = of_names(node_0=[None, None, frozenset({"10.0.0.6"})])
-    assert preflight.run(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
+    assert run_all(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
 
 
 def test_names_that_an_operator_hides_from_init_containers_are_unknown_and_not_waited_for() -> None:
@@ -407,7 +407,7 @@ def test_names_that_an_operator_hides_from_init_containers_are_unknown_and_not_w
 
 
 def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dns, "_POLL_S", 0.1)
+    monkeypatch.setattr(dns_checks, "_POLL_S", 0.1)
     release = threading.Event()
     looks: list[str] = []
 
@@ -418,7 +418,7 @@ def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.
 
     hanging = subject(lookup=lookup, ask=lambda name, limit_s: Answer.TIMEOUT)
     try:
-        finding = next(iter(dns.check(hanging)))
+        finding = next(iter(dns_checks.dns.run(hanging)))
     finally:
         release.set()
     assert (finding.status, finding.fault) == (Status.FAIL, Fault.NODE)
@@ -428,7 +428,7 @@ def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.
 
 def test_a_custom_subdomain_is_fatal_where_node_0_has_no_name_because_of_it() -> None:
     hosts_file = "10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"
-    report = preflight.run(subject(hosts_file=hosts_file, lookup=of_names(node_0=None)))
+    report = run_all(subject(hosts_file=hosts_file, lookup=of_names(node_0=None)))
     loud = {finding.check: finding for finding in report.findings if finding.status is Status.FAIL}
     assert {check: finding.fault for check, finding in loud.items()} == {"subdomain": Fault.JOB, "dns": Fault.NODE}
     assert "--master-addr job-node-0-0.net" in loud["subdomain"].action
@@ -444,7 +444,7 @@ def test_an_init_container_without_gpus_knows_that_the_workers_may_have_them() -
 def test_an_elastic_job_does_not_need_all_its_names() -> None:
     lonely = Names({name: found for name, found in ADDRESSES.items() if name != "job-node-0-1.job"})
     elastic = subject(lookup=lonely, topology={"nodes": NodeRange(1, 2)}, deadline_s=60.0)
-    report = preflight.run(elastic)
+    report = run_all(elastic)
     assert report.verdict is Verdict.PASS
     assert "1 of 2, enough to start" in " ".join(finding.text for finding in report.findings)
 
@@ -469,15 +469,15 @@ def test_in_a_large_job_each_node_looks_up_a_few_names_and_all_nodes_together_al
             topology={"nodes": NodeRange(200, 200), "node_rank": rank},
             lookup=lookup,
         )
-        assert next(iter(dns.check(large))).status is Status.PASS
+        assert next(iter(dns_checks.dns.run(large))).status is Status.PASS
         looked_up.append(asked)
-    assert max(map(len, looked_up)) <= dns.SOME
+    assert max(map(len, looked_up)) <= dns_checks.SOME
     assert set().union(*looked_up) == {member.host for member in members}
 
 
 def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     alone = subject(topology={"nodes": NodeRange(1, 1)}, lookup=Names({"job-node-0-1": frozenset({"127.0.0.1"})}))
-    report = preflight.run(alone)
+    report = run_all(alone)
     assert report.verdict is Verdict.PASS
     assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
         "dns",
@@ -495,7 +495,9 @@ def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:
 def test_an_mpi_launcher_that_hosts_no_rank_needs_no_shared_memory() -> None:
     launcher = replace(HEALTHY.job, role="launcher", engine="mpirun", details={"launcher_in_hostfile": False})
     small = {"shm_bytes": MIB, "shm_free_bytes": MIB}
-    (finding,) = shm.check(subject(host=small, job=launcher))
+    (finding,) = resource_limits.shm.run(subject(host=small, job=launcher))
     assert (finding.status, finding.text) == (Status.PASS, "1 MiB; left as it is; no worker runs in this pod")
-    (finding,) = shm.check(subject(host=small, job=replace(launcher, details={"launcher_in_hostfile": True})))
+    (finding,) = resource_limits.shm.run(
+        subject(host=small, job=replace(launcher, details={"launcher_in_hostfile": True}))
+    )
     assert finding.status is Status.WARN

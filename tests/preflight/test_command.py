@@ -22,9 +22,9 @@ from tests.host.test_real_cgroup import MEMORY, limited
 from tests.host.test_real_shm import inside
 from tests.schemas.validator import violations
 from tests.waiting import eventually
-from trainer_launch import preflight as checks
 from trainer_launch.host.network import free_port
-from trainer_launch.preflight import report_files
+from trainer_launch.preflight import report_formats
+from trainer_launch.preflight.container import resource_limits
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +37,7 @@ NODE_1 = {
     "JOB_COMPLETION_INDEX": "1",
     "HOSTNAME": "job-node-0-1",
 }
-CONTAINER = ",".join(check.NAME for check in checks.OF_A_CONTAINER)
+CONTAINER = ",".join(check.id for check in resource_limits.RECHECKED)
 CAP_IPC_LOCK = 14
 NO_LOCK = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")
 
@@ -120,8 +120,8 @@ def test_nobody_waits_for_a_file_for_ever(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # as a file server that has gone: who opens it waits
-    monkeypatch.setattr(report_files, "_LIMIT_S", 0.05)
-    report_files.write("--report", str(pipe), "text")
+    monkeypatch.setattr(report_formats, "_FILE_LIMIT_S", 0.05)
+    report_formats.write_file("--report", str(pipe), "text")
     assert "was not written: no answer in 0.05 s" in caplog.text
     os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # and who waits goes on
 

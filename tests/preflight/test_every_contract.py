@@ -6,12 +6,11 @@ import pytest
 
 from tests.contracts.pods import CASES
 from tests.contracts.test_cases import read
-from tests.preflight.world import HEALTHY, HOST
-from trainer_launch import preflight
+from tests.preflight.world import HEALTHY, HOST, run_all
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.findings import Status
 from trainer_launch.planning.topology import place
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.check import Subject
 
 READABLE = [pytest.param(case, id=name) for name, case in CASES.items() if "error" not in case]
 
@@ -32,11 +31,7 @@ def test_no_check_fails_a_pod_in_which_all_is_well(case: dict[str, object]) -> N
     subject = subject_of(case)
     if subject is None:
         return
-    loud = [
-        finding
-        for finding in preflight.run(subject).findings
-        if finding.status not in (Status.PASS, Status.SKIPPED)
-    ]
+    loud = [finding for finding in run_all(subject).findings if finding.status not in (Status.PASS, Status.SKIPPED)]
     # What the pod's own variables ask for is judged: ten workers on 8 CPUs, a million nodes, Paddle's ports.
     warned = {finding.check for finding in loud if finding.status is Status.WARN}
     assert warned <= {"cpu", "nofile", "ephemeral-ports"}

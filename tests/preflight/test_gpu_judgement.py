@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
-from trainer_launch.preflight import gpu_judgement
+from trainer_launch.preflight import thresholds
 from trainer_launch.preflight.cluster import pair_results
-from trainer_launch.preflight.gpu_judgement import Shares, findings, of_pairs
+from trainer_launch.preflight.gpu_judgement import findings, of_pairs
 from trainer_launch.preflight.measurements import Measure
-from trainer_launch.preflight.reference_values import Reference, Table, load, table
+from trainer_launch.preflight.thresholds import Reference, Shares, Table, load_table, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
 GEMM = 665.0  # of an H200
@@ -154,7 +154,7 @@ def test_thousands_of_healthy_cards_accuse_nobody_and_are_one_sentence() -> None
 
 # -- what the peers' thresholds get wrong -------------------------------------------------------
 
-BUILT_IN = load(None)
+BUILT_IN = load_table(None)
 
 
 def h200(name: str, values: Sequence[float], unit: str) -> list[list[Measure]]:
@@ -196,7 +196,7 @@ def test_a_network_card_at_half_speed_that_dlrovers_rule_passes_stands_out_in_it
     """There it moves the score by 2 to 5 %, and the rule wants 100 %; pairs are judged apart from GEMM."""
     rates = [45_000_000_000] * 8 + [22_500_000_000]
     tests = [pair_results.Tested((n, n + 1), ("", ""), rate) for n, rate in enumerate(rates)]
-    standard = pair_results.Standard(pair_results.Thresholds(ratio=0.75), tests)
+    standard = pair_results.Standard(thresholds.Thresholds(ratio=0.75), tests)
     assert [standard.is_bad(test) for test in tests] == [False] * 8 + [True]
 
 
@@ -218,6 +218,6 @@ def test_rank_0_is_no_measure_of_the_others() -> None:
 
 
 def test_every_kind_has_a_name_that_can_be_a_checks() -> None:
-    assert gpu_judgement.CHECKS == ("gemm", "hbm", "pcie", "nccl")
-    assert gpu_judgement.kind_of("gemm-8192").name == "gemm"
-    assert gpu_judgement.kind_of("something").name == "measures"
+    assert tuple(kind.name for kind in thresholds.KINDS) == ("gemm", "hbm", "pcie", "nccl")
+    assert thresholds.kind_of("gemm-8192").name == "gemm"
+    assert thresholds.kind_of("something").name == "measures"

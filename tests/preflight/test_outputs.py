@@ -10,8 +10,8 @@ import pytest
 
 from tests.schemas.validator import violations
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Status
-from trainer_launch.preflight import report_json, report_text
-from trainer_launch.preflight.report_json import Place
+from trainer_launch.preflight import report_formats
+from trainer_launch.preflight.report_formats import Place
 from trainer_launch.supervisor import outcome
 
 HERE = Place(host="job-node-0-1", node_rank=1, nodes="2", contract="trainer-v2-torch")
@@ -39,7 +39,7 @@ ALL = Report(findings=(PASSED, UNKNOWN, WARNED, RETRYABLE, SKIPPED, FATAL), sile
 
 
 def made(report: Report = ALL, **changes: Any) -> dict[str, Any]:
-    told = report_json.document(report, HERE, mode="enforce", exit_code=30, at_s=1.5e9) | changes
+    told = report_formats.document(report, HERE, mode="enforce", exit_code=30, at_s=1.5e9) | changes
     read: dict[str, Any] = json.loads(json.dumps(told))
     return read
 
@@ -74,7 +74,7 @@ def test_the_schema_refuses_what_is_otherwise(changes: dict[str, Any]) -> None:
 
 
 def test_a_document_can_be_read_back() -> None:
-    assert report_json.parse(data()) == ALL.findings
+    assert report_formats.parse(data()) == ALL.findings
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_a_document_can_be_read_back() -> None:
         data(findings=[{**made()["findings"][0], "measured": []}]),
         data(findings=[{**made()["findings"][0], "evidence": "x"}]),
         data(findings=[made()["findings"][0]] * 1001),
-        b" " * (report_json.MAX_BYTES + 1),
+        b" " * (report_formats.MAX_BYTES + 1),
     ],
 )
 def test_what_is_no_document_is_refused(changed: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        report_json.parse(changed)
+        report_formats.parse(changed)
 
 
 # -- people -----------------------------------------------------------------------------------
 
 
 def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well() -> None:
-    lines = report_text.screen(ALL, HERE, 30).splitlines()
+    lines = report_formats.screen(ALL, HERE, 30).splitlines()
     assert lines[0] == "Preflight FAILED: fix the job; a retry will not help (exit code 30)"
     assert lines[1] == "  node 1 of 2 (job-node-0-1): 2 failed, 1 warned, 1 unknown, 1 passed in 0.50 s"
     marks = [line.split()[0] for line in lines if line and line.split()[0].isupper() and not line[0].isspace()]
@@ -118,13 +118,15 @@ def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well(
 
 def test_the_screen_fits_into_80_columns_unless_a_single_word_does_not() -> None:
     long = replace(FATAL, text="word " * 60 + "/a" * 60)
-    assert all(len(line) <= 80 for line in report_text.screen(ALL, HERE, 30).splitlines())
-    wide = [line for line in report_text.screen(Report(findings=(long,)), HERE, 30).splitlines() if len(line) > 80]
+    assert all(len(line) <= 80 for line in report_formats.screen(ALL, HERE, 30).splitlines())
+    wide = [
+        line for line in report_formats.screen(Report(findings=(long,)), HERE, 30).splitlines() if len(line) > 80
+    ]
     assert [line.strip() for line in wide] == ["/a" * 60]
 
 
 def test_a_report_without_findings_says_that_nothing_was_checked() -> None:
-    assert "nothing was checked" in report_text.screen(Report(findings=()), HERE, 0)
+    assert "nothing was checked" in report_formats.screen(Report(findings=()), HERE, 0)
 
 
 # -- several nodes ----------------------------------------------------------------------------
@@ -139,14 +141,14 @@ TOLD = replace(FATAL, check="facts", basis=Basis.PEER, subject="node 2 (job-node
 
 def test_a_node_that_is_well_says_in_one_line_who_is_guilty_and_where_the_whole_report_is() -> None:
     report = Report(findings=(PASSED, replace(WARNED, subject=HERE.name), TOLD, RETRYABLE))
-    assert not report_text.is_involved(report, HERE)
-    assert report_text.line(report, HERE, 30, ZERO) == (
+    assert not report_formats.is_involved(report, HERE)
+    assert report_formats.line(report, HERE, 30, ZERO) == (
         "Preflight FAILED: fix the job; a retry will not help (exit code 30); faulty: node 2 (job-node-0-2), "
         "node 3 (job-node-0-3): facts; 0-1: dns; no check failed on this node (warn: cpu); full report: the log of "
         "node 0 (job-node-0-0)\n"
     )
     well = Report(findings=(PASSED,))
-    assert report_text.line(well, HERE, 0, ZERO) == (
+    assert report_formats.line(well, HERE, 0, ZERO) == (
         "Preflight PASSED (exit code 0); no check failed on this node; full report: the log of "
         "node 0 (job-node-0-0)\n"
     )
@@ -166,11 +168,11 @@ def test_a_node_that_is_well_says_in_one_line_who_is_guilty_and_where_the_whole_
     ],
 )
 def test_a_node_tells_all_where_it_is_guilty_itself_or_differs(involved: bool, finding: Finding) -> None:
-    assert report_text.is_involved(Report(findings=(PASSED, finding)), HERE) is involved
+    assert report_formats.is_involved(Report(findings=(PASSED, finding)), HERE) is involved
 
 
 def test_the_guilty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> None:
-    lines = report_text.screen(Report(findings=(PASSED, *MISSING)), HERE, 20).splitlines()
+    lines = report_formats.screen(Report(findings=(PASSED, *MISSING)), HERE, 20).splitlines()
     assert lines[2].startswith("  faulty: node 2 (job-node-0-2): roll-call; node 3")
     assert any(line.endswith("and 52 more") for line in lines)
     assert sum("is missing" in line for line in lines) == 3
@@ -180,12 +182,12 @@ def test_the_guilty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> 
 
 
 def test_the_job_is_at_fault_where_nobody_is_named() -> None:
-    assert report_text.at_fault(Report(findings=(replace(FATAL, scope=Scope.JOB),))) == "the job: shm"
+    assert report_formats.at_fault(Report(findings=(replace(FATAL, scope=Scope.JOB),))) == "the job: shm"
 
 
 def test_a_guilty_nodes_own_part_comes_first_and_says_this_node() -> None:
     own = replace(FATAL, subject=HERE.name)
-    text = report_text.screen(Report(findings=(TOLD, own)), HERE, 30, ZERO)
+    text = report_formats.screen(Report(findings=(TOLD, own)), HERE, 30, ZERO)
     assert text.index("FATAL shm (this node): ") < text.index("FATAL facts (node 2")
     assert text.endswith("report of all nodes: the log of node 0 (job-node-0-0)\n")
 
@@ -194,7 +196,7 @@ def test_a_guilty_nodes_own_part_comes_first_and_says_this_node() -> None:
 
 
 def test_the_first_of_the_last_words_can_be_read_alone() -> None:
-    first, *rest = report_text.last_words(ALL, HERE, 30).splitlines()
+    first, *rest = report_formats.last_words(ALL, HERE, 30).splitlines()
     assert first.startswith("reason=PreflightFatal exit=30 retryable=false node=1 host=job-node-0-1 | 2 failed, ")
     assert "shm: /dev/shm has 64 MiB" in first
     assert [line.split()[0] for line in rest if not line.startswith(" ")] == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
@@ -203,7 +205,7 @@ def test_the_first_of_the_last_words_can_be_read_alone() -> None:
 
 def test_the_last_words_fit_however_much_was_found() -> None:
     many = Report(findings=tuple(replace(RETRYABLE, text="ö" * 500) for _ in range(100)))
-    words = outcome.fitted(report_text.last_words(many, HERE, 20))
+    words = outcome.fitted(report_formats.last_words(many, HERE, 20))
     assert len(words.encode()) <= 4096
     assert words.splitlines()[0].startswith("reason=PreflightRetryable exit=20 retryable=true")
     assert len(words.splitlines()[0]) < 1000
@@ -211,7 +213,7 @@ def test_the_last_words_fit_however_much_was_found() -> None:
 
 def test_a_pass_has_a_reason_too() -> None:
     report = Report(findings=(PASSED,))
-    assert report_text.last_words(report, replace(HERE, node_rank=None), 0).startswith(
+    assert report_formats.last_words(report, replace(HERE, node_rank=None), 0).startswith(
         "reason=PreflightPassed exit=0 node=? host=job-node-0-1 | 1 passed in "
     )
 
@@ -220,7 +222,7 @@ def test_a_pass_has_a_reason_too() -> None:
 
 
 def test_the_textfile_has_a_series_for_each_check() -> None:
-    text = report_text.prometheus(ALL, 30, 1.5e9)
+    text = report_formats.prometheus(ALL, 30, 1.5e9)
     assert "trainer_launch_preflight_exit_code 30\n" in text
     assert 'trainer_launch_preflight_findings{check="shm",status="fail",severity="fatal"} 1\n' in text
     for line in text.splitlines():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from trainer_launch.commands.recheck import differences
 from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.preflight.container.resource_limits import differences
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
 SMALL = Finding(

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.preflight import gpu_judgement, reference_values
+from trainer_launch.preflight import thresholds
 from trainer_launch.preflight.measurements import Measure
 
 ROW = {"model": "A", "measure": "gemm", "value": 1.5, "unit": "TFLOP/s", "source": "here"}
 
 
 def written(**other: object) -> bytes:
-    return json.dumps({"format": reference_values.FORMAT, "version": 1, "references": [ROW], **other}).encode()
+    return json.dumps({"format": thresholds.FORMAT, "version": 1, "references": [ROW], **other}).encode()
 
 
 def test_the_packages_own_table_is_sound_and_every_number_has_its_source() -> None:
-    rows = reference_values.load(None).rows.values()
-    assert len(json.loads(reference_values.BUILT_IN.read_bytes())["references"]) == len(rows), "no row twice"
+    rows = thresholds.load_table(None).rows.values()
+    assert len(json.loads(thresholds.BUILT_IN.read_bytes())["references"]) == len(rows), "no row twice"
     assert all(len(row.source) > 40 for row in rows)
-    known = [prefix for kind in gpu_judgement.KINDS for prefix in kind.measures] + ["pair"]
+    known = [prefix for kind in thresholds.KINDS for prefix in kind.measures] + ["pair"]
     assert all(row.measure.startswith(tuple(known)) for row in rows)
     assert {row.model for row in rows} >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"}
 
@@ -30,20 +30,20 @@ def test_the_packages_own_table_is_sound_and_every_number_has_its_source() -> No
 def test_what_a_job_measured_is_written_as_medians_by_model_and_read_back(tmp_path: Path) -> None:
     measures = [Measure("gemm", value, "TFLOP/s", "X", 0) for value in (600.0, 610.0, 700.0)]
     measures += [Measure("h2d", 50.0, "GB/s", "Y", 1), Measure("pair", 1.0, "GB/s", "", None)]
-    rows = reference_values.measured(measures, "2026-11-21")
-    (tmp_path / "own.json").write_text(reference_values.render(rows))
-    table = reference_values.load(str(tmp_path / "own.json"))
+    rows = thresholds.measured(measures, "2026-11-21")
+    (tmp_path / "own.json").write_text(thresholds.render_table(rows))
+    table = thresholds.load_table(str(tmp_path / "own.json"))
     assert tuple(table.rows.values()) == rows
     assert [(row.model, row.measure, row.value) for row in rows] == [("X", "gemm", 610.0), ("Y", "h2d", 50.0)]
     assert rows[0].source == "median of 3 by trainer-launch preflight, 2026-11-21"
 
 
 def test_an_empty_table_can_be_written_and_read() -> None:
-    assert reference_values.parse(reference_values.render(()).encode(), "x").rows == {}
+    assert thresholds.parse_table(thresholds.render_table(()).encode(), "x").rows == {}
 
 
 def test_a_model_is_found_in_any_case_and_only_in_its_own_unit() -> None:
-    table = reference_values.load(None)
+    table = thresholds.load_table(None)
     assert table.of(Measure("gemm", 1, "TFLOP/s", "nvidia h200", 0)) is not None
     assert table.of(Measure("gemm", 1, "GFLOP/s", "NVIDIA H200", 0)) is None
     assert table.of(Measure("gemm", 1, "TFLOP/s", "NVIDIA H200 NVL", 0)) is None
@@ -63,16 +63,16 @@ def test_a_model_is_found_in_any_case_and_only_in_its_own_unit() -> None:
         (written(references=[{**ROW, "value": -1}]), "x, reference 1 has the value -1"),
         (written(references=[{**ROW, "value": float("nan")}]), "x, reference 1 has the value NaN"),
         (written(references=[{**ROW, "source": ""}]), "x, reference 1 has a source"),
-        (b" " * (reference_values.MAX_BYTES + 1), "x is larger than"),
+        (b" " * (thresholds.MAX_BYTES + 1), "x is larger than"),
         (b"[" * 100_000, "x is no JSON"),
     ],
 )
 def test_a_bad_file_is_one_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as raised:
-        reference_values.parse(data, "x")
+        thresholds.parse_table(data, "x")
     assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--reference .*none cannot be read: No such file"):
-        reference_values.load(str(tmp_path / "none"))
+        thresholds.load_table(str(tmp_path / "none"))

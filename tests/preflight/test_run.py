@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.preflight.world import HEALTHY
-from trainer_launch import preflight
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Severity, Status, Verdict
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight import check, registry
+from trainer_launch.preflight.check import Check, Subject, Where
 
 WARNED = Finding(check="warns", status=Status.WARN, text="so so")
 
 
-def module(name: str, check: object, **more: object) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update({"NAME": name, "check": check, **more})
-    return made
+def module(name: str, run: Callable[[Subject], list[Finding]], **more: Any) -> Check[Subject]:
+    return Check(id=name, title=name, run=run, **more)
 
 
 def warns(subject: Subject) -> list[Finding]:
@@ -32,7 +31,7 @@ def raises(subject: Subject) -> list[Finding]:
 
 
 def test_a_check_that_raises_is_unknown_and_disturbs_no_other() -> None:
-    report = preflight.run(HEALTHY, [module("raises", raises), module("warns", warns)])
+    report = check.run(HEALTHY, [module("raises", raises), module("warns", warns)])
     first, second = report.findings
     assert (first.check, first.status) == ("raises", Status.UNKNOWN)
     assert "internal error in this check: KeyError: 'oops'" in first.text
@@ -45,7 +44,7 @@ def test_a_check_that_hangs_is_given_up_at_its_own_limit() -> None:
     hangs = module("hangs", lambda subject: [WARNED] if release.wait(60) else [], limit_s=lambda subject: 0.2)
     began_s = time.monotonic()
     try:
-        (finding,) = preflight.run(HEALTHY, [hangs]).findings
+        (finding,) = check.run(HEALTHY, [hangs]).findings
     finally:
         release.set()
     assert time.monotonic() - began_s < 30
@@ -60,7 +59,7 @@ def test_all_run_at_once_and_are_told_in_their_order() -> None:
         both.wait(30)
         return [Finding(check="met", status=Status.PASS, text="met")]
 
-    report = preflight.run(HEALTHY, [module("one", met), module("two", met), module("warns", warns)], limit_s=60)
+    report = check.run(HEALTHY, [module("one", met), module("two", met), module("warns", warns)], limit_s=60)
     assert [finding.text for finding in report.findings] == ["met", "met", "so so"]
 
 
@@ -74,10 +73,10 @@ def test_where_no_more_threads_are_allowed_the_checks_take_turns(monkeypatch: py
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    report = preflight.run(HEALTHY, [module(name, warns) for name in ("one", "two", "three")], limit_s=60)
+    report = check.run(HEALTHY, [module(name, warns) for name in ("one", "two", "three")], limit_s=60)
     assert [finding.text for finding in report.findings] == ["so so"] * 3
     monkeypatch.setattr(threading.Thread, "start", lambda thread: _refuse())
-    (finding,) = preflight.run(HEALTHY, [module("none", warns)]).findings
+    (finding,) = check.run(HEALTHY, [module("none", warns)]).findings
     assert (finding.status, finding.text) == (Status.UNKNOWN, "no thread could be started for it")
 
 
@@ -86,32 +85,32 @@ def _refuse() -> None:
 
 
 def test_a_silenced_check_does_not_run_and_the_report_says_so() -> None:
-    report = preflight.run(HEALTHY, [module("raises", raises), module("warns", warns)], silenced=["raises"])
+    report = check.run(HEALTHY, [module("raises", raises), module("warns", warns)], silenced=["raises"])
     assert [finding.check for finding in report.findings] == ["warns"]
     assert report.silenced == ("raises",)
 
 
 def test_a_check_can_be_made_fatal() -> None:
-    report = preflight.run(HEALTHY, [module("warns", warns)], fatal=["warns"])
+    report = check.run(HEALTHY, [module("warns", warns)], fatal=["warns"])
     assert report.findings[0].severity is Severity.FATAL
     assert report.findings[0].fault is Fault.JOB
     assert report.verdict is Verdict.FATAL
 
 
 def test_each_finding_says_how_long_its_check_took() -> None:
-    assert preflight.run(HEALTHY, [module("warns", warns)]).findings[0].took_s > 0
+    assert check.run(HEALTHY, [module("warns", warns)]).findings[0].took_s > 0
 
 
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
-    assert preflight.names_in(" dns, shm,", "--skip") == ("dns", "shm")
-    assert preflight.names_in(None, "--skip") == ()
+    assert registry.named(" dns, shm,", "--skip") == ("dns", "shm")
+    assert registry.named(None, "--skip") == ()
     with pytest.raises(UsageError, match="--skip names 'dnss', which is not a check; expected: program, "):
-        preflight.names_in("dns,dnss", "--skip")
+        registry.named("dns,dnss", "--skip")
 
 
 def test_no_name_of_a_check_is_ever_changed() -> None:
     """They are in people's pod templates; a new one is added here, none is taken away."""
-    assert {check.NAME for check in preflight.CHECKS} >= {
+    assert set(registry.ids(*Where)) >= {
         "program",
         "rank-collision",
         "memory",

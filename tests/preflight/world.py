@@ -12,8 +12,10 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.network import AdapterPort, Interface, Route
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
+from trainer_launch.model.findings import Report
 from trainer_launch.planning.command import parse_command
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight import check, registry
+from trainer_launch.preflight.check import Subject, Where
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -111,3 +113,8 @@ def subject(
     made = replace(HEALTHY, **changes)
     made = replace(made, env={**HEALTHY.env, **changes.get("env", {})})
     return replace(made, host=replace(HOST, **(host or {})), topology=replace(TOPOLOGY, **(topology or {})))
+
+
+def run_all(made: Subject) -> Report:
+    """All checks of a container and of its GPUs."""
+    return check.run(made, registry.at(Where.CONTAINER, Where.GPU))

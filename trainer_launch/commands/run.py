@@ -153,9 +153,9 @@ def _planned(
     programs.check_plug_in(plan)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
-        from trainer_launch.commands import recheck  # only who has a preflight needs the checks
+        from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks
 
-        recheck.compare(settings.state_dir, reading, settings)
+        resource_limits.compare(settings.state_dir, reading, settings)
     return request, plan
 
 

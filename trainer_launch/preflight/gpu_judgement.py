@@ -1,76 +1,30 @@
-"""Whether what GPUs deliver is enough: against a reference, and against their peers in the job. Pure.
-
-Both fail: the card is named, and the job does not start. Only the reference fails: the whole job is below it, which
-is one finding about the job (a power limit, a clock policy, a reference of another cooling), not one about each
-card. Only the peers fail: a warning. A model that no reference knows is judged by its peers alone.
-
-A card's peers are those of its model in the job that reach their reference, or all where none does or none is
-known; it is not among its own peers, so that of two cards the slow one stands out.
-"""
+"""Whether what GPUs deliver is enough: against a reference, against their peers, and bit by bit. Pure."""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import all_of, counted
-from trainer_launch.preflight.measurements import Measure
-from trainer_launch.preflight.reference_values import Reference, Table
+from trainer_launch.preflight.check import Check, Needs, Where, check
+from trainer_launch.preflight.cluster.nodes import Cluster
+from trainer_launch.preflight.measurements import Checksum, Measure
+from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
 _SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
 _SHOWN = 6
+GPU_CHECKSUM = "gpu-checksum"
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Measures that are judged alike, and by what name."""
-
-    name: str  # the check's, and that of its threshold
-    measures: tuple[str, ...]  # what their names begin with
-    share: float  # of the reference
-    peers: float  # of the peers' median
-    action: str
-
-
-_CARD = (
-    "see that card's clocks, power limit and temperature (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE), or drain it"
-)
-KINDS = (
-    Kind("gemm", ("gemm",), 0.85, 0.93, _CARD),
-    Kind(
-        "hbm", ("hbm",), 0.90, 0.93, "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
-    ),
-    Kind("pcie", ("h2d", "d2h", "pcie"), 0.85, 0.90, "see that card's PCIe generation and width under load"),
-    Kind("nccl", ("nccl",), 0.85, 0.90, "see that card's NVLink state (nvidia-smi nvlink -s) and what NCCL chose"),
-)
-_OTHER = Kind("measures", ("",), 0.85, 0.90, _CARD)
 SHARE_OF_PAIRS = 0.75
-_PAIR = Kind("pairs", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
-CHECKS = tuple(kind.name for kind in KINDS)
+_PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, pin it with "
     "--write-reference and --reference"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """What is enough, where it was said otherwise than in KINDS."""
-
-    of_reference: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # by a kind's name
-    of_peers: float | None = None
-
-    def share(self, kind: Kind) -> float:
-        """The share of the reference that is enough."""
-        return self.of_reference.get(kind.name, kind.share)
-
-    def peers(self, kind: Kind) -> float:
-        """The share of the peers' median that is enough."""
-        return kind.peers if self.of_peers is None else self.of_peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +37,22 @@ class _Card:
     of_peers: float | None  # None: it has none
     is_short: bool  # below what the reference allows
     is_behind: bool  # its peers
+
+
+def _slow_gpus(cluster: Cluster) -> list[Finding]:
+    measures = [node.measures for node in cluster.nodes]
+    return findings(cluster.names, measures, cluster.settings.table, cluster.settings.shares)
+
+
+SPEED = tuple(
+    Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs=Needs.LOAD) for kind in KINDS
+)
+
+
+@check(GPU_CHECKSUM, Where.CLUSTER, needs=Needs.LOAD)
+def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
+    """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
+    yield from differing({node.name: node.checksums for node in cluster.nodes})
 
 
 def findings(
@@ -107,11 +77,6 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
         "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, pin it with"
     )
     return [_of_job(_PAIR, text, measures, reference, f"{action} --write-reference and --reference")]
-
-
-def kind_of(name: str) -> Kind:
-    """How a measure of this name is judged."""
-    return next((kind for kind in KINDS if name.startswith(kind.measures)), _OTHER)
 
 
 def _groups(
@@ -287,3 +252,80 @@ def _evidence(card: _Card, name: str) -> str:
 
 def _median(measures: Iterable[Measure]) -> float:
     return statistics.median(one.value for one in measures)
+
+
+# -- the same numbers through the same kernels must come to the same bits ----------------------
+
+
+_GPUS_SHOWN = 8
+_ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replaced"
+
+
+def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
+    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this one."""
+    kinds: defaultdict[str, list[tuple[str, Checksum]]] = defaultdict(list)
+    for node, its in nodes.items():
+        for one in its:
+            kinds[one.kind].append((node, one))
+    found = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
+    yield from found
+    count = sum(map(len, kinds.values()))
+    if count and not found:
+        text = (
+            f"{count} GPUs compute identical results"
+            if count > 1
+            else "one GPU: there is nothing to compare it with"
+        )
+        text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
+        yield gpu_checksum.passed(text, scope=Scope.JOB, measured=count, unit="GPUs")
+
+
+def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
+    groups: defaultdict[str, list[tuple[str, Checksum]]] = defaultdict(list)
+    for node, one in members:
+        groups[one.value].append((node, one))
+    if len(groups) < 2:
+        return
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    if 2 * len(ordered[0]) <= len(members):
+        yield _undecided(kind, members)
+        return
+    odd: defaultdict[str, list[Checksum]] = defaultdict(list)
+    for group in ordered[1:]:
+        for node, one in group:
+            odd[node].append(one)
+    for node, its in odd.items():
+        yield _odd(kind, node, its, len(ordered[0]))
+
+
+def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
+    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {one.gpu}" for one in its)
+    cards = ", ".join(f"GPU {one.gpu}{where} ({one.uuid})" if one.uuid else f"GPU {one.gpu}{where}" for one in its)
+    return Finding(
+        check=GPU_CHECKSUM,
+        status=Status.FAIL,
+        fault=Fault.NODE,
+        scope=Scope.GPU,
+        subject=f"{node}, {gpus}" if node else gpus,
+        text=f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
+        measured=its[0].value,
+        basis=Basis.PEER,
+        action=_ACTION,
+    )
+
+
+def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
+    told = [
+        f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members[:_GPUS_SHOWN]
+    ]
+    more = f" and {len(members) - _GPUS_SHOWN} more" if len(members) > _GPUS_SHOWN else ""
+    return Finding(
+        check=GPU_CHECKSUM,
+        status=Status.FAIL,
+        fault=Fault.NODE,
+        scope=Scope.JOB,
+        text=f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
+        f"{', '.join(told)}{more} computes wrong results",
+        basis=Basis.PEER,
+        action=_ACTION,
+    )

@@ -1,17 +1,210 @@
-"""--threshold as values: what is enough for GPUs and for pairs of nodes."""
+"""What is enough, of GPUs and of pairs of nodes: tables of references, and --threshold as values."""
 
 from __future__ import annotations
 
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.preflight.cluster.pair_results import MBYTE, Thresholds
-from trainer_launch.preflight.gpu_judgement import CHECKS, Shares
+from trainer_launch.preflight.measurements import Measure
+
+FORMAT = "trainer-launch-references"
+VERSION = 1
+BUILT_IN = Path(__file__).parent / "references.json"
+MAX_BYTES = 1 << 20
+_FIELDS = ("model", "measure", "value", "unit", "source")
+_MAX_TEXT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one measure should come to on one model of GPU, and who says so."""
+
+    model: str
+    measure: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All references of a file."""
+
+    rows: Mapping[tuple[str, str], Reference] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, measure: Measure) -> Reference | None:
+        """What this measure should come to; None where nobody has said it, or in another unit."""
+        row = self.rows.get((measure.model.lower(), measure.name))
+        return row if row is not None and row.unit == measure.unit else None
+
+    def knows(self, model: str) -> bool:
+        """Whether anything is said of a model."""
+        return any(known == model.lower() for known, _ in self.rows)
+
+
+def table(rows: Iterable[Reference]) -> Table:
+    """Rows as a table; the last of those that speak of the same counts."""
+    return Table(MappingProxyType({(row.model.lower(), row.measure): row for row in rows}))
+
+
+def load_table(path: str | None) -> Table:
+    """The table in a file; without one, the package's own.
+
+    Raises:
+        UsageError: it cannot be read, or is no such table.
+    """
+    if path is None:
+        return parse_table(BUILT_IN.read_bytes(), str(BUILT_IN))
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise UsageError(f"--reference {path} cannot be read: {problem.strerror}") from None
+    return parse_table(data, f"--reference {path}")
+
+
+def parse_table(data: bytes, name: str) -> Table:
+    """A table from JSON; `name` says where it comes from.
+
+    Raises:
+        UsageError: it is none; the sentence says where.
+    """
+    advice = "write one with --write-reference"
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no table of references is; {advice}")
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError) as problem:
+        why = problem.msg if isinstance(problem, json.JSONDecodeError) else "not readable"
+        raise UsageError(f"{name} is no JSON ({why}); {advice}") from None
+    if not isinstance(told, dict) or told.get("format") != FORMAT or told.get("version") != VERSION:
+        raise UsageError(f'{name} has no "format": "{FORMAT}" and "version": {VERSION}; {advice}')
+    rows = told.get("references")
+    unknown = sorted(set(told) - {"format", "version", "references"})
+    if unknown or not isinstance(rows, list):
+        found = f"the key {unknown[0][:40]!r}" if unknown else "no list"
+        raise UsageError(f'{name} has {found}; expected format, version and a list "references"; {advice}')
+    return table(_row(row, f"{name}, reference {number}") for number, row in enumerate(rows, 1))
+
+
+def _row(row: Any, where: str) -> Reference:
+    if not isinstance(row, dict) or set(row) != set(_FIELDS):
+        raise UsageError(f"{where} has other fields than {', '.join(_FIELDS)}")
+    value = row["value"]
+    for name in _FIELDS:
+        if name != "value" and not (isinstance(row[name], str) and 0 < len(row[name]) <= _MAX_TEXT):
+            raise UsageError(f"{where} has a {name} that is no text of 1 to {_MAX_TEXT} characters")
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise UsageError(f"{where} has the value {json.dumps(value)[:40]}; expected a number above 0")
+    return Reference(**{**row, "value": float(value)})
+
+
+def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
+    """What a job has measured as references: medians by model and measure. `day` is when."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for one in measures:
+        if one.model and one.value > 0:
+            groups.setdefault((one.model, one.name, one.unit), []).append(one.value)
+    return tuple(
+        Reference(
+            model=model,
+            measure=name,
+            value=float(f"{statistics.median(values):.5g}"),
+            unit=unit,
+            source=f"median of {len(values)} by trainer-launch preflight, {day}",
+        )
+        for (model, name, unit), values in sorted(groups.items())
+    )
+
+
+def render_table(rows: Iterable[Reference]) -> str:
+    """References as a file, one on each line."""
+    lines = (json.dumps({name: getattr(row, name) for name in _FIELDS}) for row in rows)
+    listed = ",\n    ".join(lines)
+    head = f'  "format": "{FORMAT}",\n  "version": {VERSION},\n  "references": ['
+    return "{\n" + head + (f"\n    {listed}\n  " if listed else "") + "]\n}\n"
+
+
+# -- what is enough ----------------------------------------------------------------------------
+
 
 PAIR, PAIR_MBPS, PEERS = "pair", "pair-mbps", "peers"
-NAMES = (*CHECKS, PEERS, PAIR, PAIR_MBPS)
+MBYTE = 1_000_000
+SHARE_OF_PLAIN_SOCKETS = 0.3
 _MAX = 1e9
 
 
-def parse(text: str | None) -> tuple[Thresholds, Shares]:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Measures that are judged alike, and by what name."""
+
+    name: str  # the check's, and that of its threshold
+    title: str
+    measures: tuple[str, ...]  # what their names begin with
+    share: float  # of the reference
+    peers: float  # of the peers' median
+    action: str
+
+
+_CARD = (
+    "see that card's clocks, power limit and temperature (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE), or drain it"
+)
+_MEMORY = "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
+_PCIE = "see that card's PCIe generation and width under load"
+_NVLINK = "see that card's NVLink state (nvidia-smi nvlink -s) and what NCCL chose"
+KINDS = (
+    Kind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
+    Kind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
+    Kind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h", "pcie"), 0.85, 0.90, _PCIE),
+    Kind("nccl", "No GPU reduces slowly with NCCL.", ("nccl",), 0.85, 0.90, _NVLINK),
+)
+_OTHER = Kind("measures", "", ("",), 0.85, 0.90, _CARD)
+NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
+
+
+def kind_of(name: str) -> Kind:
+    """How a measure of this name is judged."""
+    return next((kind for kind in KINDS if name.startswith(kind.measures)), _OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What is enough of GPUs, where it was said otherwise than in KINDS."""
+
+    of_reference: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # by a kind's name
+    of_peers: float | None = None
+
+    def share(self, kind: Kind) -> float:
+        """The share of the reference that is enough."""
+        return self.of_reference.get(kind.name, kind.share)
+
+    def peers(self, kind: Kind) -> float:
+        """The share of the peers' median that is enough."""
+        return kind.peers if self.of_peers is None else self.of_peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """When a pair is too slow."""
+
+    floor: float = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold
+    ratio: float | None = None  # of the median of all pairs: below it a pair is told, and does not stop the job
+    expected: float = 0.0  # bytes per second: who is below this, too, stops it
+
+    @property
+    def share(self) -> float:
+        """`ratio`, also where nobody has said it."""
+        return SHARE_OF_PLAIN_SOCKETS if self.ratio is None else self.ratio
+
+
+def parse_flag(text: str | None) -> tuple[Thresholds, Shares]:
     """The thresholds of pairs, and those of what GPUs measure.
 
     Raises:
@@ -26,12 +219,9 @@ def parse(text: str | None) -> tuple[Thresholds, Shares]:
                 f"--threshold has {part[:60]!r}; expected NAME=NUMBER, as in gemm=0.85; the names are: "
                 f"{', '.join(NAMES)}"
             )
-    default = Thresholds()
-    of_pairs = Thresholds(
-        ratio=numbers.get(PAIR),
-        floor=numbers[PAIR_MBPS] * MBYTE if PAIR_MBPS in numbers else default.floor,
-    )
-    return of_pairs, Shares({name: numbers[name] for name in CHECKS if name in numbers}, numbers.get(PEERS))
+    floor = numbers[PAIR_MBPS] * MBYTE if PAIR_MBPS in numbers else Thresholds().floor
+    of_cards = {kind.name: numbers[kind.name] for kind in KINDS if kind.name in numbers}
+    return Thresholds(ratio=numbers.get(PAIR), floor=floor), Shares(of_cards, numbers.get(PEERS))
 
 
 def _positive(text: str) -> float:

@@ -12,7 +12,6 @@ from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch import preflight
 from trainer_launch.commands import local, options, run
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts.bare import NAME as BARE
@@ -23,7 +22,7 @@ from trainer_launch.planning import gather, horovodrun_options, torchrun_options
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
-from trainer_launch.preflight import reference_values, thresholds
+from trainer_launch.preflight import registry, thresholds
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.kubelet import kubectl, pods
@@ -97,8 +96,8 @@ def option(data: bytes) -> None:
     if not isinstance(given, Refused):
         assert signal_policy.parse(signal_policy.render(given)) == given
         attempt(signal_policy.stop_signal, given, names="--signals")
-    attempt(thresholds.parse, text, kinds=(UsageError,), names="--threshold")
-    attempt(preflight.names_in, text, "--only", kinds=(UsageError,), names="--only")
+    attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
+    attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
     attempt(run.hang_timeout_s, text, kinds=(UsageError,), names="--hang-timeout")
     attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
@@ -109,9 +108,9 @@ def option(data: bytes) -> None:
 @target("json", 8000)
 def reference(data: bytes) -> None:
     """A table of what GPUs should deliver."""
-    found = attempt(reference_values.parse, data, "--reference it", kinds=(UsageError,), names="--reference it")
+    found = attempt(thresholds.parse_table, data, "--reference it", kinds=(UsageError,), names="--reference it")
     if not isinstance(found, Refused):
-        again = reference_values.parse(reference_values.render(found.rows.values()).encode(), "again")
+        again = thresholds.parse_table(thresholds.render_table(found.rows.values()).encode(), "again")
         assert again == found
 
 

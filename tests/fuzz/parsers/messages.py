@@ -21,12 +21,11 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
 from trainer_launch.observability import tables
-from trainer_launch.preflight import report_json
-from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight import report_formats
+from trainer_launch.preflight.cluster import findings_json, nodes
 from trainer_launch.preflight.cluster import protocol as calling
-from trainer_launch.preflight.cluster import state as calls
 from trainer_launch.preflight.cluster import state_machine as hall
-from trainer_launch.preflight.cluster.node_names import Names
+from trainer_launch.preflight.cluster.nodes import Names
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -124,7 +123,7 @@ def roll_call_talk(data: bytes) -> None:
         return
     names = Names(home=Endpoint("n-0", 1), pattern="n-#")
     flags = data[0]
-    settings = calls.Settings(
+    settings = nodes.Settings(
         job="job",
         min_nodes=2,
         max_nodes=2 + flags % 2,
@@ -134,17 +133,17 @@ def roll_call_talk(data: bytes) -> None:
         is_deep=bool(flags & 4),
         storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.Hall(settings, 0.0), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue
         peer, now_s = line[0] % 6, now_s + (line[0] // 6) % 8
-        event: calls.Event | None = calls.Tick()
+        event: nodes.Event | None = nodes.Tick()
         if line[1:] == b"-":
-            event = calls.Gone(peer)
+            event = nodes.Gone(peer)
         elif line[1:] != b"t":
             message = attempt(calling.parse, line[1:], kinds=(MessageError,))
-            event = None if isinstance(message, Refused) else calls.Said(peer, "10.0.0.1", message)
+            event = None if isinstance(message, Refused) else nodes.Said(peer, "10.0.0.1", message)
         if event is not None:
             _said(room, event, now_s)
     for _ in range(40):
@@ -152,18 +151,18 @@ def roll_call_talk(data: bytes) -> None:
         if due_s is None:
             break
         now_s = max(now_s, due_s)
-        _said(room, calls.Tick(), now_s)
+        _said(room, nodes.Tick(), now_s)
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
     findings_json.dumped(room.findings)
 
 
-def _said(room: hall.Hall, event: calls.Event, now_s: float) -> None:
+def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None:
     for reply in room.step(event, now_s):
-        if isinstance(reply, calls.Send):
+        if isinstance(reply, nodes.Send):
             assert calling.parse(calling.render(reply.message)) == reply.message
-        elif isinstance(reply, calls.Look):
-            _said(room, calls.Looked(()), now_s)
+        elif isinstance(reply, nodes.Look):
+            _said(room, nodes.Looked(()), now_s)
 
 
 @target("json", 8000)
@@ -172,7 +171,7 @@ def findings(data: bytes) -> None:
     found = attempt(findings_json.loaded, data.decode("utf-8", "replace"), kinds=(ValueError,))
     if not isinstance(found, Refused):
         assert len(findings_json.loaded(findings_json.dumped(found))) <= len(found)
-    attempt(report_json.parse, data, kinds=(ValueError,))
+    attempt(report_formats.parse, data, kinds=(ValueError,))
 
 
 @target("bytes", 20_000)

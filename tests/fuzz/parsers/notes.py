@@ -15,10 +15,9 @@ from trainer_launch.host import deadline_subprocess, process_tree, runtime_direc
 from trainer_launch.model import json_lines
 from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
 from trainer_launch.preflight import measurements
-from trainer_launch.preflight.cluster import collective_tests, pair_test
+from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.gpu import bench_results
-from trainer_launch.preflight.gpu import facts as values
+from trainer_launch.preflight.gpu import facts as bench_results
 from trainer_launch.preflight.mpi import ring
 from trainer_launch.supervisor import death_clues
 
@@ -88,12 +87,12 @@ def childs_answer(data: bytes) -> None:
     tried = deadline_subprocess._tried(data)
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())
-    for seen in pair_test._read(_TEST, data, 1).seen:
+    for seen in pair_tests._pair_test_read(_TEST, data, 1).seen:
         msg.render(msg.Result(1, (seen,)))
     with suppress(ValueError, RecursionError):
         told = json.loads(data)
         if isinstance(told, dict):
-            msg.render(msg.Result(1, collective_tests._read(_TEST, told)))
+            msg.render(msg.Result(1, pair_tests._read(_TEST, told)))
     heard = ring.read("t", data.decode("utf-8", "replace"))
     assert all(math.isfinite(rate) for *_, rate in heard.pairs)
     attempt(json_lines.decode, msg.Record, data, kinds=(json_lines.MessageError,))
@@ -102,11 +101,11 @@ def childs_answer(data: bytes) -> None:
 @target("json", 8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
-    facts = values.facts_of(data)
+    facts = bench_results.facts_of(data)
     for gpu in facts.gpus:
         assert isinstance(gpu.uuid + gpu.model + gpu.label, str)
-    values.visible(facts.gpus, "0,GPU-1")
-    _, watched = values.watched_of(data)
+    bench_results.visible(facts.gpus, "0,GPU-1")
+    _, watched = bench_results.watched_of(data)
     for one in watched.values():
         assert isinstance(one.index, int)
     made = bench_results.benched(0, "", data, bench_results.Limits(status=1, timed_out=False, limit_s=1.0))

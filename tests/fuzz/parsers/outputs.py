@@ -25,7 +25,7 @@ from trainer_launch.mpi import (
 from trainer_launch.mpi.state import Exited
 from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
-from trainer_launch.preflight.mpi import host_script, ssh_refusals
+from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.rehearsal import pod_watch, script_checks
 from trainer_launch.supervisor import death_clues, error_lines, failure, hang_watch, outcome
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
@@ -74,9 +74,9 @@ def mpi_output(data: bytes) -> None:
         assert len(one.words) <= 400
     found = mpirun_command.recognised((text * 20)[:60_000])
     assert found is None or str(found)
-    answer = host_script.read("T", text)
+    answer = host_queries.read("T", text)
     for code in (None, 0, 1, 255):
-        ssh_refusals.refusal(code, text, answer)
+        host_queries.refusal(code, text, answer)
 
 
 @target("text")

@@ -1,4 +1,4 @@
-"""A job of simulated nodes around a Hall: no sockets, and a clock that jumps."""
+"""A job of simulated nodes around a ClusterPreflight: no sockets, and a clock that jumps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.preflight.cluster import findings_json
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.node_names import Names
-from trainer_launch.preflight.cluster.node_stages import Stage, Stuck
-from trainer_launch.preflight.cluster.state import Event, Gone, Look, Looked, Over, Said, Send, Settings, Tick
-from trainer_launch.preflight.cluster.state_machine import Hall, Phase
+from trainer_launch.preflight.cluster.nodes import (
+    Event,
+    Gone,
+    Look,
+    Looked,
+    Names,
+    Over,
+    Said,
+    Send,
+    Settings,
+    Stage,
+    Stuck,
+    Tick,
+)
+from trainer_launch.preflight.cluster.state_machine import ClusterPreflight, Phase
 from trainer_launch.preflight.measurements import Measure
 
 JOB = "job"
@@ -31,7 +42,7 @@ class Simulation:
         values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
         self.settings = Settings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
         self.now_s = 1000.0
-        self.hall = Hall(self.settings, self.now_s)
+        self.hall = ClusterPreflight(self.settings, self.now_s)
         self.outcome = outcome
         self.on_rail: Callable[[int, int, int], tuple[str, int] | None] = lambda node, partner, rail: None
         self.together: Callable[[int], tuple[str, int]] = lambda node: ("", 10**9)

@@ -15,10 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer_launch.preflight.children.reduction import _opened, bus_rate
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.collective_tests import Collectives
 from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
+
+# As where it is started by path: what lies beside it can be imported, and it takes that back.
+sys.path.insert(0, str(CHILD.parent))
+from trainer_launch.preflight.children.collective_bench import _opened, bus_rate
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -13,15 +13,15 @@ import pytest
 
 from tests.conftest import require
 from tests.preflight.cluster.job import Simulation
-from trainer_launch.commands import preflight
 from trainer_launch.preflight.cluster import pair_results
-from trainer_launch.preflight.cluster.heatmap_data import Seen, drawing
+from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.fault_isolation import Guilty, Link
+from trainer_launch.preflight.heatmap import drawing, plot
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> Seen:
+def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> PairTests:
     """The ring, with a node that fails always."""
     tests = []
     for node in range(nodes):
@@ -30,7 +30,7 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> Seen:
         rate = random.Random(node).randrange(1_000_000_000, 1_200_000_000)
         tests.append(pair_results.Tested(ends, ("", "") if is_well else ("no", "no"), rate if is_well else 0))
     links = () if link is None else (Link(ends=link, failed=2, tests=2),)
-    return Seen(
+    return PairTests(
         tuple(f"node {node} (job-node-0-{node})" for node in range(nodes)),
         tuple(tests),
         Guilty(nodes=(bad,), links=links, rounds=2),
@@ -40,7 +40,7 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> Seen:
 def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
     tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000), pair_results.Tested((0, 1), ("", ""), 5_000_000))
     shown = drawing(
-        Seen(
+        PairTests(
             ("a", "b", "c"),
             (*tests, pair_results.Tested((1, 2), ("", "no"), 7), pair_results.Tested((1, 2), ("", ""), 7)),
         )
@@ -56,12 +56,12 @@ def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
     assert shown["faulty"] == [2]
     assert {tuple(row[:2]) for row in shown["tests"] if row[2] is None} >= {(1, 2), (2, 3)}
     assert shown["title"].endswith("faulty: node 2 (job-node-0-2)")
-    assert Simulation(4).hall.seen == Seen()
+    assert Simulation(4).hall.seen == PairTests()
 
 
 def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> None:
     tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000, 0), pair_results.Tested((0, 1), ("", "no"), 0, 1))
-    shown = drawing(Seen(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
+    shown = drawing(PairTests(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
     assert (shown["faulty"], shown["tests"]) == ([1], [[0, 1, None]])
     assert "faulty: b, rail 1" in str(shown["title"])
 
@@ -76,9 +76,9 @@ def matplotlib() -> None:
 @pytest.mark.parametrize("nodes", [4, 64, 600])
 def test_the_guilty_row_is_in_the_picture_by_name(tmp_path: Path, nodes: int) -> None:
     told = seen(nodes, bad=nodes // 2, link=(0, 1))
-    preflight.plot(str(tmp_path / "pairs.png"), told)
+    plot(str(tmp_path / "pairs.png"), told)
     assert (tmp_path / "pairs.png").read_bytes().startswith(PNG)
-    preflight.plot(str(tmp_path / "pairs.svg"), told)
+    plot(str(tmp_path / "pairs.svg"), told)
     text = (tmp_path / "pairs.svg").read_text()
     assert f"<!-- node {nodes // 2} (job-node-0-{nodes // 2}) -->" in text
     assert "#d62728" in text
@@ -91,16 +91,16 @@ def test_why_it_was_not_drawn_is_said_plainly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    preflight.plot("pairs.png", None)
-    preflight.plot("pairs.png", Seen())
+    plot("pairs.png", None)
+    plot("pairs.png", PairTests())
     assert caplog.text.count("--plot: pairs.png was not written: no pairs of nodes were tested") == 2
     told = seen(4, bad=1)
-    preflight.plot(str(tmp_path / "no" / "pairs.png"), told)
+    plot(str(tmp_path / "no" / "pairs.png"), told)
     assert "pairs.png was not written: No such file or directory" in caplog.text
-    preflight.plot(str(tmp_path / "pairs.docx"), told)
+    plot(str(tmp_path / "pairs.docx"), told)
     assert "pairs.docx was not written: Format 'docx' is not supported" in caplog.text
     (tmp_path / "matplotlib.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    preflight.plot(str(tmp_path / "pairs.png"), told)
+    plot(str(tmp_path / "pairs.png"), told)
     assert "it needs matplotlib: pip install 'trainer-launch[report]'" in caplog.text
     assert not (tmp_path / "pairs.png").exists()

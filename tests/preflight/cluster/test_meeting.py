@@ -30,10 +30,8 @@ from trainer_launch.preflight.cluster import client as meeting
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.client import Caller, Verdict
 from trainer_launch.preflight.cluster.listener import Ear
-from trainer_launch.preflight.cluster.node_names import Names
-from trainer_launch.preflight.cluster.node_stages import Stage, look
+from trainer_launch.preflight.cluster.nodes import Event, Names, Reply, Said, Settings, Stage, look
 from trainer_launch.preflight.cluster.server import Server
-from trainer_launch.preflight.cluster.state import Event, Reply, Said, Settings
 
 JOB = "job"
 LATEST_S = 30.0
@@ -228,14 +226,14 @@ def test_without_descriptors_the_roll_call_goes_on_says_so_once_and_does_not_spi
 def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
     one = job(2)
     server = one.hold()
-    step = server._hall.step
+    step = server._preflight.step
 
     def stumble(event: Event, now_s: float) -> list[Reply]:
         if isinstance(event, Said) and isinstance(event.message, msg.Record):
             raise IndexError("list index out of range")
         return step(event, now_s)
 
-    server._hall.step = stumble  # type: ignore[method-assign]
+    server._preflight.step = stumble  # type: ignore[method-assign]
     callers = [one.call(rank) for rank in range(2)]
     for (found,) in verdicts(*callers):
         assert (found.status, found.subject) == (Status.UNKNOWN, "")

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.commands.preflight import explained, merged
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.topology import place
-from trainer_launch.preflight import thresholds
-from trainer_launch.preflight.cluster import findings_json, node_facts, verdict
-from trainer_launch.preflight.cluster.comparison import clocks, differences
-from trainer_launch.preflight.cluster.node_facts import code_hash
-from trainer_launch.preflight.cluster.node_names import names_of
-from trainer_launch.preflight.cluster.participation import CHECKS, failing_nodes
+from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import findings_json, node_facts, roll_call
+from trainer_launch.preflight.cluster.node_facts import clocks, code_hash, differences
+from trainer_launch.preflight.cluster.nodes import names_of
+from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.cluster.protocol import MAX_FACTS, Record, parse, render
+from trainer_launch.preflight.node_preflight import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
 
@@ -215,7 +215,7 @@ def fail(check: str, subject: str = "", text: str = "x") -> Finding:
 
 def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
-    told = merged([fail("shm")], decided, "node 1 (b)", CHECKS)
+    told = merged([fail("shm")], decided, "node 1 (b)", registry.ids(Where.CLUSTER))
     assert [finding.check for finding in told] == ["pairs", "shm"]
     assert told[1].subject == "node 1 (b), node 0 (a)"
 
@@ -225,7 +225,7 @@ def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_o
     of_job = Finding(check="storage", status=Status.FAIL, fault=Fault.JOB, subject="node 2 (c)", text="full")
     decided = [of_job, fail("storage", "node 3 (d)", "hangs")]
     for own, name in (((), "node 0 (a)"), ((replace(of_job, subject="/b"),), "node 2 (c)")):
-        told = merged(own, decided, name, CHECKS)
+        told = merged(own, decided, name, registry.ids(Where.CLUSTER))
         assert sorted((one.fault, one.subject) for one in told if one.fault) == [
             (Fault.JOB, "node 2 (c)"),
             (Fault.NODE, "node 3 (d)"),
@@ -234,7 +234,12 @@ def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_o
 
 def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
-    told = merged(tuple(explained([fail("dns")], [missing], is_shared=True)), [missing], "node 1 (b)", CHECKS)
+    told = merged(
+        tuple(explained([fail("dns")], [missing], is_shared=True)),
+        [missing],
+        "node 1 (b)",
+        registry.ids(Where.CLUSTER),
+    )
     assert [(one.check, one.status, one.subject) for one in told] == [
         ("roll-call", Status.FAIL, "node 2 (c)"),
         ("dns", Status.WARN, "node 1 (b)"),
@@ -246,7 +251,7 @@ def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -
 
 
 def test_who_rejoins_a_job_at_work_is_not_stopped_for_the_name_of_a_node_that_is_away() -> None:
-    at_work = verdict.runs_already("host-1")
+    at_work = roll_call.runs_already("host-1")
     found = [fail("dns"), fail("shm")]
     assert [one.status for one in explained(found, [at_work], is_shared=False)] == [Status.WARN, Status.FAIL]
 
@@ -258,7 +263,7 @@ def test_the_failing_nodes_are_listed_by_host_name() -> None:
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
-    (found,) = verdict.grouped({name: [fail("shm")] for name in names})
+    (found,) = roll_call.grouped({name: [fail("shm")] for name in names})
     assert len(failing_nodes([found]).split()) == 20
     (told,) = findings_json.loaded(findings_json.dumped([found]))
     assert told.subject.endswith("node 7 (host-7) and 12 more")
@@ -267,14 +272,14 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
 
 
 def test_thresholds_are_read_or_refused() -> None:
-    of_pairs, shares = thresholds.parse("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
+    of_pairs, shares = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
     assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
     assert (shares.of_reference, shares.of_peers) == ({"gemm": 0.8}, 0.9)
     for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
         with pytest.raises(
             UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, nccl, peers, pair"
         ):
-            thresholds.parse(wrong)
+            thresholds.parse_flag(wrong)
 
 
 def test_failing_nodes_are_those_of_gpus_and_rails_too_and_not_of_links() -> None:

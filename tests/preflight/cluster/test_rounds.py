@@ -10,7 +10,7 @@ from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster import transport
 from trainer_launch.preflight.fault_isolation import double_tree
 from trainer_launch.preflight.measurements import Measure
-from trainer_launch.preflight.reference_values import load
+from trainer_launch.preflight.thresholds import load_table
 
 NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"
 MISSING = "was asked for, and not all nodes have it"
@@ -208,7 +208,7 @@ def test_results_with_too_few_rails_are_no_pass() -> None:
 
 
 def test_a_healthy_job_with_rails_says_how_many_and_measures_them() -> None:
-    job = simulated(8, NCCL_8, table=load(None))
+    job = simulated(8, NCCL_8, table=load_table(None))
     job.outcome = lambda n, p: ("", 45_000_000_000)
     job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
     ended(job)
@@ -220,7 +220,7 @@ def test_a_healthy_job_with_rails_says_how_many_and_measures_them() -> None:
 
 
 def test_a_network_card_at_half_speed_fails_by_reference_and_peers_and_is_named() -> None:
-    job = simulated(8, NCCL_8, table=load(None))
+    job = simulated(8, NCCL_8, table=load_table(None))
     job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
     job.on_rail = lambda n, p, rail: ("", 22_500_000_000 if 3 in (n, p) and rail == 2 else 45_000_000_000)
     ended(job)
@@ -229,7 +229,7 @@ def test_a_network_card_at_half_speed_fails_by_reference_and_peers_and_is_named(
 
 
 def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
-    job = simulated(8, NCCL_8, table=load(None))
+    job = simulated(8, NCCL_8, table=load_table(None))
     job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
     job.outcome = lambda n, p: ("", 2_000_000_000)
     ended(job)

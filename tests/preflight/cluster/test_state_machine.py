@@ -11,9 +11,9 @@ from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.findings import Fault, Scope, Status
 from trainer_launch.preflight.cluster import findings_json
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.node_stages import Stage
+from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.measurements import Measure
-from trainer_launch.preflight.reference_values import load
+from trainer_launch.preflight.thresholds import load_table
 
 
 def test_when_all_have_come_and_are_well_the_verdict_is_a_pass_after_two_rounds() -> None:
@@ -194,7 +194,7 @@ def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one
 
 
 def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
-    job = Simulation(8, table=load(None))
+    job = Simulation(8, table=load_table(None))
     job.measures = {
         n: [
             Measure("gemm", 330.0 if (n, gpu) == (5, 2) else 664.0 + n, "TFLOP/s", "NVIDIA H200", gpu)

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tests.preflight.world import HEALTHY
-from trainer_launch import preflight
 from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Finding, Status
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight import check, registry
+from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.gpu import devices
 
 FAKES = Path(__file__).parent / "fakes"
@@ -78,12 +77,12 @@ def subject(
     return replace(HEALTHY, host=host, topology=topology, env=env, cards=made, **changes)
 
 
-CHECKS: tuple[ModuleType, ...] = tuple(check for check in preflight.CHECKS if check.NAME.startswith("gpu-"))
+CHECKS = registry.at(Where.GPU)
 
 
 def findings(made: Subject) -> tuple[Finding, ...]:
     """What the checks of GPUs find."""
-    return preflight.run(made, CHECKS).findings
+    return check.run(made, CHECKS).findings
 
 
 def loud(found: tuple[Finding, ...]) -> list[tuple[str, str, str]]:

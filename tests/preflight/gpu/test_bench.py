@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.preflight.gpu import bench_results, devices
-from trainer_launch.preflight.gpu.bench_results import Benched, Ending, Limits
-from trainer_launch.preflight.gpu.facts import Facts
+from trainer_launch.preflight.gpu import devices, facts
+from trainer_launch.preflight.gpu.facts import Benched, Ending, Facts, Limits
 
 ENDED = Limits(status=0, timed_out=False, limit_s=60.0)
 FLIP = """
@@ -55,9 +54,7 @@ def bench(sabotage: str = "", *words: str) -> Benched:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    return bench_results.benched(
-        0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0)
-    )
+    return facts.benched(0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0))
 
 
 @pytest.mark.torch
@@ -113,7 +110,7 @@ def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
 def test_a_torch_that_sees_no_gpu_says_so() -> None:
     argv = (sys.executable, devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    found = bench_results.benched(0, "", said, ENDED)
+    found = facts.benched(0, "", said, ENDED)
     assert found.ending is Ending.FAILED
     assert "sees no GPU" in found.why
 
@@ -121,7 +118,7 @@ def test_a_torch_that_sees_no_gpu_says_so() -> None:
 def test_a_python_without_torch_says_so() -> None:
     argv = (sys.executable, "-I", "-S", devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    assert bench_results.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
+    assert facts.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
 
 
 @pytest.mark.torch
@@ -169,7 +166,7 @@ def test_the_version_of_nccl_is_read_as_nccl_writes_it(number: int, version: str
     ],
 )
 def test_the_network_is_read_from_nccls_log(lines: list[str], network: str) -> None:
-    assert bench_results.network(lines) == network
+    assert facts.network(lines) == network
 
 
 def lines(*told: dict[str, Any]) -> bytes:
@@ -186,14 +183,14 @@ def lines(*told: dict[str, Any]) -> bytes:
     ],
 )
 def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Limits, ending: Ending, text: str) -> None:
-    found = bench_results.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
+    found = facts.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
     assert found.ending is ending
     assert text in found.why
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\x00", b"[]", b"{}", b'{"measure": 1}', b'{"facts": []}', b"1\nnull"])
 def test_what_cannot_be_read_is_nothing(said: bytes) -> None:
-    found = bench_results.benched(0, "", said, ENDED)
+    found = facts.benched(0, "", said, ENDED)
     assert (found.ending, found.figures) == (Ending.DIED, ())
 
 
@@ -201,7 +198,7 @@ def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
     said = lines(
         {"collective": {"seconds": 0.5, "good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True}
     )
-    assert bench_results.benched(0, "", said, ENDED).network == "IB"
+    assert facts.benched(0, "", said, ENDED).network == "IB"
 
 
 CUDA_ON_CPU = """
@@ -240,7 +237,7 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    found = bench_results.benched(0, "", ended.stdout, ENDED)
+    found = facts.benched(0, "", ended.stdout, ENDED)
     assert (found.ending, found.why) == (Ending.DONE, "")
     assert (found.facts["model"], found.facts["capability"], found.facts["built_for"]) == (
         "NVIDIA H200",

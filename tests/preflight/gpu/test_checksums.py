@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from trainer_launch.model.findings import Fault, Scope, Status
-from trainer_launch.preflight.gpu.checksums import differing
+from trainer_launch.preflight.gpu_judgement import differing
 from trainer_launch.preflight.measurements import Checksum
 
 H200, H100 = "NVIDIA H200, driver 580", "NVIDIA H100, driver 580"

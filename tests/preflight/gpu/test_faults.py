@@ -15,7 +15,7 @@ from tests.preflight.world import HEALTHY
 from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Status
-from trainer_launch.preflight.check_context import with_gpus
+from trainer_launch.preflight.check import with_gpus
 from trainer_launch.preflight.gpu import devices
 
 pytestmark = pytest.mark.process

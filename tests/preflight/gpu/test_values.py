@@ -15,12 +15,11 @@ from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight import node_measurements
 from trainer_launch.preflight.children import gpu_facts
-from trainer_launch.preflight.cluster.comparison import NCCL, differences
-from trainer_launch.preflight.gpu import bench_results
-from trainer_launch.preflight.gpu import facts as values
-from trainer_launch.preflight.gpu import xid as gpu_xid
+from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster.node_facts import NCCL, differences
+from trainer_launch.preflight.gpu import facts as bench_results
+from trainer_launch.preflight.gpu import load_checks
 from trainer_launch.preflight.gpu.devices import Cards, Load
 from trainer_launch.preflight.gpu.facts import Fact, Gpu, State, numbered, visible
 
@@ -43,15 +42,15 @@ JSON = some.recursive(
 @given(JSON)
 def test_whatever_a_child_says_is_read_or_refused(told: object) -> None:
     said = json.dumps(told).encode()
-    values.facts_of(said)
-    values.watched_of(said)
+    bench_results.facts_of(said)
+    bench_results.watched_of(said)
     bench_results.benched(0, "", said, bench_results.Limits(status=0, timed_out=False, limit_s=1.0))
 
 
 @given(some.binary(max_size=50))
 def test_what_is_no_json_is_a_trouble(said: bytes) -> None:
-    assert values.facts_of(said).trouble
-    assert values.watched_of(said)[0]
+    assert bench_results.facts_of(said).trouble
+    assert bench_results.watched_of(said)[0]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,8 @@ def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
         )
     ]
     cards = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: Load(tested=tuple(tested)))
-    assert node_measurements.facts(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert node_measurements.facts(None) == {}
+    assert node_facts.of_gpus(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_facts.of_gpus(None) == {}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
@@ -118,7 +117,7 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
         log = Fact(State.KNOWN, [["0000:01:00", xid, 600] for xid in xids])
         facts = replace(FACTS, gpus=tuple(cards), log=log)
         made = Cards(facts=lambda: facts, settled=lambda: facts, load=lambda: None, level="quick")
-        return list(gpu_xid.check(replace(HEALTHY, cards=made)))
+        return list(load_checks.gpu_xid.run(replace(HEALTHY, cards=made)))
 
     (found,) = told(79, 13)
     assert (found.status, found.subject) == (Status.WARN, "GPU 1")
@@ -137,12 +136,12 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
-    assert node_measurements.adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
-    assert node_measurements.adapters(ports[1:]) == {"adapters": "none of them"}
-    assert node_measurements.adapters(()) == {}
+    assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
+    assert node_facts.of_adapters(()) == {}
 
 
 def test_nothing_is_measured_where_nothing_was_loaded() -> None:
-    assert node_measurements.measured(None) == ((), ())
-    assert node_measurements.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
+    assert node_facts.measured(None) == ((), ())
+    assert node_facts.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
     assert LOAD.tested == TESTED

@@ -211,10 +211,10 @@ def test_workers_are_tried_from_each_other_as_a_tree_of_daemons_would(
 TREE = """
 import os
 from trainer_launch.model import Job
-from trainer_launch.preflight.mpi import tree
+from trainer_launch.preflight.mpi.launcher_checks import tree_findings
 from trainer_launch.mpi.ssh_client import prepared
 client = prepared(Job(contract="", details={"ssh_dir": os.environ["KEYS"]}), os.environ["FOLDER"], port=2222)
-for one in tree.findings(("w-0", "w-1", "w-2"), client, os.environ, radix=1):
+for one in tree_findings(("w-0", "w-1", "w-2"), client, os.environ, radix=1):
     print(one.status.value, one.text)
 """
 

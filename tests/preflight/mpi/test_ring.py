@@ -14,8 +14,8 @@ from tests.conftest import require
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model.findings import Fault, Status
-from trainer_launch.preflight.cluster.pair_results import Thresholds
 from trainer_launch.preflight.mpi import ring
+from trainer_launch.preflight.thresholds import Thresholds
 
 pytestmark = pytest.mark.process
 YES, NO = Ended(status=0), Ended(status=1, stderr=b"No module named 'mpi4py'")

@@ -1,5 +1,8 @@
 """What NVIDIA's own library says of this node's GPUs, as one JSON object; started by path.
 
+`watch` in its command line: what happens to them while others load them. It looks many times a second until its
+input ends, and tells the worst of each GPU, and the XID errors that the driver told meanwhile.
+
 A call may hang in the driver, so this runs in a child that can be killed. Every fact is ["known", value],
 ["unsupported"] or ["unknown", why]: what a card or a driver does not tell is no fault.
 """
@@ -12,9 +15,11 @@ import importlib
 import json
 import os
 import re
+import select
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +37,14 @@ _CAUSES_OF_RETIREMENT = (0, 1)
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
 _LIMIT_S = 60
 _XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
+INTERVAL_S = 0.05
+_XID_EVENT = 8  # the type of event
+_TIMED_OUT = 10
+_IDLE = 1  # the bit of the reasons
+_MAX_EVENTS = 100
+_LAST_MS = 100  # an event may come a moment after what it tells of
+_COUNTERS = ("pcie_replays", "nvlink_errors")  # many calls, and only their growth matters
+_WATCH_LIMIT_S = 600
 _RECENT_S, _MAX_RECORDS, _RECORD_BYTES = 7200, 50_000, 8192
 
 Fact = list[Any]
@@ -39,15 +52,25 @@ Fact = list[Any]
 
 def main() -> None:
     """Print all facts."""
-    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)  # should our parent die first
-    os.write(1, json.dumps(told()).encode())
+    is_watch = sys.argv[1:] == ["watch"]
+    signal.setitimer(signal.ITIMER_REAL, _WATCH_LIMIT_S if is_watch else _LIMIT_S)  # should our parent die first
+    os.write(1, json.dumps(asked(watched if is_watch else told)).encode())
 
 
-def told() -> dict[str, Any]:
-    """All facts, or the trouble in the way of them."""
+def asked(question: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Open the library, ask, close it; or the trouble in the way of that."""
     nvml, trouble = opened()
     if nvml is None:
         return {"trouble": trouble}
+    try:
+        return question(nvml)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def told(nvml: Any) -> dict[str, Any]:
+    """All facts."""
     try:
         gpus = [of_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
         return {
@@ -59,9 +82,6 @@ def told() -> dict[str, Any]:
         }
     except nvml.NVMLError as problem:
         return {"trouble": f"the GPUs cannot be counted: {problem}"}
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
 
 
 def opened() -> tuple[Any, str]:
@@ -267,6 +287,95 @@ def earlier_xids(path: str = "/dev/kmsg") -> Fact:
     finally:
         os.close(log)
     return ["known", found[-100:]]
+
+
+# -- watching under load ----------------------------------------------------------------------
+
+
+def watched(nvml: Any) -> dict[str, Any]:
+    """All that was seen until the input ended."""
+    try:
+        gpus = [WatchedGpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as problem:
+        return {"trouble": f"the GPUs cannot be watched: {problem}"}
+    while True:
+        for gpu in gpus:
+            gpu.look()
+        if select.select([0], [], [], INTERVAL_S)[0] and not os.read(0, 4096):
+            return {"trouble": "", "gpus": [gpu.seen() for gpu in gpus]}
+
+
+class WatchedGpu:
+    """One GPU under watch."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml, self._index = nvml, index
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._reads = moving(nvml, self._handle)
+        self._reasons: Counter[int] = Counter()
+        self._busy = 0
+        self._last: dict[str, Fact] = {}
+        self._first: dict[str, Fact] = {}
+        self._most: dict[str, float] = {}
+        self._least: dict[str, float] = {}
+        self._events: list[int] = []
+        self._event_set = fact(nvml, self._register)
+
+    def _register(self) -> Any:
+        made = self._nvml.nvmlEventSetCreate()
+        self._nvml.nvmlDeviceRegisterEvents(self._handle, _XID_EVENT, made)
+        return made
+
+    def look(self) -> None:
+        """Once."""
+        for name, read in self._reads.items():
+            if name not in _COUNTERS or name not in self._last:
+                self._see(name, read)
+        state, *rest = self._last["clock_reasons"]
+        if state == "known" and not rest[0] & _IDLE:
+            self._busy += 1
+            self._reasons.update(1 << bit for bit in range(int(rest[0]).bit_length()) if rest[0] >> bit & 1)
+        self._hear(0)
+
+    def _see(self, name: str, read: Callable[[], Any]) -> None:
+        if self._last.get(name) == ["unsupported"]:
+            return
+        found = self._last[name] = fact(self._nvml, read)
+        if found[0] == "known":
+            self._first.setdefault(name, found)
+            self._most[name] = max(found[1], self._most.get(name, found[1]))
+            self._least[name] = min(found[1], self._least.get(name, found[1]))
+
+    def _hear(self, wait_ms: int) -> None:
+        while self._event_set[0] == "known" and len(self._events) < _MAX_EVENTS:
+            try:
+                heard = self._nvml.nvmlEventSetWait_v2(self._event_set[1], wait_ms)
+            except self._nvml.NVMLError as problem:
+                if getattr(problem, "value", None) != _TIMED_OUT:
+                    self._event_set = ["unknown", str(problem)]
+                return
+            if heard.eventType == _XID_EVENT:
+                self._events.append(int(heard.eventData))
+
+    def seen(self) -> dict[str, Any]:
+        """What was seen."""
+        self._hear(_LAST_MS)
+        for name in _COUNTERS:
+            self._see(name, self._reads[name])
+        return {
+            "index": self._index,
+            "uuid": fact(self._nvml, lambda: text(self._nvml.nvmlDeviceGetUUID(self._handle))),
+            "busy": self._busy,
+            "xids": ["known", self._events] if self._event_set[0] == "known" else self._event_set,
+            "reasons": {str(bit): count for bit, count in self._reasons.items()},
+            "facts": {name: self._summary(name, found) for name, found in self._last.items()},
+        }
+
+    def _summary(self, name: str, found: Fact) -> Fact:
+        """Least, most, and how much it grew."""
+        if name not in self._most:
+            return found
+        return ["known", [self._least[name], self._most[name], self._most[name] - self._first[name][1]]]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from trainer_launch.membership.protocol import Hello
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.node_names import Names
-from trainer_launch.preflight.cluster.state import Key, Node, Settings
+from trainer_launch.preflight.cluster.nodes import Key, Names, Node, Settings
 
 # For who looks for a coordinator.
 NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from trainer_launch.model.findings import Finding, Severity, Status
 from trainer_launch.model.units import counted
-from trainer_launch.preflight.cluster.comparison import listed
+from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.protocol import MAX_FINDINGS_BYTES
-from trainer_launch.preflight.report_json import finding_as_json, finding_of
+from trainer_launch.preflight.report_formats import finding_as_json, finding_of
 
 _TEXT = 600
 _EVIDENCE = 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -12,51 +11,39 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import NO_ROOM, make_room
 from trainer_launch.membership import candidates
 from trainer_launch.model import Endpoint, NodeRange
-from trainer_launch.model.errors import NodeError
+from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.engines.meeting import job_name
 from trainer_launch.planning.gather import ports_of
-from trainer_launch.preflight import gpu_judgement, node_measurements, reference_values, thresholds
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import (
-    comparison,
     findings_json,
-    full_collective,
     node_facts,
     pair_results,
+    roll_call,
     shared_storage,
     transport,
-    verdict,
 )
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.client import Caller, Verdict
-from trainer_launch.preflight.cluster.collective_tests import Collectives
-from trainer_launch.preflight.cluster.heatmap_data import Seen
-from trainer_launch.preflight.cluster.node_names import Names, names_of
-from trainer_launch.preflight.cluster.pair_test import Bench
+from trainer_launch.preflight.cluster.nodes import TOLD, Names, label, names_of
+from trainer_launch.preflight.cluster.nodes import Settings as Calling
+from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.pair_tests import Bench, Collectives
 from trainer_launch.preflight.cluster.server import Server
-from trainer_launch.preflight.cluster.shared_storage import SEEK_S
-from trainer_launch.preflight.cluster.state import Settings as Calling
-from trainer_launch.preflight.cluster.state import label
-from trainer_launch.preflight.container import dns
-from trainer_launch.preflight.gpu import checksums
+from trainer_launch.preflight.cluster.shared_storage import Tokens
+from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.measurements import Measure
 
-# Those of all nodes together.
-CHECKS = (
-    *(verdict.NAME, comparison.FACTS, comparison.CLOCK, checksums.NAME, *gpu_judgement.CHECKS),
-    *(shared_storage.NAME, pair_results.NAME, full_collective.NAME),
-)
 FAILING_NODES = "failing_nodes.txt"
 _THOROUGH = ("standard", "deep")  # levels
 _MAX_FOLDERS = 16
@@ -74,7 +61,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     topology = subject.topology
     if settings.level == "container":
         return "--level container checks this container only"
-    if verdict.NAME in skipped or (chosen and not set(chosen) & set(CHECKS)):
+    if roll_call.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --skip"
     if topology.nodes is not None and topology.nodes.max == 1:
         return "the job has one node"
@@ -82,7 +69,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return "the number of nodes, the node rank or the address of node 0 is unknown"
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
-    if subject.job.contract in dns.HIDING and "level" not in settings.model_fields_set:
+    if subject.job.contract in dns_checks.HIDING and "level" not in settings.model_fields_set:
         return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
 
@@ -110,9 +97,9 @@ class Gathering:
         """On node 0, after `finish`: what all nodes have measured."""
         return () if self.server is None else self.server.measured()
 
-    def seen(self) -> Seen:
+    def seen(self) -> PairTests:
         """On node 0, after `finish`: the pair tests."""
-        return Seen() if self.server is None else self.server.seen()
+        return PairTests() if self.server is None else self.server.seen()
 
     def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
@@ -155,9 +142,13 @@ class Gathering:
         told |= self.read_slowly()
         if self.collectives is not None:
             told[transport.FACT] = self.collectives.ability()
+        for one in registry.at(Where.CLUSTER):
+            if one.tell is not None:
+                with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
+                    told[f"{TOLD}{one.id}"] = one.tell(subject)
         offset_s, error_s = self.caller.offset
-        told |= node_measurements.facts(subject.cards) | node_measurements.adapters(subject.adapters)
-        measured = node_measurements.measured(subject.cards)
+        told |= node_facts.of_gpus(subject.cards) | node_facts.of_adapters(subject.adapters)
+        measured = node_facts.measured(subject.cards)
         self.caller.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured))
 
 
@@ -225,7 +216,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
 
 def _lookout(caller: Caller, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
     places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
-    return Lookout(places, calling.job, secret, lambda host: caller.end((verdict.runs_already(host),)))
+    return Lookout(places, calling.job, secret, lambda host: caller.end((roll_call.runs_already(host),)))
 
 
 def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:
@@ -243,7 +234,7 @@ def _warn_of_limits(nodes: int) -> None:
 def _calling(
     subject: Subject, settings: Settings, skipped: Collection[str], home: Endpoint, nodes: NodeRange
 ) -> Calling:
-    of_pairs, shares = thresholds.parse(settings.threshold)
+    of_pairs, shares = thresholds.parse_flag(settings.threshold)
     return Calling(
         job=job_name(subject.topology, subject.host.hostname, home),
         min_nodes=nodes.min,
@@ -251,16 +242,16 @@ def _calling(
         deadline_s=settings.deadline,
         names=names_of(subject.job, subject.topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
-        with_facts=settings.level in _THOROUGH and comparison.FACTS not in skipped,
+        with_facts=settings.level in _THOROUGH and node_facts.FACTS not in skipped,
         with_pairs=_has_pairs(settings, skipped),
         is_deep=settings.level == "deep",
-        with_full=full_collective.NAME not in skipped,
+        with_full=pair_results.FULL_JOB not in skipped,
         pair_test=settings.pair_test,
         storage=_shared(subject, settings, skipped),
         thresholds=of_pairs,
         shares=shares,
-        table=reference_values.load(settings.reference),
-        record_s=node_measurements.record_s(subject),
+        table=thresholds.load_table(settings.reference),
+        record_s=node_facts.record_s(subject),
     )
 
 
@@ -354,50 +345,3 @@ def seats(names: Names, nodes: NodeRange, own_rank: int) -> list[Endpoint]:
     others = [rank for rank in range(1, min(nodes.max, _MAX_SEATS)) if rank != own_rank]
     places = [names.place(rank) for rank in others] if nodes.min < nodes.max else []
     return [place for place in places if place is not None]
-
-
-# -- tokens in shared folders ------------------------------------------------------------------
-
-
-_LEAVE_S = 8.0
-_ABREAST = 8
-
-
-class Tokens:
-    """Those of one node."""
-
-    def __init__(self, folders: Sequence[str], rank: int, try_out: Callable[[str, str, float], Tried]) -> None:
-        self._folders, self._rank, self._try_out = folders, rank, try_out
-        self._salt = ""
-
-    def leave(self, salt: str) -> None:
-        """Leave them under a name that only this cluster preflight has; where that fails, others do not find it."""
-        self._salt = salt
-        tried = self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
-        self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough
-
-    def seek(self, others: Sequence[str]) -> dict[str, str]:
-        """By folder, whose tokens are there; a folder that could not be looked into is left out."""
-        tried = self._in_each("seek", [self._name(other) for other in others], SEEK_S)
-        return {
-            folder: ",".join(other for other in others if its.values.get(self._name(other)))
-            for folder, its in tried.items()
-            if its.is_good
-        }
-
-    def remove(self) -> None:
-        """Once is enough."""
-        if self._salt:
-            self._in_each("remove", (self._name(str(self._rank)),), _LEAVE_S)
-        self._salt = ""
-
-    def _name(self, of: str) -> str:
-        return f".trainer-launch-token-{self._salt}-{of}"
-
-    def _in_each(self, what: str, names: Sequence[str], limit_s: float) -> Mapping[str, Tried]:
-        if not self._folders:
-            return {}
-        words = [json.dumps({"folder": folder, "names": list(names)}) for folder in self._folders]
-        with ThreadPoolExecutor(_ABREAST) as pool:
-            tried = pool.map(lambda word: self._try_out(what, word, limit_s), words)
-            return dict(zip(self._folders, tried, strict=True))

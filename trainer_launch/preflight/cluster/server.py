@@ -1,4 +1,4 @@
-"""Sockets around a Hall: one daemon thread on node 0 that sleeps until a line, a connection or a deadline."""
+"""Sockets around the cluster preflight: a thread on node 0 that waits for a line, a connection or a deadline."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from trainer_launch.model.findings import Finding
 from trainer_launch.model.json_lines import MessageError
 from trainer_launch.preflight.cluster import admission
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.heatmap_data import Seen
-from trainer_launch.preflight.cluster.node_stages import Stuck, look_at_all
-from trainer_launch.preflight.cluster.state import (
+from trainer_launch.preflight.cluster.nodes import (
     Drop,
     Event,
     Gone,
@@ -30,9 +28,12 @@ from trainer_launch.preflight.cluster.state import (
     Said,
     Send,
     Settings,
+    Stuck,
     Tick,
+    look_at_all,
 )
-from trainer_launch.preflight.cluster.state_machine import Hall
+from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.state_machine import ClusterPreflight
 from trainer_launch.preflight.measurements import Measure
 
 _HANG_UP_S = 2.0  # for the termination message
@@ -68,22 +69,22 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
-        self._hall = Hall(self._settings, time.monotonic())
+        self._preflight = ClusterPreflight(self._settings, time.monotonic())
         self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
         self._thread.start()
         return port
 
     def measured(self) -> list[Measure]:
         """What the nodes have measured; after the verdict."""
-        return self._hall.measured()
+        return self._preflight.measured()
 
     def findings(self) -> Sequence[Finding]:
         """The verdict with every node's name; after it."""
-        return self._hall.findings
+        return self._preflight.findings
 
-    def seen(self) -> Seen:
+    def seen(self) -> PairTests:
         """The pair tests and what they come to; after the verdict."""
-        return self._hall.seen
+        return self._preflight.seen
 
     def stop(self) -> None:
         """Close the port. What was said last still goes out, but nobody is waited for for long."""
@@ -107,11 +108,11 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
 
     def _turn(self) -> None:
         """What was said is heard before time passes: being late ourselves is nobody's silence."""
-        self._wait(self._hall.due_s())
+        self._wait(self._preflight.due_s())
         with contextlib.suppress(Empty):
             while True:
                 self._tell(self._looked.get_nowait())
-        due_s = self._hall.due_s()
+        due_s = self._preflight.due_s()
         if due_s is not None and due_s <= time.monotonic():
             self._tell(Tick())
         self._drop_silent(time.monotonic())
@@ -120,10 +121,10 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
 
     def _tell(self, event: Event) -> None:
         try:
-            replies = self._hall.step(event, time.monotonic())
+            replies = self._preflight.step(event, time.monotonic())
         except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
             _log.exception("cluster preflight: internal error")
-            replies = self._hall.break_off(mistake)
+            replies = self._preflight.break_off(mistake)
         for reply in replies:
             self._do(reply)
 

@@ -1,13 +1,17 @@
-"""Whether the nodes' folders for checkpoints are one: each leaves a token there, others look for it. Pure."""
+"""Whether the nodes' folders for checkpoints are one: each leaves a token there, others look for it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.comparison import listed
-from trainer_launch.preflight.cluster.state import Key, Node, Send, Settings
+from trainer_launch.preflight.cluster.node_facts import listed
+from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
 
 NAME = "shared-storage"
 SEEK_S = 10.0  # for a node's child to look
@@ -15,6 +19,12 @@ _REPORT_S = 3.0
 _BEFORE = 2  # nodes whose tokens each one looks for, beside node 0's
 _MOUNT = "mount one volume there in all pods (ReadWriteMany: NFS, Lustre, CephFS ...), no emptyDir or hostPath"
 _SEE = "see the mount of that volume on its machine, and its access mode"
+
+
+@check(NAME, Where.CLUSTER)
+def shared_storage(cluster: Cluster) -> list[Finding]:
+    """Each folder of --storage is the same for all nodes, where it has to be."""
+    return cluster.sharing.findings()
 
 
 class Sharing:
@@ -124,3 +134,50 @@ def _own(folder: str, count: int, must: bool) -> Finding:
 
 def _has_failed(node: Node) -> bool:
     return any(one.check == "storage" and one.status is Status.FAIL for one in node.findings)
+
+
+# -- tokens in shared folders ------------------------------------------------------------------
+
+
+_LEAVE_S = 8.0
+_ABREAST = 8
+
+
+class Tokens:
+    """Those of one node."""
+
+    def __init__(self, folders: Sequence[str], rank: int, try_out: Callable[[str, str, float], Tried]) -> None:
+        self._folders, self._rank, self._try_out = folders, rank, try_out
+        self._salt = ""
+
+    def leave(self, salt: str) -> None:
+        """Leave them under a name that only this cluster preflight has; where that fails, others do not find it."""
+        self._salt = salt
+        tried = self._in_each("leave", (self._name(str(self._rank)),), _LEAVE_S)
+        self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough
+
+    def seek(self, others: Sequence[str]) -> dict[str, str]:
+        """By folder, whose tokens are there; a folder that could not be looked into is left out."""
+        tried = self._in_each("seek", [self._name(other) for other in others], SEEK_S)
+        return {
+            folder: ",".join(other for other in others if its.values.get(self._name(other)))
+            for folder, its in tried.items()
+            if its.is_good
+        }
+
+    def remove(self) -> None:
+        """Once is enough."""
+        if self._salt:
+            self._in_each("remove", (self._name(str(self._rank)),), _LEAVE_S)
+        self._salt = ""
+
+    def _name(self, of: str) -> str:
+        return f".trainer-launch-token-{self._salt}-{of}"
+
+    def _in_each(self, what: str, names: Sequence[str], limit_s: float) -> Mapping[str, Tried]:
+        if not self._folders:
+            return {}
+        words = [json.dumps({"folder": folder, "names": list(names)}) for folder in self._folders]
+        with ThreadPoolExecutor(_ABREAST) as pool:
+            tried = pool.map(lambda word: self._try_out(what, word, limit_s), words)
+            return dict(zip(self._folders, tried, strict=True))

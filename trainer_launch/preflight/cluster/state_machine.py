@@ -10,14 +10,13 @@ from enum import Enum
 
 from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.findings import Finding
-from trainer_launch.preflight.cluster import admission, findings_json, verdict
+from trainer_launch.preflight import registry
+from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import admission, findings_json, roll_call
 from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.heatmap_data import Seen
-from trainer_launch.preflight.cluster.node_stages import Stuck
-from trainer_launch.preflight.cluster.rounds import Bouts
-from trainer_launch.preflight.cluster.shared_storage import Sharing
-from trainer_launch.preflight.cluster.state import (
+from trainer_launch.preflight.cluster.nodes import (
     LEASE_S,
+    Cluster,
     Drop,
     Event,
     Gone,
@@ -30,8 +29,11 @@ from trainer_launch.preflight.cluster.state import (
     Said,
     Send,
     Settings,
+    Stuck,
     Tick,
 )
+from trainer_launch.preflight.cluster.pair_results import PairTests, Rounds
+from trainer_launch.preflight.cluster.shared_storage import Sharing
 from trainer_launch.preflight.measurements import Measure
 
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
@@ -49,7 +51,7 @@ class Phase(Enum):
     OVER = "over"
 
 
-class Hall:
+class ClusterPreflight:
     """The cluster preflight of one job."""
 
     def __init__(self, settings: Settings, now_s: float) -> None:
@@ -68,8 +70,8 @@ class Hall:
         self._looking: tuple[Key, ...] | None = None
         self._record_until_s = 0.0
         self._sharing = Sharing(settings, ())
-        self._bouts: Bouts | None = None
-        self.seen = Seen()  # the pair tests, when it is over
+        self._rounds: Rounds | None = None
+        self.seen = PairTests()  # the pair tests, when it is over
         self._steps = dict(zip(Phase, (self._call, self._record, self._seek, self._test), strict=False))
         self.phase = Phase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
@@ -82,8 +84,8 @@ class Hall:
 
     def break_off(self, mistake: Exception) -> list[Reply]:
         """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
-        own = verdict.grouped({node.name: node.findings for node in self._present()})
-        return list(self._decide([verdict.broken(mistake)], own))
+        own = roll_call.grouped({node.name: node.findings for node in self._present()})
+        return list(self._decide([roll_call.broken(mistake)], own))
 
     def due_s(self) -> float | None:
         """When to come again with a Tick."""
@@ -98,8 +100,8 @@ class Hall:
             times.append(self._record_until_s)
         elif self.phase is Phase.SEEKING:
             times.append(self._sharing.until_s)
-        elif self._bouts is not None:
-            times.append(self._bouts.until_s)
+        elif self._rounds is not None:
+            times.append(self._rounds.until_s)
         return min(times)
 
     def _step(self, event: Event, now_s: float) -> Iterator[Reply]:
@@ -130,16 +132,16 @@ class Hall:
                 yield from self._greet(peer, address, message, now_s)
             case msg.Record() if node is not None:
                 node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
-                node.findings = verdict.told(message.findings)
+                node.findings = roll_call.told(message.findings)
                 node.measures, node.checksums = message.measures, message.checksums
                 self._n_recorded += not node.has_record
                 node.has_record = True
             case msg.Found() if node is not None and not node.has_record:
-                node.findings = verdict.told(message.findings)
+                node.findings = roll_call.told(message.findings)
             case msg.Sought() if node is not None:
                 self._sharing.take(node.key, message)
-            case msg.Result() if node is not None and self._bouts is not None:
-                self._bouts.take(node.key, message)
+            case msg.Result() if node is not None and self._rounds is not None:
+                self._rounds.take(node.key, message)
 
     def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[Reply]:
         key: Key = said.host if said.node_rank is None else said.node_rank
@@ -213,7 +215,7 @@ class Hall:
         settings, n_present = self._settings, len(self._peers)
         gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
         if self._at_work and n_present:  # this node itself, at least
-            yield from self._decide([verdict.runs_already(self._at_work)])
+            yield from self._decide([roll_call.runs_already(self._at_work)])
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
@@ -224,12 +226,12 @@ class Hall:
         elif now_s >= self._until_s:
             missing = self._missing()
             yield from self._decide(
-                verdict.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
+                roll_call.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
                 self._collided(),
-                verdict.grouped({node.name: node.findings for node in self._present()}),
+                roll_call.grouped({node.name: node.findings for node in self._present()}),
             )
         elif now_s >= self._look_at_s and self._looking is None:
-            self._looking = tuple(self._missing()[: verdict.MAX_LOOKED])
+            self._looking = tuple(self._missing()[: roll_call.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
             yield Look(tuple(admission.place(key, self._nodes, settings.names) for key in self._looking), limit_s)
 
@@ -237,7 +239,7 @@ class Hall:
         return admission.missing(self._nodes, self._settings.min_nodes)
 
     def _name(self, key: Key) -> str:
-        return verdict.named(key, self._nodes.get(key), self._settings.names)
+        return roll_call.named(key, self._nodes.get(key), self._settings.names)
 
     def _record(self, now_s: float) -> Iterator[Reply]:
         if self._n_recorded < len(self._nodes) and not self._lost and now_s < self._record_until_s:
@@ -248,7 +250,7 @@ class Hall:
         if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
             return
         if waited or len(nodes) < 2:
-            yield from self._decide(self._compared(), [verdict.midway(node) for node in waited])
+            yield from self._decide(self._compared(), [roll_call.midway(node) for node in waited])
             return
         self.phase = Phase.SEEKING
         self._sharing = Sharing(self._settings, nodes)
@@ -262,33 +264,40 @@ class Hall:
             yield from self._decide(self._compared(), self._midway())
             return
         self.phase = Phase.TESTING
-        self._bouts = Bouts(self._settings, list(self._nodes.values()))
-        yield from self._bouts.begin(now_s)
+        self._rounds = Rounds(self._settings, list(self._nodes.values()))
+        yield from self._rounds.begin(now_s)
 
     def _test(self, now_s: float) -> Iterator[Reply]:
-        bouts = self._bouts
-        if bouts is None or not bouts.is_due(now_s, self._lost):
+        rounds = self._rounds
+        if rounds is None or not rounds.is_due(now_s, self._lost):
             return
-        yield from bouts.next(now_s)
-        if bouts.is_over:
-            self.seen = bouts.seen()
-            yield from self._decide(self._compared(), bouts.findings(), self._midway())
+        yield from rounds.next(now_s)
+        if rounds.is_over:
+            self.seen = rounds.seen()
+            yield from self._decide(self._compared(), self._midway())
 
     def _midway(self) -> list[Finding]:
-        return [verdict.midway(node) for node in self._nodes.values() if node.peer is None]
+        return [roll_call.midway(node) for node in self._nodes.values() if node.peer is None]
 
     def _compared(self) -> list[Finding]:
-        nodes = [node for node in self._nodes.values() if node.has_record]
-        compared = verdict.compared(nodes, self._settings) if nodes else []
-        return [verdict.all_here(len(self._nodes)), *self._collided(), *compared, *self._sharing.findings()]
+        cluster = Cluster(
+            settings=self._settings,
+            nodes=[node for node in self._nodes.values() if node.has_record],
+            n_present=len(self._nodes),
+            collisions=self._collisions,
+            sharing=self._sharing,
+            rounds=self._rounds,
+        )
+        runs = dict.fromkeys(check.run for check in registry.at(Where.CLUSTER))
+        return [finding for run in runs for finding in run(cluster)]
 
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
-        of_pairs = [] if self._bouts is None else self._bouts.measured()
+        of_pairs = [] if self._rounds is None else self._rounds.measured()
         return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
 
     def _collided(self) -> list[Finding]:
-        return [verdict.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
+        return [roll_call.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
 
     def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
         self.phase = Phase.OVER

@@ -1,4 +1,4 @@
-"""The folders given with --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
+"""The folders of --storage, tried in children as a checkpoint would use them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.units import counted, in_units
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.preflight.check import Subject, check
 
-NAME = "storage"
 _CHILD_S = 20.0
 _LEAST_S = 5.0  # whatever the deadline
 _SLOW_S = 5.0  # for one file of 1 MiB
@@ -21,15 +20,11 @@ _LOW_BYTES, _LOW_INODES = 1 << 30, 1000
 _JOBS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT))
 
 
-def limit_s(subject: Subject) -> float:
-    """How long it may take."""
-    return _CHILD_S + 2
-
-
-def check(subject: Subject) -> Iterator[Finding]:
-    """Do in a child what a checkpoint does, for each folder."""
+@check("storage", limit_s=lambda subject: _CHILD_S + 2)
+def storage(subject: Subject) -> Iterator[Finding]:
+    """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
     if not subject.storage:
-        yield Finding(check=NAME, status=Status.SKIPPED, text="no directory was given with --storage")
+        yield storage.skipped("no directory was given with --storage")
     else:
         limit_s = subject.left_s(_LEAST_S, _CHILD_S)
         with ThreadPoolExecutor(len(subject.storage)) as pool:
@@ -52,7 +47,7 @@ def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
         )
     if tried.trouble:
         text = f"{folder} could not be tested: {tried.trouble}"
-        return Finding(check=NAME, status=Status.UNKNOWN, subject=folder, text=text)
+        return storage.unknown(text, subject=folder)
     values = tried.values
     if not values["same"]:
         text = f"{folder}: the data read back differs from the data written"
@@ -65,11 +60,10 @@ def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
     troubles = ["it is nearly full"] * (free < _LOW_BYTES)
     troubles += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
     troubles += ["it is slow"] * (seconds > _SLOW_S)
-    return Finding(
-        check=NAME,
-        status=Status.WARN if troubles else Status.PASS,
+    told = storage.warned if troubles else storage.passed
+    return told(
+        "; ".join((text, *troubles)),
         subject=folder,
-        text="; ".join((text, *troubles)),
         measured=round(seconds, 3),
         expected=_SLOW_S,
         unit="s",
@@ -78,7 +72,7 @@ def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
 
 
 def _failed(folder: str, text: str, fault: Fault, action: str) -> Finding:
-    return Finding(check=NAME, status=Status.FAIL, fault=fault, subject=folder, text=text, action=action)
+    return storage.failed(fault, text, subject=folder, action=action)
 
 
 def _advice(number: int) -> str:

@@ -1,4 +1,4 @@
-"""This node's GPUs, asked and loaded by children: each thing is found out once, by who needs it first."""
+"""This node's GPUs, asked and loaded by children that may hang in a driver: each thing is found out once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.preflight.gpu import bench_results
 from trainer_launch.preflight.gpu import facts as values
-from trainer_launch.preflight.gpu.bench_results import Benched
-from trainer_launch.preflight.gpu.facts import Facts, Gpu, Watched
+from trainer_launch.preflight.gpu.facts import Benched, Facts, Gpu, Watched
 from trainer_launch.preflight.measurements import Checksum, Measure
 
 _CHILD = Path(__file__).parents[1] / "children"
 FACTS = (sys.executable, str(_CHILD / "gpu_facts.py"))
-WATCH = (sys.executable, str(_CHILD / "gpu_watch.py"))
+WATCH = (*FACTS, "watch")
 BENCH = str(_CHILD / "gpu_bench.py")
 
 STUCK = "the driver hangs"
@@ -55,12 +53,12 @@ class Load:
     @property
     def measures(self) -> tuple[Measure, ...]:
         """For the judgement over all nodes."""
-        return bench_results.measures(self.tested)
+        return values.measures(self.tested)
 
     @property
     def checksums(self) -> tuple[Checksum, ...]:
         """For the comparison of all GPUs of the job."""
-        return bench_results.checksums(self.tested, self.driver)
+        return values.checksums(self.tested, self.driver)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +219,8 @@ class _Running:
         if self.child is None:
             return Benched(gpu=self.gpu, uuid=self.uuid, why="no child could be started")
         ended = self.child.end(until_s - time.monotonic())
-        seen = bench_results.Limits(status=ended.status, timed_out=ended.timed_out, limit_s=limit_s)
-        return bench_results.benched(self.gpu, self.uuid, ended.stdout, seen)
+        seen = values.Limits(status=ended.status, timed_out=ended.timed_out, limit_s=limit_s)
+        return values.benched(self.gpu, self.uuid, ended.stdout, seen)
 
 
 def _begun(gpus: Sequence[tuple[int, str]], rank: int, env: Mapping[str, str], argv: Sequence[str]) -> _Running:

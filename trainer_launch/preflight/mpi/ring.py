@@ -23,9 +23,10 @@ from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.cluster import pair_results
-from trainer_launch.preflight.cluster.pair_results import Tested, Thresholds
+from trainer_launch.preflight.cluster.pair_results import Tested
 from trainer_launch.preflight.fault_isolation import Pair, Trial
-from trainer_launch.preflight.mpi import host_queries, verdicts
+from trainer_launch.preflight.mpi import host_findings, host_queries
+from trainer_launch.preflight.thresholds import Thresholds
 
 _PROGRAM = Path(__file__).parents[1] / "children" / "mpi_ring.py"
 _ALL_S, _PER_HOST_S = 30.0, 0.2  # for the first mpirun
@@ -66,7 +67,7 @@ def findings(
     lacking = _lacking(hosts, python, has)
     if lacking:
         why = lacking[next(iter(lacking))]
-        yield _skipped(f"{python} has no mpi4py that works on {verdicts.listed(list(lacking))}: {why}")
+        yield _skipped(f"{python} has no mpi4py that works on {host_findings.listed(list(lacking))}: {why}")
         return
     program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
     first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
@@ -87,7 +88,7 @@ def findings(
         yield _renamed(finding, first)
     if not first.is_whole and not (guilty.nodes or guilty.links or guilty.unresolved):
         yield Finding(
-            check=verdicts.RING,
+            check=host_findings.RING,
             status=Status.WARN,
             scope=Scope.JOB,
             text=f"a hello over all hosts failed, while each pair passes: {first.why}",
@@ -171,7 +172,7 @@ def _last(told: deadline_subprocess.Ended) -> str:
 def _renamed(finding: Finding, first: Heard) -> Finding:
     """Under our name; with the latency, which other tests do not have."""
     told = (first.why,) if first.why else ()
-    finding = replace(finding, check=verdicts.RING, evidence=(*finding.evidence, *told))
+    finding = replace(finding, check=host_findings.RING, evidence=(*finding.evidence, *told))
     if finding.status is Status.PASS and first.pairs:
         times = [seconds * _MICRO for _, _, seconds, _ in first.pairs]
         words = f"; latency {statistics.median(times):.0f} µs in the middle, {max(times):.0f} µs at most"
@@ -181,7 +182,7 @@ def _renamed(finding: Finding, first: Heard) -> Finding:
 
 def _stranger(python: str) -> Finding:
     return Finding(
-        check=verdicts.RING,
+        check=host_findings.RING,
         status=Status.UNKNOWN,
         scope=Scope.JOB,
         text=f"each rank sees a world of one: the mpi4py of {python} belongs to another MPI than mpirun",
@@ -190,4 +191,4 @@ def _stranger(python: str) -> Finding:
 
 
 def _skipped(why: str) -> Finding:
-    return Finding(check=verdicts.RING, status=Status.SKIPPED, text=why)
+    return Finding(check=host_findings.RING, status=Status.SKIPPED, text=why)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
-IS_UNDER_LOAD = sys.argv[0].endswith("gpu_watch.py")
+IS_UNDER_LOAD = sys.argv[1:] == ["watch"]
 NVML_ERROR_TIMEOUT = 10
 nvmlMemory_v2 = 0x02000028
 nvmlGpuFabricInfo_v2 = 0x02000024

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from trainer_launch.model import Member, units
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import all_of, counted
-from trainer_launch.preflight.mpi.host_script import Answer
-from trainer_launch.preflight.mpi.ssh_refusals import Refusal, Stage
+from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, Stage
 
 HOSTS, SSH, PROGRAMS, SLOTS, CALLBACK = "mpi-hosts", "mpi-ssh", "mpi-programs", "mpi-slots", "mpi-callback"
 TREE, RING = "mpi-tree", "mpi-ring"
-CHECKS = (HOSTS, SSH, PROGRAMS, SLOTS, CALLBACK, TREE, RING)
 _SHOWN = 5
 _CALLBACK = (
     "let the workers connect to the launcher on any port: see NetworkPolicies, the mesh's sidecars, and firewalls"

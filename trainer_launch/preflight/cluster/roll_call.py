@@ -1,19 +1,16 @@
-"""What a cluster preflight ends with, in sentences. Pure."""
+"""Who is there and who is missing, in sentences. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.units import counted
-from trainer_launch.preflight import gpu_judgement
-from trainer_launch.preflight.cluster import comparison, findings_json
-from trainer_launch.preflight.cluster.comparison import listed
-from trainer_launch.preflight.cluster.node_names import Names
-from trainer_launch.preflight.cluster.node_stages import Stage, Stuck, advice
-from trainer_launch.preflight.cluster.state import Key, Node, Settings, label
-from trainer_launch.preflight.gpu import checksums
+from trainer_launch.preflight.check import Where, check
+from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster.node_facts import listed
+from trainer_launch.preflight.cluster.nodes import Cluster, Key, Names, Node, Settings, Stage, Stuck, advice, label
 
 NAME = "roll-call"
 AT_WORK = "at work"
@@ -165,16 +162,12 @@ def refused(reason: str) -> Finding:
     )
 
 
-def compared(nodes: Sequence[Node], settings: Settings) -> list[Finding]:
-    """What nodes have found, what they are and what they have measured, side by side."""
-    names = [node.name for node in nodes]
-    found = grouped({node.name: node.findings for node in nodes})
-    if settings.with_facts:
-        found += comparison.differences(names, [node.facts for node in nodes])
-        found += comparison.clocks(names, [node.offset for node in nodes])
-    found += checksums.differing({node.name: node.checksums for node in nodes})
-    found += gpu_judgement.findings(names, [node.measures for node in nodes], settings.table, settings.shares)
-    return found
+@check(NAME, Where.CLUSTER)
+def roll_call(cluster: Cluster) -> Iterator[Finding]:
+    """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
+    yield all_here(cluster.n_present)
+    yield from (collision(key, sorted(hosts)) for key, hosts in cluster.collisions.items())
+    yield from grouped({node.name: node.findings for node in cluster.nodes})
 
 
 def told(text: str) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""Draw how fast pairs of nodes are, started by path: JSON on stdin, the picture at the path that is the argument.
+"""--plot: how fast pairs of nodes are, drawn by matplotlib in a process of its own.
 
 Up to 64 nodes: one square for each pair. Of more, one square for each node, with its slowest test, since nearly all
 pairs are untested; rows below show the tests of those that are at fault.
@@ -6,17 +6,26 @@ pairs are untested; rows below show the tests of those that are at fault.
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import math
 import os
 import sys
-import tempfile
 import textwrap
 from typing import Any
 
+from trainer_launch.host import deadline_subprocess, files, logs
+from trainer_launch.model import Json
+from trainer_launch.model.units import counted
+from trainer_launch.preflight.cluster.node_facts import listed
+from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.fault_isolation import Pair
+from trainer_launch.preflight.thresholds import MBYTE
+
+_LIMIT_S = 120.0  # the first time, matplotlib looks at all fonts
 NO_MATPLOTLIB = 3
 CANNOT_WRITE = 4
+_WHYS = {NO_MATPLOTLIB: "it needs matplotlib: pip install 'trainer-launch[report]'"}  # by the child's exit code
 LARGEST_MATRIX = 64
 _WRITTEN_IN = 16  # nodes: up to here each square has its figure
 _ROWS = 12  # of those at fault
@@ -26,8 +35,50 @@ _UNTESTED = "#e8e8e8"
 _SHADES = "viridis"  # slow is dark
 
 
+def plot(path: str, tests: PairTests | None) -> None:
+    """Draw it, or say why not: no job ends for want of a picture."""
+    if tests is None or not tests.tests:
+        logs.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
+        return
+    streams = deadline_subprocess.Streams(text=json.dumps(drawing(tests)))
+    drawn = deadline_subprocess.run((sys.executable, __file__, path), None, _LIMIT_S, streams)
+    if drawn.code != 0:
+        last = (drawn.failure or drawn.out.strip() or drawn.err.strip()).splitlines()[-1:] or ["no word"]
+        logs.warn(f"--plot: {path} was not written: {_WHYS.get(drawn.code or 1, last[0][:200])}")
+
+
+def drawing(seen: PairTests) -> dict[str, Json]:
+    """Each pair once, with the slowest of its tests in MB/s, or null where one failed."""
+    worst: dict[Pair, float | None] = {}
+    for test in seen.tests:
+        rate = test.rate / MBYTE if test.is_whole else None
+        before = worst.get(test.ends, rate)
+        worst[test.ends] = None if rate is None or before is None else min(rate, before)
+    links = [link.ends for link in seen.guilty.links]
+    return {
+        "title": _title(seen),
+        "names": list(seen.names),
+        "tests": [[one, other, rate] for (one, other), rate in worst.items()],
+        "faulty": [*seen.guilty.nodes, *(node for node, _ in seen.guilty.rails)],
+        "links": [list(ends) for ends in (*links, *seen.guilty.unresolved)],
+    }
+
+
+def _title(seen: PairTests) -> str:
+    names = seen.names
+    blamed = [names[node] for node in seen.guilty.nodes]
+    blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.guilty.rails]
+    blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.guilty.links]
+    blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.guilty.unresolved]
+    what = f"faulty: {listed(blamed)}" if blamed else "no fault found"
+    return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"
+
+
+# -- the picture --------------------------------------------------------------------------------
+
+
 def main() -> int:
-    """Read, draw, write; the exit code says what was missing."""
+    """Read JSON, draw, write to the path that is the argument; the exit code says what was missing."""
     path = sys.argv[1]
     told = json.load(sys.stdin)
     try:
@@ -48,16 +99,9 @@ def main() -> int:
 
 def save(figure: Any, path: str, ending: str) -> None:
     """Write beside it and rename: a reader sees all of it or the old one."""
-    path = os.path.realpath(path)
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), prefix=".plot-", delete=False) as beside:
-        try:
-            figure.savefig(beside, format=ending, dpi=110, bbox_inches="tight", metadata=None)
-            os.fchmod(beside.fileno(), 0o644)
-            os.replace(beside.name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(beside.name)
-            raise
+    image = io.BytesIO()
+    figure.savefig(image, format=ending, dpi=110, bbox_inches="tight", metadata=None)
+    files.replace(os.path.realpath(path), image.getvalue(), 0o644)
 
 
 def drawn(told: Any) -> Any:

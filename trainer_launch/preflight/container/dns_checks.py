@@ -1,4 +1,4 @@
-"""All nodes' names resolve, and to the same addresses each time; where not, what DNS says about them.
+"""The DNS checks: all nodes' names resolve and are stable, and where not, what DNS says; this host's own name.
 
 In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
 Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_launch.host import dns
+from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Answer
+from trainer_launch.host.network import named
 from trainer_launch.model import value_parsers
-from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.model.units import listed
-from trainer_launch.preflight.check_context import Subject
+from trainer_launch.model.findings import Fault, Finding
+from trainer_launch.preflight.check import Needs, Subject, check
 
-NAME = "dns"
 ALIKE = 3  # equal answers in a row, before a name counts as stable
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -35,19 +34,19 @@ HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboo
 HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
 HIDDEN_S = 10.0  # how long to hope there
 
-Waiting = dict[str, list[dns.Addresses]]
+Waiting = dict[str, list[resolver.Addresses]]
 
 
-def limit_s(subject: Subject) -> float:
-    """How long it may take."""
+def _limit_s(subject: Subject) -> float:
     return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + _DIAGNOSE_S + 1.0
 
 
-def check(subject: Subject) -> Iterable[Finding]:
-    """Wait for the names until the deadline, then ask DNS about those that did not come."""
+@check("dns", needs=Needs.NAMES, limit_s=_limit_s)
+def dns(subject: Subject) -> Iterable[Finding]:
+    """All nodes' names resolve before the deadline, and to the same addresses each time."""
     peers = _peers(subject)
     if not peers:
-        return [Finding(check=NAME, status=Status.SKIPPED, text="there are no names of other nodes to look up")]
+        return [dns.skipped("there are no names of other nodes to look up")]
     began_s = time.monotonic()
     seen = _wait(subject, peers)
     absent = [name for name in peers if not seen[name]]
@@ -72,7 +71,7 @@ def _is_address(name: str) -> bool:
     return name == "localhost" or value_parsers.is_address(name)
 
 
-def _is_stable(answers: Sequence[dns.Addresses]) -> bool:
+def _is_stable(answers: Sequence[resolver.Addresses]) -> bool:
     return len(answers) >= ALIKE and len(set(answers[-ALIKE:])) == 1
 
 
@@ -97,7 +96,7 @@ def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
     for looks in range(1, 1_000_000):
         pending = [name for name in peers if not _is_stable(seen[name])]
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
-        answers = dns.lookup_all(pending, patience_s, subject.lookup)
+        answers = resolver.lookup_all(pending, patience_s, subject.lookup)
         for name in pending:
             addresses = answers.get(name)
             seen[name] = [*seen[name], addresses] if addresses else []
@@ -129,21 +128,17 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
     apart = [name for name in there if here and not kinds[name] & here]
     if apart:
         theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
-        return Finding(
-            check=NAME,
-            status=Status.FAIL,
-            fault=Fault.NODE,
-            text=f"{_shown(apart)}: only {theirs} addresses, and this node has only {ours}",
+        return dns.failed(
+            Fault.NODE,
+            f"{_shown(apart)}: only {theirs} addresses, and this node has only {ours}",
             evidence=tuple(_addresses(name, seen) for name in apart[:_SHOWN]),
             action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
         )
     families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in there)
     count = str(len(there)) if len(there) == len(peers) else f"{len(there)} of {len(peers)}, enough to start,"
     told = ", ".join(f"{number} with {kind}" for kind, number in families.items())
-    return Finding(
-        check=NAME,
-        status=Status.PASS,
-        text=f"names that resolve: {count}: {told}",
+    return dns.passed(
+        f"names that resolve: {count}: {told}",
         measured=len(there),
         expected=len(peers),
         unit="names",
@@ -152,10 +147,8 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
 
 
 def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
-    return Finding(
-        check=NAME,
-        status=Status.WARN,
-        text=f"{_shown(restless)}: the addresses differ between lookups",
+    return dns.warned(
+        f"{_shown(restless)}: the addresses differ between lookups",
         evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
         action="see whether two pods of this name exist, or an old record stays in a DNS cache",
     )
@@ -176,11 +169,9 @@ def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waite
     fault = Fault.JOB if is_all and waited_s >= SETTLED_S and _own(subject) in absent else Fault.NODE
     more = f" and {len(absent) - len(answers)} more" if len(absent) > len(answers) else ""
     said = "; ".join(f"{', '.join(found)}: {_worded(answer)}" for answer, found in by_answer.items())
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=fault,
-        text=f"{len(absent)} of {len(peers)} names do not resolve after {waited_s:.0f} s: {said}{more}",
+    return dns.failed(
+        fault,
+        f"{len(absent)} of {len(peers)} names do not resolve after {waited_s:.0f} s: {said}{more}",
         measured=len(peers) - len(absent),
         expected=len(peers),
         unit="names",
@@ -189,10 +180,8 @@ def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waite
 
 
 def _hidden(subject: Subject, absent: Sequence[str]) -> Finding:
-    return Finding(
-        check=NAME,
-        status=Status.UNKNOWN,
-        text=f"{_shown(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
+    return dns.unknown(
+        f"{_shown(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
         f"which pods in init containers are not",
         action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
     )
@@ -238,4 +227,50 @@ def _addresses(name: str, seen: Waiting) -> str:
 
 
 def _shown(found: Sequence[str]) -> str:
-    return listed(found, _SHOWN)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
+
+
+# -- this host's own name -----------------------------------------------------------------------
+
+
+@check("own-name")
+def own_name(subject: Subject) -> Iterator[Finding]:
+    """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
+    name = subject.host.hostname
+    try:
+        found = subject.lookup(name)
+    except OSError as problem:
+        yield _bad_name(
+            subject, f"this host's own name {name} does not resolve ({problem.strerror or problem})", "nothing"
+        )
+        return
+    if not subject.interfaces:
+        yield own_name.unknown("the kernel does not list the network interfaces")
+        return
+    own = {address for interface in subject.interfaces for address in interface.addresses}
+    shown = ", ".join(sorted(found))
+    beyond = [address for address in found if not ipaddress.ip_address(address).is_loopback]
+    if subject.has_remote_peers and not beyond:
+        yield _bad_name(
+            subject, f"this host's own name {name} resolves to {shown}, which other nodes cannot reach", shown
+        )
+    elif not found & own:
+        has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
+        yield _bad_name(subject, f"this host's own name {name} resolves to {shown}, but this host has {has}", shown)
+    else:
+        yield own_name.passed(f"{name} resolves to {shown}", measured=shown)
+
+
+def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
+    """A failure where gloo will be used and was not told better."""
+    told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
+    certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
+    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
+    return own_name.bad(
+        Fault.JOB if certain else None,
+        text,
+        measured=measured,
+        expected="an address of an interface here, not loopback",
+        action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or fix /etc/hosts",
+    )

@@ -1,8 +1,4 @@
-"""Tests with gloo or NCCL, in a child that imports torch while other nodes are waited for.
-
-The child forks a process for each rail of each test, and kills it when its time is up; should the child itself
-hang, it is killed here, and another one takes its place.
-"""
+"""One node's part in tests of pairs of nodes, in children that are killed when their time is up."""
 
 from __future__ import annotations
 
@@ -10,17 +6,20 @@ import contextlib
 import json
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster import transport
 from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster.transport import SOCKET
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 IMPORT_S = 45.0  # for torch, on a cold disk
@@ -164,3 +163,60 @@ def _read(test: msg.Test, told: Mapping[str, Any]) -> tuple[msg.Seen, ...]:
 
 def _failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
     return (msg.Seen(why, 0),) * test.rails
+
+
+# -- one end of a pair test --------------------------------------------------------------------
+
+
+PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "children" / "pair_bench.py"))
+_PAIR_TEST_MARGIN_S = 0.5  # it gives up by itself before that, and says where it was
+
+
+class Bench:
+    """This node's part in tests of any kind."""
+
+    def __init__(self, collectives: Collectives | None = None) -> None:
+        self._collectives = collectives
+
+    def __call__(self, test: msg.Test, ear: Ear) -> msg.Result:
+        """Play this node's part; always comes back in time."""
+        if test.way == SOCKET:
+            return run(test, ear)
+        if self._collectives is None:
+            return _pair_test_failed(test, f"this node has no {test.way}")
+        return msg.Result(test.round, self._collectives.run(test, ear))
+
+
+def run(test: msg.Test, ear: Ear, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
+    """A test over plain sockets."""
+    limit = str(test.limit_s)
+    if test.rank:
+        return _result(test, (*child, "dial", test.token, limit, test.host, str(test.port)), ())
+    with ear.lent() as descriptor:
+        return _result(test, (*child, "listen", test.token, limit, str(descriptor)), (descriptor,))
+
+
+def _result(test: msg.Test, argv: Sequence[str], descriptors: Sequence[int]) -> msg.Result:
+    limit_s = test.limit_s + _PAIR_TEST_MARGIN_S
+    streams = deadline_subprocess.Streams(pass_fds=descriptors)
+    child = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
+    if child.problem is not None:
+        return _pair_test_failed(test, f"its test could not be started: {child.problem.strerror}")
+    if child.status is None:
+        return _pair_test_failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
+    if child.timed_out:
+        return _pair_test_failed(test, f"its test hung and was killed after {test.limit_s:g} s")
+    return _pair_test_read(test, child.stdout, child.status)
+
+
+def _pair_test_read(test: msg.Test, said: bytes, status: int) -> msg.Result:
+    try:
+        told = json.loads(said)
+        rate, why = int(told["rate"]), str(told["why"])
+    except MALFORMED:
+        return _pair_test_failed(test, f"its test ended with {status} and said nothing")
+    return msg.Result(test.round, (msg.Seen(why[:300], max(0, min(rate, 2**52))),))
+
+
+def _pair_test_failed(test: msg.Test, why: str) -> msg.Result:
+    return msg.Result(test.round, (msg.Seen(why, 0),) * test.rails)

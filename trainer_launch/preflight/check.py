@@ -1,0 +1,314 @@
+"""What a check is, what it looks at in a container, and how checks of a container are run.
+
+A check never prints, and does not raise because the world is bad; should it raise nevertheless, or take longer than
+it may, its finding is "unknown". All run at once, each in a thread that cannot keep the launcher alive; what could
+hang in the kernel they leave to children.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
+from trainer_launch.host.cgroup import Limits
+from trainer_launch.host.cgroup import process_limits as read_limits
+from trainer_launch.host.network import AdapterPort, Interface, Route
+from trainer_launch.model import Host, Job, Topology
+from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
+from trainer_launch.model.settings import Settings
+from trainer_launch.planning import engines
+from trainer_launch.planning.command import Command
+from trainer_launch.planning.gather import Reading
+from trainer_launch.planning.topology import place
+from trainer_launch.preflight.gpu.devices import Cards, cards
+
+LIMIT_S = 5.0  # for a check that does not say otherwise
+STATE_FILE = "preflight.json"  # the report, in --state-dir
+_SHARED = "shared:"  # before a folder of --storage
+_THREAD = "check "  # and the check's name
+_HOSTS_FILE = "etc/hosts"
+_HOSTS_BYTES = 1 << 20
+_NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None, ephemeral_ports=None)
+Context = TypeVar("Context")
+
+
+class Where(str, Enum):
+    """Where a check runs, and so what it gets to see."""
+
+    CONTAINER = "container"  # in each pod: a Subject
+    GPU = "gpu"  # likewise, if it has GPUs
+    CLUSTER = "cluster"  # on node 0, when all nodes have told what they are: a Cluster
+    MPI = "mpi"  # in an MPI job's launcher: its hosts' answers
+
+
+class Needs(str, Enum):
+    """What there must be first."""
+
+    NOTHING = "nothing"
+    NAMES = "all nodes' names"
+    LOAD = "GPUs at work"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(Generic[Context]):
+    """One thing that can be wrong. All of them are listed in registry.py."""
+
+    id: str  # what --only, --skip and --fatal take, and findings have
+    title: str  # what a PASS means
+    run: Callable[[Context], Iterable[Finding]]  # checks that share it are run once
+    where: Where = Where.CONTAINER
+    needs: Needs = Needs.NOTHING
+    limit_s: Callable[[Context], float] = lambda context: LIMIT_S
+    tell: Callable[[Subject], str] | None = None  # what each node tells node 0 for it
+
+    def passed(self, text: str, **more: Any) -> Finding:
+        """All is well."""
+        return Finding(check=self.id, status=Status.PASS, text=text, **more)
+
+    def skipped(self, text: str, **more: Any) -> Finding:
+        """It means nothing here."""
+        return Finding(check=self.id, status=Status.SKIPPED, text=text, **more)
+
+    def unknown(self, text: str, **more: Any) -> Finding:
+        """It could not be found out."""
+        return Finding(check=self.id, status=Status.UNKNOWN, text=text, **more)
+
+    def warned(self, text: str, **more: Any) -> Finding:
+        """The job may start all the same."""
+        return Finding(check=self.id, status=Status.WARN, text=text, **more)
+
+    def failed(self, fault: Fault, text: str, **more: Any) -> Finding:
+        """The job should not start."""
+        return Finding(check=self.id, status=Status.FAIL, fault=fault, text=text, **more)
+
+    def bad(self, fault: Fault | None, text: str, **more: Any) -> Finding:
+        """A failure, or a warning where it is nobody's fault."""
+        return self.warned(text, **more) if fault is None else self.failed(fault, text, **more)
+
+
+def check(
+    name: str,
+    where: Where = Where.CONTAINER,
+    *,
+    needs: Needs = Needs.NOTHING,
+    limit_s: Callable[[Any], float] | None = None,
+    tell: Callable[[Subject], str] | None = None,
+) -> Callable[[Callable[[Context], Iterable[Finding]]], Check[Context]]:
+    """Make a check of the function that follows; the first line of its docstring is the title."""
+
+    def made(run: Callable[[Context], Iterable[Finding]]) -> Check[Context]:
+        title = (run.__doc__ or "").partition("\n")[0]
+        limit = limit_s or (lambda context: LIMIT_S)
+        return Check(id=name, title=title, run=run, where=where, needs=needs, limit_s=limit, tell=tell)
+
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One container of a job. Without further words, a container in which all is well."""
+
+    job: Job
+    host: Host
+    topology: Topology
+    command: Command | None = None
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    is_torch: bool = True  # torch elastic runs the command, so gloo may be used
+    deadline_s: float = 0.0  # for what may appear later, such as a peer's name
+    ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: nobody says
+    storage: tuple[str, ...] = ()
+    shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
+    shm_size: str = "auto"  # as --shm-size has it
+
+    limits: Limits = _NO_LIMITS
+    pids: tuple[int, int] | None = None  # the limit, and how many it still allows
+    interfaces: tuple[Interface, ...] = ()
+    adapters: tuple[AdapterPort, ...] = ()
+    has_rdma: bool = False  # the container was given RDMA devices
+    hosts_file: str = ""
+    cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
+
+    lookup: dns.Lookup = dns.lookup
+    ask: Callable[[str, float], dns.Answer] = dns.ask
+    route_to: Callable[[str], Route] = network.route_to
+    port_trouble: Callable[[int], tuple[int, str] | None] = network.port_trouble
+    write_trouble: Callable[[int], int | None] = shm.write_trouble
+    leftovers: Callable[[], tuple[shm.Segment, ...]] = shm.unheld
+    try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
+
+    def left_s(self, least_s: float, most_s: float) -> float:
+        """The time until the deadline, within bounds: what works is never given up before `least_s`."""
+        left_s = most_s if self.ends_at_s is None else self.ends_at_s - time.monotonic()
+        return min(most_s, max(least_s, left_s))
+
+    @property
+    def workers(self) -> int:
+        """Processes on this node."""
+        return self.topology.local_world_size or 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes in the job, at most."""
+        return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
+
+    @property
+    def may_use_gpus(self) -> bool:
+        """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
+        promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")
+        return self.host.gpus.count > 0 or promised or self.job.nproc_per_node == "gpu"
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether there are other nodes, or may be."""
+        return self.topology.nodes is None or self.topology.nodes.max > 1
+
+    @property
+    def has_remote_peers(self) -> bool:
+        """Whether other nodes may be on other machines; no where they meet at a loopback address."""
+        coordinator = self.topology.coordinator
+        return self.has_peers and not (coordinator is not None and coordinator.is_loopback)
+
+
+def subject_of(reading: Reading, settings: Settings) -> Subject:
+    """What there is to check, without what has to be asked of the container itself.
+
+    Raises:
+        LaunchError: this node has no place in the job.
+    """
+    job, command = reading.job, reading.command
+    folders = [path for path in (settings.storage or "").split(",") if path.removeprefix(_SHARED)]
+    is_torch = job.engine in (None, "torchrun")
+    if command is not None:
+        is_torch = engines.pick(job, command, settings.engine)[0].NAME in ("torch", "torchrun")
+    return Subject(
+        job=job,
+        host=reading.host,
+        topology=place(job, reading.host),
+        command=command,
+        env=reading.pod.env,
+        is_torch=is_torch,
+        deadline_s=settings.deadline,
+        ends_at_s=time.monotonic() + settings.deadline,
+        shm_size=settings.shm_size,
+        storage=tuple(path.removeprefix(_SHARED) for path in folders),
+        shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
+    )
+
+
+def with_container(subject: Subject, root: Path = Path("/")) -> Subject:
+    """Add what each container has of its own."""
+    return replace(
+        subject,
+        limits=read_limits(root),
+        pids=cgroup.pids_left(cgroup.own_groups(root)),
+        has_rdma=network.may_use_rdma(root),
+    )
+
+
+def with_gpus(subject: Subject, level: str) -> Subject:
+    """Add the GPUs; nothing is asked of them yet."""
+    gpus, command = subject.host.gpus, subject.command
+    if not gpus.count or not gpus.is_nvidia:
+        return subject
+    python = command.python[0] if command is not None and command.python else sys.executable
+    return replace(subject, cards=cards(subject.env, python, level, gpus.count, subject.left_s))
+
+
+def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
+    """Add what a pod's containers share."""
+    return replace(
+        subject,
+        interfaces=network.interfaces(),
+        adapters=network.adapter_ports(root),
+        hosts_file=_hosts(root / _HOSTS_FILE),
+    )
+
+
+def _hosts(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_HOSTS_BYTES)
+    except OSError:
+        return ""
+
+
+# -- running them ------------------------------------------------------------------------------
+
+
+def run(
+    subject: Subject,
+    checks: Sequence[Check[Subject]],
+    *,
+    silenced: Collection[str] = (),
+    fatal: Collection[str] = (),
+    limit_s: float | None = None,
+) -> Report:
+    """Check the subject; `limit_s` holds for every check, in place of its own limit."""
+    began_s = time.monotonic()
+    running = [_Running(check, subject, limit_s) for check in checks if check.id not in silenced]
+    findings = [raised(finding, fatal) for one in running for finding in one.findings()]
+    return Report(
+        findings=tuple(findings),
+        silenced=tuple(check.id for check in checks if check.id in silenced),
+        took_s=time.monotonic() - began_s,
+    )
+
+
+def still_running() -> list[str]:
+    """The checks that have not ended yet."""
+    named = [thread.name for thread in threading.enumerate() if thread.name.startswith(_THREAD)]
+    return [name.removeprefix(_THREAD) for name in named]
+
+
+class _Running:
+    """One check at work, in a thread of its own."""
+
+    def __init__(self, check: Check[Subject], subject: Subject, limit_s: float | None) -> None:
+        self._check = check
+        self._subject = subject
+        self._limit_s = check.limit_s(subject) if limit_s is None else limit_s
+        self._found: tuple[Finding, ...] = ()
+        self._trouble = ""
+        self._took_s = 0.0
+        self._began_s = time.monotonic()
+        self._thread = self._start()
+
+    def _start(self) -> threading.Thread | None:
+        thread = threading.Thread(target=self._work, daemon=True, name=f"{_THREAD}{self._check.id}")
+        try:
+            thread.start()
+        except RuntimeError:  # no more of them are allowed; one may end soon
+            return None
+        return thread
+
+    def _work(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self._found = tuple(self._check.run(self._subject))
+        except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
+            self._trouble = f"internal error in this check: {type(problem).__name__}: {problem}"
+        self._took_s = time.monotonic() - began_s
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What it found, at the latest when its time is up."""
+        thread = self._thread or self._start()
+        if thread is None:
+            return (self._unknown("no thread could be started for it"),)
+        thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
+        if thread.is_alive():
+            return (self._unknown(f"it did not finish within {self._limit_s:g} s"),)
+        if self._trouble:
+            return (self._unknown(self._trouble),)
+        return tuple(replace(finding, took_s=self._took_s) for finding in self._found)
+
+    def _unknown(self, text: str) -> Finding:
+        took_s = self._took_s or time.monotonic() - self._began_s
+        return self._check.unknown(text, took_s=took_s)

@@ -1,0 +1,303 @@
+"""The network of a pod: the interfaces and adapters that gloo and NCCL take, the way to other nodes, ports.
+
+NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
+of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
+gloo in torch (ProcessGroupGloo::createDefaultDevice): a list of exact names, each of which has to be there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+
+from trainer_launch.host.network import AdapterPort, Interface, named
+from trainer_launch.model.findings import Fault, Finding
+from trainer_launch.model.value_parsers import parse_number
+from trainer_launch.preflight.check import Subject, check
+
+LEAST_MTU = 1280  # what IPv6 asks of every link; overlays have 1370 and more
+# Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
+# the connections to each rank.
+BASE_PORTS, PORTS_OF_EACH_WORKER, PORTS_OF_EACH_RANK = 1024, 256, 1
+_FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
+
+
+def nccl_interfaces(
+    spec: str | None, interfaces: Sequence[Interface], family: str | None = None
+) -> tuple[Interface, ...]:
+    """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
+    mark = _FAMILIES.get(family or "", "")
+    able = [found for found in interfaces if found.is_up and any(mark in address for address in found.addresses)]
+    if spec is not None and len(spec) > 1:
+        return _chosen(spec, able)
+    for tried in ("ib", "^docker,lo,virbr", "docker", "lo"):
+        chosen = _chosen(tried, able)
+        if chosen:
+            return chosen
+    return ()
+
+
+def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
+    """What gloo takes, and the names that are not there."""
+    by_name = {found.name: found for found in interfaces}
+    words = [word for word in spec.split(",") if word]
+    found = tuple(by_name[word] for word in words if word in by_name)
+    return found, tuple(word for word in words if word not in by_name)
+
+
+def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[AdapterPort, ...]:
+    """The active ports that NCCL takes."""
+    active = [port for port in ports if port.is_active]
+    inverted, exact, words = _parts(spec or "")
+    if spec is None or not spec:
+        return tuple(active)
+    return tuple(
+        port
+        for port in active
+        if inverted != (not words or any(_fits(port.device, port.port, word, exact=exact) for word in words))
+    )
+
+
+def _chosen(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
+    inverted, exact, words = _parts(spec)
+    return tuple(
+        found
+        for found in interfaces
+        if inverted != (not words or any(_fits(found.name, None, word, exact=exact) for word in words))
+    )
+
+
+def _parts(spec: str) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether the list leaves out, whether its words are exact, and the words."""
+    inverted = spec.startswith("^")
+    rest = spec[inverted:]
+    exact = rest.startswith("=")
+    return inverted, exact, tuple(word for word in rest[exact:].split(",") if word)
+
+
+def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
+    wanted, _, number = word.partition(":")
+    fits = name == wanted if exact else name.startswith(wanted)
+    told = parse_number(number, 0, 65535)
+    return fits and (port is None or told is None or told == port)
+
+
+@check("gloo-socket-ifname")
+def gloo_socket_ifname(subject: Subject) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
+    spec = subject.env.get("GLOO_SOCKET_IFNAME")
+    if spec is None or len(spec) < 2:  # torch passes over a single letter, too
+        yield gloo_socket_ifname.skipped("it is not set; own-name tells what gloo does then")
+        return
+    if not subject.interfaces:
+        yield gloo_socket_ifname.unknown("the kernel does not list the network interfaces")
+        return
+    found, missing = gloo_interfaces(spec, subject.interfaces)
+    if missing:
+        text = f"GLOO_SOCKET_IFNAME={spec} names {', '.join(missing)}, which is not here"
+        if any(mark in spec for mark in "^=*:"):
+            text += "; gloo knows no patterns"
+        yield _bad_for_gloo(subject, text)
+    elif subject.has_remote_peers and any(one.is_loopback for one in found):
+        yield _bad_for_gloo(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, which other nodes cannot reach")
+    else:
+        yield gloo_socket_ifname.passed(f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
+
+
+def _bad_for_gloo(subject: Subject, text: str) -> Finding:
+    """A failure where gloo will be used; beside NCCL it may not be."""
+    fails = subject.is_torch and not subject.may_use_gpus
+    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
+    return gloo_socket_ifname.bad(
+        Fault.JOB if fails else None,
+        text,
+        evidence=(f"here are {named(subject.interfaces)}",),
+        action=f"set GLOO_SOCKET_IFNAME={usable[0]}" if usable else "unset it",
+    )
+
+
+@check("nccl-socket-ifname")
+def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
+    """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
+    spec = subject.env.get("NCCL_SOCKET_IFNAME")
+    if spec is None and subject.host.gpus.count == 0:
+        yield nccl_socket_ifname.skipped("it is not set, and no GPU is here")
+        return
+    if not subject.interfaces:
+        yield nccl_socket_ifname.unknown("the kernel does not list the network interfaces")
+        return
+    chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
+    names = named(chosen)
+    said = "NCCL_SOCKET_IFNAME is not set" if spec is None else f"NCCL_SOCKET_IFNAME={spec}"
+    if not chosen:
+        yield _bad_for_nccl(subject, f"{said} leaves no interface here")
+    elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
+        yield _bad_for_nccl(subject, f"{said} leaves only {names}, which other nodes cannot reach")
+    elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
+        yield _bad_for_nccl(
+            subject, f"{said} takes {names}, not all of which lead to other nodes", is_certain=False
+        )
+    else:
+        yield nccl_socket_ifname.passed(f"{said}: {names}", measured=names)
+
+
+def _bad_for_nccl(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
+    """A failure where there are GPUs; elsewhere NCCL is not used, unless this container only does not see them."""
+    fails = is_certain and subject.host.gpus.count > 0
+    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
+    return nccl_socket_ifname.bad(
+        Fault.JOB if fails else None,
+        text,
+        evidence=(f"here are {named(subject.interfaces)}",),
+        action=f"set NCCL_SOCKET_IFNAME=={usable[0]} (= for an exact name)" if usable else "give the pod a network",
+    )
+
+
+@check("nccl-ib-hca")
+def nccl_ib_hca(subject: Subject) -> Iterator[Finding]:
+    """NCCL_IB_HCA leaves an adapter: otherwise NCCL goes on over plain sockets and says nothing."""
+    spec = subject.env.get("NCCL_IB_HCA")
+    if not subject.has_peers:
+        yield nccl_ib_hca.skipped("there are no other nodes")
+    elif subject.env.get("NCCL_IB_DISABLE") == "1":
+        yield nccl_ib_hca.skipped("NCCL_IB_DISABLE=1")
+    elif not (subject.adapters and subject.has_rdma) and not spec:
+        yield nccl_ib_hca.skipped("this container was given no RDMA adapter")
+    elif not (subject.adapters and subject.has_rdma):
+        yield nccl_ib_hca.warned(
+            f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
+            action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
+        )
+    else:
+        yield _adapters(subject, spec)
+
+
+def _adapters(subject: Subject, spec: str | None) -> Finding:
+    there = ", ".join(
+        f"{port.device}:{port.port}{'' if port.is_active else ' (down)'}" for port in subject.adapters
+    )
+    chosen = nccl_adapters(spec, subject.adapters)
+    said = f"NCCL_IB_HCA={spec}" if spec else "NCCL_IB_HCA is not set"
+    if chosen:
+        names = ", ".join(f"{port.device}:{port.port}" for port in chosen)
+        return nccl_ib_hca.passed(f"{said}: {names}", measured=len(chosen), unit="ports")
+    is_down = not any(port.is_active for port in subject.adapters)
+    return nccl_ib_hca.failed(
+        Fault.NODE if is_down else Fault.JOB,
+        f"no port of an RDMA adapter is active: {there}" if is_down else f"{said} leaves none of {there}",
+        measured=0,
+        unit="ports",
+        action="report this node" if is_down else f"set NCCL_IB_HCA to what is here: {there}",
+    )
+
+
+@check("mtu")
+def mtu(subject: Subject) -> Iterator[Finding]:
+    """There is a way to the other nodes, and packets on it may be as large as any network allows."""
+    if not subject.has_remote_peers:
+        yield mtu.skipped("this machine has no traffic to other nodes")
+        return
+    target = _coordinator(subject)
+    if target is None and not subject.interfaces:
+        yield mtu.unknown("the kernel does not list the network interfaces")
+        return
+    if target is None:
+        found = {one.name: one.mtu for one in subject.interfaces if one.is_up and not one.is_loopback}
+        yield _judged_mtu(found) if found else _no_way("no interface but loopback is up")
+        return
+    try:
+        route = subject.route_to(target)
+    except OSError as problem:
+        yield _no_way(f"there is no route to node 0 at {target}: {problem.strerror or problem}")
+        return
+    through = [one for one in subject.interfaces if route.source in one.addresses]
+    yield _judged_mtu({through[0].name if through else route.source: route.mtu})
+
+
+def _coordinator(subject: Subject) -> str | None:
+    """Node 0's address, once its name resolves; what is wrong with names is said by another check."""
+    coordinator = subject.topology.coordinator
+    if coordinator is None or subject.topology.is_coordinator:
+        return None
+    try:
+        return min(subject.lookup(coordinator.host), key=lambda address: (":" in address, address))
+    except OSError:
+        return None
+
+
+def _judged_mtu(mtus: dict[str, int]) -> Finding:
+    shown = ", ".join(f"{name} {mtu}" for name, mtu in mtus.items())
+    small = min(mtus.values())
+    if small >= LEAST_MTU:
+        return mtu.passed(f"MTU {shown}", measured=small, unit="bytes")
+    return mtu.warned(
+        f"packets may be no larger than {small} bytes: {shown}",
+        measured=small,
+        expected=LEAST_MTU,
+        unit="bytes",
+        action="raise the MTU of the pod network to that of the nodes' network, less the overlay's share",
+    )
+
+
+def _no_way(text: str) -> Finding:
+    action = "look at the pod network (CNI) of this node"
+    return mtu.failed(Fault.NODE, text, action=action)
+
+
+@check("ports")
+def ports(subject: Subject) -> Iterator[Finding]:
+    """The port that all nodes meet at is free on the node that opens it."""
+    coordinator = subject.topology.coordinator
+    if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
+        yield ports.skipped("this node opens no port that others know")
+        return
+    trouble = subject.port_trouble(coordinator.port)
+    if trouble is None:
+        yield ports.passed(f"port {coordinator.port} is free")
+        return
+    number, holder = trouble
+    may_not = number in (errno.EACCES, errno.EPERM)
+    yield ports.failed(
+        Fault.JOB if may_not else Fault.NODE,
+        f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
+        + (f", {holder} has it" if holder else ""),
+        measured=coordinator.port,
+        action="choose a port above 1023"
+        if may_not
+        else "end what has it, a sidecar or with hostNetwork another pod, or choose another port",
+    )
+
+
+@check("ephemeral-ports")
+def ephemeral_ports(subject: Subject) -> Iterator[Finding]:
+    """The kernel has enough ports for the job's connections, and does not give away the one that nodes meet at."""
+    if subject.limits.ephemeral_ports is None:
+        yield ephemeral_ports.unknown("the kernel does not tell its range of ports")
+        return
+    low, high = subject.limits.ephemeral_ports
+    reserved = subject.limits.reserved_ports
+    count = high - low + 1 - sum(max(0, min(high, last) - max(low, first) + 1) for first, last in reserved)
+    need = BASE_PORTS + PORTS_OF_EACH_WORKER * subject.workers + PORTS_OF_EACH_RANK * subject.ranks
+    yield from _too_few(low, high, count, need) if count < need else ()
+    coordinator = subject.topology.coordinator
+    port = coordinator.port if coordinator is not None and subject.has_peers else None
+    exposed = port is not None and low <= port <= high and not any(a <= port <= b for a, b in reserved)
+    if exposed:
+        yield ephemeral_ports.warned(
+            f"port {port} of node 0 is one that the kernel gives to any connection ({low} to {high})",
+            measured=port,
+            action=f"choose a port below {low}, or reserve it (sysctl net.ipv4.ip_local_reserved_ports={port})",
+        )
+    elif count >= need:
+        yield ephemeral_ports.passed(f"{count} ports, {low} to {high}", measured=count, unit="ports")
+
+
+def _too_few(low: int, high: int, count: int, need: int) -> Iterator[Finding]:
+    yield ephemeral_ports.warned(
+        f"the kernel has {count} ports for connections ({low} to {high}); this job may need {need}",
+        measured=count,
+        expected=need,
+        unit="ports",
+        action="widen sysctl net.ipv4.ip_local_port_range in the pod's securityContext.sysctls (it is a safe one)",
+    )

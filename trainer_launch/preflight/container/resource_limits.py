@@ -1,0 +1,258 @@
+"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
+
+An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from trainer_launch.host.deadline_subprocess import Tried, try_out
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.machine import probe
+from trainer_launch.model.findings import Fault, Finding, Status, Value
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import MIB, counted, in_mib, in_units
+from trainer_launch.planning import shared_memory
+from trainer_launch.planning.gather import Reading
+from trainer_launch.planning.shared_memory import Need
+from trainer_launch.planning.topology import hosts_no_rank
+from trainer_launch.preflight import report_formats
+from trainer_launch.preflight.check import STATE_FILE, Subject, check, run, subject_of, with_container
+
+# What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
+LEAST_MIB, LEAST_GPU_MIB = 128, 256
+# What one usually takes; a warning below.
+USUAL_MIB, USUAL_GPU_MIB = 512, 2048
+LEAST_THREADS, USUAL_THREADS = 8, 128  # of a worker: torch alone; with NCCL, data loaders and OpenMP
+BASE_FILES = 256  # libraries, data files, loaders' pipes
+FILES_OF_EACH_RANK = 2  # gloo connects each rank with each, NCCL its root with all and the others with some
+LOCKED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are below
+_LOCK_S = 8.0
+_WRITTEN_BYTES = 16 * MIB
+_HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
+_LEFTOVER_SHARE = 0.05  # of /dev/shm; less than that is not worth a line
+_SHOWN = 5
+
+
+@check("memory")
+def memory(subject: Subject) -> Iterator[Finding]:
+    """The container's memory limit is enough for this node's workers to start."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
+    if limit is None:
+        yield memory.passed("the container's memory is not limited")
+        return
+    each, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.count else (LEAST_MIB, USUAL_MIB)
+    least = each * subject.workers
+    left, measured = max(0, limit - used) // MIB, limit // MIB
+    text = f"{left} MiB are left of the limit of {measured} MiB for {counted(subject.workers, 'worker')}"
+    action = "raise resources.limits.memory, or start fewer workers"
+    if left < least and subject.is_torch:
+        text, expected = f"{text}; torch alone takes {each} MiB in each", least + used // MIB
+        yield memory.failed(Fault.JOB, text, measured=measured, expected=expected, unit="MiB", action=action)
+    elif left < usual * subject.workers:
+        yield memory.warned(f"{text}; {usual} MiB for each are usual", measured=measured, unit="MiB", action=action)
+    else:
+        yield memory.passed(text, measured=measured, unit="MiB")
+
+
+@check("cpu")
+def cpu(subject: Subject) -> Iterator[Finding]:
+    """There are CPUs for this node's workers: less than one each makes collectives many times slower."""
+    cpus = subject.host.cpus
+    usable = float(cpus.affinity if cpus.quota is None else min(cpus.affinity, cpus.quota))
+    quota = "no quota" if cpus.quota is None else f"a quota of {cpus.quota:g}"
+    have, workers = f"{usable:g} {'CPU' if usable == 1 else 'CPUs'}", counted(subject.workers, "worker")
+    text = f"{have} for {workers} ({cpus.affinity} in the affinity mask, {quota})"
+    if usable >= subject.workers:
+        yield cpu.passed(text, measured=usable, unit="CPUs")
+        return
+    action = "raise resources.limits.cpu to at least one for each worker, data loaders not counted"
+    yield cpu.warned(text, measured=usable, expected=subject.workers, unit="CPUs", action=action)
+
+
+@check("pids")
+def pids(subject: Subject) -> Iterator[Finding]:
+    """The container may have as many processes and threads as its workers will start."""
+    if subject.pids is None:
+        yield pids.passed("processes and threads are not limited")
+        return
+    limit, left = subject.pids
+    text = f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
+    action = "raise the kubelet's podPidsLimit (or --pids-limit), or start fewer workers"
+    if left < LEAST_THREADS * subject.workers:
+        text, expected = f"{text}; torch alone takes {LEAST_THREADS} in each", LEAST_THREADS * subject.workers
+        yield pids.failed(
+            Fault.JOB, text, measured=limit, expected=limit - left + expected, unit="pids", action=action
+        )
+    elif left < USUAL_THREADS * subject.workers:
+        text = f"{text}; with data loaders {USUAL_THREADS} in each are usual"
+        yield pids.warned(text, measured=limit, unit="pids", action=action)
+    else:
+        yield pids.passed(text, measured=limit, unit="pids")
+
+
+@check("nofile")
+def nofile(subject: Subject) -> Iterator[Finding]:
+    """A process may open as many files and sockets as a worker of a job this large does."""
+    soft, hard = subject.limits.nofile_soft, subject.limits.nofile_hard  # a program starts with the soft one
+    need = BASE_FILES + FILES_OF_EACH_RANK * subject.ranks
+    if soft is None or soft >= need:
+        allowed = f"{soft} open files are allowed, {need} may be needed"
+        yield nofile.passed("open files are not limited" if soft is None else allowed, measured=soft, unit="files")
+        return
+    is_gloo = subject.is_torch and not subject.may_use_gpus  # it connects each rank with each, surely
+    is_certain = soft < BASE_FILES // 2 or (is_gloo and soft < subject.ranks)
+    raising = f"raise LimitNOFILE of the container runtime on the nodes (hard limit {hard})"
+    yield nofile.bad(
+        Fault.JOB if is_certain else None,
+        f"a process may open {soft} files; a worker of {counted(subject.ranks, 'rank')} may need {need}",
+        measured=soft,
+        expected=need,
+        unit="files",
+        action=f"ulimit -n {need} before the command" if hard is None or hard >= need else raising,
+    )
+
+
+@check("memlock", limit_s=lambda subject: _LOCK_S + 1)
+def memlock(subject: Subject) -> Iterator[Finding]:
+    """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
+    size = LOCKED_BYTES if limit is None else min(LOCKED_BYTES, max(1, limit - used) // _HEADROOM)
+    tried = subject.try_out("memlock", str(max(4096, size)), _LOCK_S)
+    if tried.is_good:
+        yield memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
+        return
+    if tried.errno is None:
+        why = tried.trouble or "the child did not end in time"
+        yield memlock.unknown(f"whether memory can be locked is not known: {why}")
+        return
+    allowed = subject.limits.memlock_bytes
+    allowed_text = "none" if allowed is None else f"{allowed // 1024} KiB"
+    text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {allowed_text}"
+    if not subject.has_rdma or not subject.has_peers:
+        why = "there are no other nodes" if subject.has_rdma else "no RDMA device is here"
+        yield memlock.skipped(f"{text}; only RDMA needs it, and {why}")
+        return
+    action = "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the "
+    action += "container runtime)"
+    yield memlock.failed(Fault.JOB, text, measured=0, expected=size // MIB, unit="MiB", action=action)
+
+
+# -- /dev/shm ---------------------------------------------------------------------------------
+
+
+@check("shm")
+def shm(subject: Subject) -> Iterator[Finding]:
+    """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
+    host = subject.host
+    size, free = host.shm_bytes, host.shm_free_bytes
+    if size is None or free is None:
+        action = "mount an emptyDir with medium: Memory at /dev/shm"
+        yield shm.failed(Fault.JOB, "/dev/shm is not there", unit="MiB", action=action)
+        return
+    need = Need(
+        workers=0 if hosts_no_rank(subject.job) else subject.workers,
+        on_gpus=host.gpus.count > 0,
+        is_mpi=subject.job.engine in ("mpirun", "sshd"),
+    )
+    number = subject.write_trouble(min(_WRITTEN_BYTES, _bearable(subject)))
+    if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
+        host = replace(host, may_enlarge_shm=False)
+    decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
+    if number is not None:
+        text = f"/dev/shm ({in_mib(size)}, {in_mib(free)} free) cannot be written: {os.strerror(number)}"
+        action = "remove what fills it, or mount an emptyDir with medium: Memory there"
+        yield shm.failed(Fault.JOB, text, measured=size // MIB, unit="MiB", action=action)
+    elif decision.warning:
+        # No failure: GPUs that reach each other directly need none of it, and `run` tells engines to use less.
+        text, _, action = decision.warning.partition(". To enlarge it: ")
+        if decision.is_short:
+            text += f"; NCCL and MPI alone may take {in_mib(need.least_bytes)}, and die of SIGBUS"
+        yield shm.warned(text, measured=size // MIB, unit="MiB", action=action)
+    else:
+        yield shm.passed(f"{in_mib(size)}; {decision.text}", measured=size // MIB, unit="MiB")
+
+
+def _bearable(subject: Subject) -> int:
+    """What may be written without the kernel killing somebody for it: its pages count as memory."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes
+    return _WRITTEN_BYTES if limit is None else max(4096, (limit - (used or 0)) // _HEADROOM)
+
+
+@check("shm-leftovers")
+def shm_leftovers(subject: Subject) -> Iterator[Finding]:
+    """No shared memory of dead processes takes room: a pod's /dev/shm outlives its containers."""
+    found = subject.leftovers()
+    taken = sum(segment.size_bytes for segment in found)
+    if taken <= _LEFTOVER_SHARE * (subject.host.shm_bytes or 0):
+        text = f"{in_units(taken)} of dead processes in /dev/shm" if taken else "nothing is left over in /dev/shm"
+        yield shm_leftovers.passed(text, measured=taken, unit="bytes")
+        return
+    yield shm_leftovers.warned(
+        f"dead processes left {counted(len(found), 'segment')} in /dev/shm, {in_units(taken)} in all",
+        measured=taken,
+        unit="bytes",
+        evidence=tuple(f"{segment.name}: {in_units(segment.size_bytes)}" for segment in found[:_SHOWN]),
+        action=f"remove them (rm /dev/shm/{found[0].name} ...), or let the pod be made anew",
+    )
+
+
+# -- once more in the main container ----------------------------------------------------------
+
+
+RECHECKED = (memory, cpu, pids, nofile, memlock, shm)
+RECHECK_LIMIT_S = 0.12  # for all of it: workers are waiting
+_CHILD_S = 0.1
+_KNOWN = (Status.PASS, Status.WARN, Status.FAIL)  # from good to bad
+_log = logging.getLogger(__name__)
+
+
+def compare(folder: str, reading: Reading, settings: Settings) -> None:
+    """Say what differs here from what the init container's preflight found; without its report, do nothing."""
+    path = os.path.join(folder, STATE_FILE)
+    data = LiveFiles(report_formats.MAX_BYTES + 1).read(path)
+    if data is None:
+        if os.path.exists(path):
+            _log.warning("cannot read %s; run both containers as the same user", path)
+        return
+    try:
+        before = {finding.check: finding for finding in report_formats.parse(data)}
+    except ValueError as problem:
+        _log.warning("%s was not written by a preflight of this version: %s", path, problem)
+        return
+    fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
+    subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)
+    for level, sentence in differences(before, run(subject, RECHECKED, limit_s=RECHECK_LIMIT_S).findings):
+        _log.log(level, "%s", sentence)
+
+
+def differences(before: Mapping[str, Finding], now: tuple[Finding, ...]) -> Iterator[tuple[int, str]]:
+    """A level and a sentence for each value that is another one here; what is unknown says nothing."""
+    for finding in now:
+        then = before.get(finding.check)
+        if then is None or then.status not in _KNOWN or finding.status not in _KNOWN:
+            continue
+        is_worse = _KNOWN.index(finding.status) > _KNOWN.index(then.status)
+        if is_worse or then.measured != finding.measured:
+            yield (
+                logging.WARNING if is_worse else logging.INFO,
+                f"{finding.check}: preflight's container had {_shown(then.measured, finding.unit)}, this one has "
+                f"{_shown(finding.measured, finding.unit)}"
+                + (f": {finding.text}. What to do: {finding.action}" if is_worse else ""),
+            )
+
+
+def _in_a_hurry(what: str, argument: str, limit_s: float) -> Tried:
+    return try_out(what, argument, min(limit_s, _CHILD_S))
+
+
+def _shown(value: Value, unit: str) -> str:
+    """The other container wrote it: nothing of it may break a line of the log."""
+    if value is None:
+        return "no limit"
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(value)[:40])
+    return f"{text} {unit}".strip()

@@ -1,0 +1,271 @@
+"""One node's preflight, to all that it finds: alone, with the hosts of an MPI job, or with all nodes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from trainer_launch.host import logs
+from trainer_launch.model import exit_codes
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
+from trainer_launch.model.settings import Settings
+from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
+from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
+from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, still_running, with_gpus
+from trainer_launch.preflight.cluster import node_facts, participation, roll_call
+from trainer_launch.preflight.cluster.nodes import Stage
+from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.container import dns_checks
+from trainer_launch.preflight.gpu import load_checks
+from trainer_launch.preflight.gpu.devices import Cards
+from trainer_launch.preflight.measurements import Measure
+from trainer_launch.preflight.mpi import launcher_checks
+from trainer_launch.preflight.report_formats import Place
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The checks that --only, --skip and --fatal name."""
+
+    chosen: tuple[str, ...]
+    skipped: tuple[str, ...]
+    fatal: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Selection:
+        """Raises UsageError where one of them does not exist."""
+        named = (settings.only, "--only"), (settings.skip, "--skip"), (settings.fatal, "--fatal")
+        return cls(*(registry.named(text, flag) for text, flag in named))
+
+    def at(self, *places: Where) -> list[Check[Any]]:
+        """Those that are not deselected by --only; who is skipped is told as silenced."""
+        return [check for check in registry.at(*places) if not self.chosen or check.id in self.chosen]
+
+    def run(self, subject: Subject, checks: Sequence[Check[Subject]]) -> Report:
+        """In this container."""
+        return run(subject, checks, silenced=self.skipped, fatal=self.fatal)
+
+    def loud(self, found: Sequence[Finding]) -> list[Finding]:
+        """What was found by checks that are not skipped."""
+        return [raised(finding, self.fatal) for finding in found if finding.check not in self.skipped]
+
+    def level(self, settings: Settings) -> str:
+        """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
+        needing = {check.id for check in registry.CHECKS if check.needs is Needs.LOAD}
+        is_idle = load_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
+        return "quick" if is_idle else settings.level
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was found, and by whom."""
+
+    report: Report
+    measured: Sequence[Measure] = ()  # by all nodes, on node 0
+    seen: PairTests | None = None  # by pairs of nodes, on node 0
+    all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
+    elsewhere: str = ""  # the node whose log has the whole report, if that is another one
+    is_cluster: bool = True  # there was a cluster preflight
+
+
+def preflight(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+    """All that is to be done on this node."""
+    subject = with_gpus(subject, selection.level(settings))
+    doing.place = place_of(subject)
+    obstacle = participation.obstacle(subject, settings, selection.chosen, selection.skipped)
+    if obstacle is None:
+        told = _together(subject, settings, selection, doing)
+    else:
+        told = _without_others(subject, settings, selection, doing)
+        if subject.has_peers and not selection.chosen and not launcher_checks.concerns(subject):
+            told = _with(told, [roll_call.not_held(obstacle)])
+        told = replace(told, is_cluster=False)
+    doing.is_over = True
+    return replace(told, report=replace(told.report, silenced=selection.skipped))
+
+
+def _with(told: Told, more: Sequence[Finding]) -> Told:
+    return replace(told, report=replace(told.report, findings=(*told.report.findings, *more)))
+
+
+def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+    """This container, and an MPI launcher's hosts."""
+    of_pairs, shares = thresholds.parse_flag(settings.threshold)
+    report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
+    table = thresholds.load_table(settings.reference)
+    judged, measured = judged_alone(subject.cards, table, shares, subject.host.hostname)
+    told = _with(Told(report, measured), selection.loud(judged))
+    if not launcher_checks.concerns(subject):
+        return told
+    wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
+    doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
+    left_s = settings.deadline - report.took_s
+    found = launcher_checks.findings(subject, settings, of_pairs, wanted, left_s)
+    return _with(told, [raised(one, selection.fatal) for one in found])
+
+
+def judged_alone(
+    cards: Cards | None, table: thresholds.Table, shares: thresholds.Shares, name: str
+) -> tuple[list[Finding], Sequence[Measure]]:
+    """The judgement of GPUs where no other node takes part in it; `name` is this node's."""
+    figures, sums = node_facts.measured(cards)
+    if not figures and not sums:
+        return [], ()
+    found = [*gpu_judgement.differing({"": sums}), *gpu_judgement.findings([name], [figures], table, shares)]
+    return found, figures
+
+
+def _together(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+    """This container's checks while the others are waited for; the names are looked up when they are there."""
+    began_s = time.monotonic()
+    checks = selection.at(Where.CONTAINER, Where.GPU)
+    at_once = [check for check in checks if check.needs is not Needs.NAMES]
+    later = [check for check in checks if check.needs is Needs.NAMES]
+    doing.hold()
+    with participation.gathering(subject, settings, selection.skipped) as part:
+        if isinstance(part, NodeError):  # the check of the port says so
+            doing.release()
+            return Told(selection.run(replace(subject, deadline_s=0.0), checks))
+        doing.waiting, doing.undo = part.waiting, part.tokens.remove
+        doing.release()
+        if subject.topology.is_coordinator:
+            subject = replace(subject, port_trouble=lambda port: None)  # it is the cluster preflight that has it
+        found = selection.run(subject, at_once).findings
+
+        @functools.cache
+        def here() -> tuple[Finding, ...]:
+            last = selection.run(replace(subject, deadline_s=0.0), later).findings
+            order = registry.ids(*Where)
+            return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
+
+        verdict = part.finish(found, here)
+        decided = selection.loud(verdict.findings)
+        own = tuple(explained(here(), decided, is_shared=verdict.is_shared))
+        findings = merged(own, decided, part.own, registry.ids(Where.CLUSTER))
+        report = Report(findings=findings, took_s=time.monotonic() - began_s)
+        is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
+        told = [finding for finding in part.decided() if finding.check not in selection.skipped]
+        return Told(report, part.measured(), part.seen(), told, part.home if is_elsewhere else "")
+
+
+def place_of(subject: Subject) -> Place:
+    """Where the report is made."""
+    nodes = subject.topology.nodes
+    return Place(
+        host=subject.host.hostname,
+        node_rank=subject.topology.node_rank,
+        nodes=None if nodes is None else str(nodes),
+        contract=subject.job.contract,
+    )
+
+
+# -- merged findings ----------------------------------------------------------------------------
+
+
+LOUD = (Status.FAIL, Status.WARN)
+
+
+def merged(
+    own: Sequence[Finding], decided: Sequence[Finding], name: str, checks: Collection[str]
+) -> tuple[Finding, ...]:
+    """All findings, each once: what this node and others have found alike is told in this node's words.
+
+    `checks` are those of all nodes together.
+    """
+    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
+    told = []
+    for finding in own:
+        if finding.status in (*LOUD, Status.UNKNOWN):
+            group = alike.pop(_kind(finding), None)
+            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
+            told.append(replace(finding, subject=", ".join((name, *others))))
+        else:
+            told.append(finding)
+    rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
+    return (*rest, *told)
+
+
+def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
+    """What `ending.grouped` puts together."""
+    return finding.check, finding.status, finding.fault
+
+
+def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:
+    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made.
+
+    Nor does it matter to who rejoins a job that is at work, perhaps without that node.
+    """
+    reasons = (roll_call.AT_WORK, Stage.NO_RECORD.value) if is_shared else (roll_call.AT_WORK,)
+    is_explained = any(one.check == roll_call.NAME and one.measured in reasons for one in decided)
+    for finding in own:
+        if is_explained and finding.check == dns_checks.dns.id and finding.status is Status.FAIL:
+            yield replace(finding, status=Status.WARN, fault=None)
+        else:
+            yield finding
+
+
+# -- when stopped -------------------------------------------------------------------------------
+
+
+_UNDO_S = 5.0
+_NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
+
+
+def _nothing() -> None:
+    pass
+
+
+class Doing:
+    """What the preflight does at the moment; those who do it keep this up to date."""
+
+    def __init__(self, last_words: Callable[[str], None]) -> None:
+        self.place = _NOWHERE
+        self.waiting: Callable[[], str] = str  # for whom, in words
+        self.undo: Callable[[], None] = _nothing
+        self.is_over = False  # the report is being written: the verdict stands
+        self._is_held, self._held = False, 0
+        self._last_words = last_words
+        self._began_s = time.monotonic()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
+
+    def hold(self) -> None:
+        """From here on a signal waits for `release`: what it is to undo is under way."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Stop now, if a signal has come."""
+        self._is_held = False
+        if self._held:
+            self._stop(self._held, None)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_held:
+            self._held = number
+            return
+        if self.is_over:
+            return
+        self.is_over = True
+        code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
+        text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
+        logs.warn(f"Preflight {text} (exit code {code})")
+        self._last_words(report_formats.stopped(self.place, code, text))
+        undoing = threading.Thread(target=self.undo, daemon=True)  # this thread may hold a lock that it needs
+        undoing.start()
+        undoing.join(_UNDO_S)
+        os._exit(code)
+
+
+def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str:
+    """`stopped by SIGTERM after 12 s while …`."""
+    doing = [waiting] if waiting else []
+    doing += [f"running checks: {', '.join(checks)}"] if checks else []
+    return f"stopped by {signal_name(number)} after {after_s:.0f} s, while {'; '.join(doing) or 'starting'}"

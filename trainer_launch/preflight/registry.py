@@ -1,0 +1,100 @@
+"""Every check, in one list, in the order in which a person would look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from trainer_launch.model.errors import UsageError
+from trainer_launch.preflight import gpu_judgement
+from trainer_launch.preflight.check import Check, Where
+from trainer_launch.preflight.cluster import node_facts, pair_results, roll_call, shared_storage
+from trainer_launch.preflight.container import dns_checks, job_checks, network_checks, resource_limits, storage
+from trainer_launch.preflight.gpu import fact_checks, load_checks
+from trainer_launch.preflight.mpi import launcher_checks
+
+CHECKS: tuple[Check[Any], ...] = (
+    job_checks.program,
+    job_checks.rank_collision,
+    resource_limits.memory,
+    resource_limits.cpu,
+    resource_limits.pids,
+    resource_limits.nofile,
+    resource_limits.memlock,
+    resource_limits.shm,
+    resource_limits.shm_leftovers,
+    storage.storage,
+    dns_checks.own_name,
+    job_checks.subdomain,
+    dns_checks.dns,
+    network_checks.gloo_socket_ifname,
+    network_checks.nccl_socket_ifname,
+    network_checks.nccl_ib_hca,
+    network_checks.mtu,
+    network_checks.ports,
+    network_checks.ephemeral_ports,
+    fact_checks.gpu_count,
+    fact_checks.RECOVERY,
+    fact_checks.ECC,
+    fact_checks.REMAP,
+    fact_checks.gpu_mig,
+    fact_checks.PERSISTENCE,
+    fact_checks.MEMORY,
+    load_checks.gpu_load,
+    load_checks.gpu_peers,
+    load_checks.gpu_network,
+    load_checks.gpu_clocks,
+    fact_checks.TEMPERATURE,
+    fact_checks.PCIE,
+    load_checks.gpu_nvlink,
+    load_checks.gpu_xid,
+    roll_call.roll_call,
+    node_facts.facts,
+    node_facts.clock,
+    gpu_judgement.gpu_checksum,
+    *gpu_judgement.SPEED,
+    shared_storage.shared_storage,
+    pair_results.pairs,
+    pair_results.full_job,
+    launcher_checks.mpi_hosts,
+    launcher_checks.mpi_ssh,
+    launcher_checks.mpi_programs,
+    launcher_checks.mpi_slots,
+    launcher_checks.mpi_callback,
+    launcher_checks.mpi_tree,
+    launcher_checks.mpi_ring,
+)
+
+
+def at(*places: Where) -> tuple[Check[Any], ...]:
+    """The checks that run there."""
+    return tuple(check for check in CHECKS if check.where in places)
+
+
+def ids(*places: Where) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(check.id for check in at(*places))
+
+
+def named(text: str | None, flag: str) -> tuple[str, ...]:
+    """The checks that a comma-separated list names.
+
+    Raises:
+        UsageError: one of them does not exist.
+    """
+    known, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; expected: {', '.join(known)}")
+    return names
+
+
+def listed(places: Collection[Where] = tuple(Where)) -> str:
+    """All of them for people: where each runs, its name, and what a pass means."""
+    shown = at(*places)
+    width = max((len(check.id) for check in shown), default=0)
+    lines = []
+    for place in places:
+        lines += ["", f"{place.value}:"]
+        lines += [f"  {check.id:{width}}  {check.title}" for check in shown if check.where is place]
+    return "\n".join(lines[1:]) + "\n"
