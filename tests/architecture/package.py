@@ -50,8 +50,11 @@ def imports_of(path: Path) -> set[str]:
 
 
 def is_plugin(path: Path) -> bool:
-    """Whether a file is a contract, an engine or a check: those define NAME and what they do; helpers do not."""
+    """Whether a file is a contract, an engine or a check: those define NAME and what they do, or a @check."""
     body = tree_of(path).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    if any(ast.unparse(one).startswith("check(") for node in functions for one in node.decorator_list):
+        return True
     has_name = any(
         isinstance(node, ast.Assign | ast.AnnAssign) and "NAME" in map(ast.unparse, targets_of(node))
         for node in body

@@ -63,9 +63,9 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
     try:
         with contextlib.ExitStack() as undo:
             if is_preflight:
-                roll_call = RollCall(calling, home)
-                roll_call.start()
-                undo.callback(roll_call.stop)
+                present_nodes = RollCall(calling, home)
+                present_nodes.start()
+                undo.callback(present_nodes.stop)
             else:
                 undo.enter_context(seat(0, home.host, port))
             watch.want(frozenset({0}))

@@ -65,11 +65,11 @@ def main(parsed: Parsed) -> int:
         sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
         return exit_codes.SUCCEEDED
 
-    def last_words(text: str) -> None:
+    def write_message(text: str) -> None:
         termination_message.write_last_words(text, settings.termination_log)
 
     try:
-        return _main(parsed, settings, Doing(last_words))
+        return _main(parsed, settings, Doing(write_message))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE

@@ -20,7 +20,7 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, still_running, with_gpus
-from trainer_launch.preflight.cluster import node_facts, participation, roll_call
+from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
@@ -86,7 +86,7 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
     else:
         told = _without_others(subject, settings, selection, doing)
         if subject.has_peers and not selection.chosen and not launcher_checks.concerns(subject):
-            told = _with(told, [roll_call.not_held(obstacle)])
+            told = _with(told, [present_nodes.not_held(obstacle)])
         told = replace(told, is_cluster=False)
     doing.is_over = True
     return replace(told, report=replace(told.report, silenced=selection.skipped))
@@ -203,8 +203,8 @@ def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: 
 
     Nor does it matter to who rejoins a job that is at work, perhaps without that node.
     """
-    reasons = (roll_call.AT_WORK, Stage.NO_RECORD.value) if is_shared else (roll_call.AT_WORK,)
-    is_explained = any(one.check == roll_call.NAME and one.measured in reasons for one in decided)
+    reasons = (present_nodes.AT_WORK, Stage.NO_RECORD.value) if is_shared else (present_nodes.AT_WORK,)
+    is_explained = any(one.check == present_nodes.NAME and one.measured in reasons for one in decided)
     for finding in own:
         if is_explained and finding.check == dns_checks.dns.id and finding.status is Status.FAIL:
             yield replace(finding, status=Status.WARN, fault=None)
@@ -226,13 +226,13 @@ def _nothing() -> None:
 class Doing:
     """What the preflight does at the moment; those who do it keep this up to date."""
 
-    def __init__(self, last_words: Callable[[str], None]) -> None:
+    def __init__(self, write_message: Callable[[str], None]) -> None:
         self.place = _NOWHERE
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = _nothing
         self.is_over = False  # the report is being written: the verdict stands
         self._is_held, self._held = False, 0
-        self._last_words = last_words
+        self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
@@ -257,7 +257,7 @@ class Doing:
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
         logs.warn(f"Preflight {text} (exit code {code})")
-        self._last_words(report_formats.stopped(self.place, code, text))
+        self._write_message(report_formats.stopped(self.place, code, text))
         undoing = threading.Thread(target=self.undo, daemon=True)  # this thread may hold a lock that it needs
         undoing.start()
         undoing.join(_UNDO_S)

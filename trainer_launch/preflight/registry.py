@@ -8,7 +8,7 @@ from typing import Any
 from trainer_launch.model.errors import UsageError
 from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
-from trainer_launch.preflight.cluster import node_facts, pair_results, roll_call, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
 from trainer_launch.preflight.container import dns_checks, job_checks, network_checks, resource_limits, storage
 from trainer_launch.preflight.gpu import fact_checks, load_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -48,7 +48,7 @@ CHECKS: tuple[Check[Any], ...] = (
     fact_checks.PCIE,
     load_checks.gpu_nvlink,
     load_checks.gpu_xid,
-    roll_call.roll_call,
+    present_nodes.all_present,
     node_facts.facts,
     node_facts.clock,
     gpu_judgement.gpu_checksum,

@@ -16,7 +16,7 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.topology import place
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster import findings_json, node_facts, roll_call
+from trainer_launch.preflight.cluster import findings_json, node_facts, present_nodes
 from trainer_launch.preflight.cluster.node_facts import clocks, code_hash, differences
 from trainer_launch.preflight.cluster.nodes import names_of
 from trainer_launch.preflight.cluster.participation import failing_nodes
@@ -251,7 +251,7 @@ def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -
 
 
 def test_who_rejoins_a_job_at_work_is_not_stopped_for_the_name_of_a_node_that_is_away() -> None:
-    at_work = roll_call.runs_already("host-1")
+    at_work = present_nodes.runs_already("host-1")
     found = [fail("dns"), fail("shm")]
     assert [one.status for one in explained(found, [at_work], is_shared=False)] == [Status.WARN, Status.FAIL]
 
@@ -263,7 +263,7 @@ def test_the_failing_nodes_are_listed_by_host_name() -> None:
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
-    (found,) = roll_call.grouped({name: [fail("shm")] for name in names})
+    (found,) = present_nodes.grouped({name: [fail("shm")] for name in names})
     assert len(failing_nodes([found]).split()) == 20
     (told,) = findings_json.loaded(findings_json.dumped([found]))
     assert told.subject.endswith("node 7 (host-7) and 12 more")

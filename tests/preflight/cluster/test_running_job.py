@@ -21,7 +21,7 @@ from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
-from trainer_launch.preflight.cluster import participation, roll_call
+from trainer_launch.preflight.cluster import participation, present_nodes
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.client import Caller, Verdict
 from trainer_launch.preflight.cluster.nodes import Names
@@ -65,7 +65,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)
-        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((roll_call.runs_already(host),)))
+        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
         verdict = caller.receive(10)
         assert isinstance(verdict, Verdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]

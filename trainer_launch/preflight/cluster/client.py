@@ -17,7 +17,7 @@ from trainer_launch.membership.client_connection import Lines, LostError, Reconn
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
-from trainer_launch.preflight.cluster import findings_json, nodes, roll_call
+from trainer_launch.preflight.cluster import findings_json, nodes, present_nodes
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.listener import Ear
 from trainer_launch.preflight.cluster.nodes import LEASE_S
@@ -93,7 +93,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
-            self.end((roll_call.cut_off(self._host, self.stage, now_s - self._began_s),))
+            self.end((present_nodes.cut_off(self._host, self.stage, now_s - self._began_s),))
 
     def close(self) -> None:
         """End all, and free the port."""
@@ -131,7 +131,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         name = f"node 0 ({self._home.host})"
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
-        self.end((roll_call.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+        self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
     def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
         """This is the verdict, whatever node 0 may say."""
@@ -184,10 +184,10 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
             if self._runs_already():
-                return self.end((roll_call.runs_already(None),))
+                return self.end((present_nodes.runs_already(None),))
             raise
         if isinstance(answer, msg.Refused) and not answer.retry:
-            return self.end((roll_call.refused(answer.reason),))
+            return self.end((present_nodes.refused(answer.reason),))
         if isinstance(answer, msg.Refused):
             raise LostError(f"node 0 refuses for now: {answer.reason}")
         self._take(answer)

@@ -29,7 +29,7 @@ from trainer_launch.preflight.cluster import (
     findings_json,
     node_facts,
     pair_results,
-    roll_call,
+    present_nodes,
     shared_storage,
     transport,
 )
@@ -61,7 +61,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     topology = subject.topology
     if settings.level == "container":
         return "--level container checks this container only"
-    if roll_call.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
+    if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --skip"
     if topology.nodes is not None and topology.nodes.max == 1:
         return "the job has one node"
@@ -216,7 +216,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
 
 def _lookout(caller: Caller, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
     places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
-    return Lookout(places, calling.job, secret, lambda host: caller.end((roll_call.runs_already(host),)))
+    return Lookout(places, calling.job, secret, lambda host: caller.end((present_nodes.runs_already(host),)))
 
 
 def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:

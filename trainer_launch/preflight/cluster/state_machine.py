@@ -12,7 +12,7 @@ from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.findings import Finding
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster import admission, findings_json, roll_call
+from trainer_launch.preflight.cluster import admission, findings_json, present_nodes
 from trainer_launch.preflight.cluster import protocol as msg
 from trainer_launch.preflight.cluster.nodes import (
     LEASE_S,
@@ -84,8 +84,8 @@ class ClusterPreflight:
 
     def break_off(self, mistake: Exception) -> list[Reply]:
         """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
-        own = roll_call.grouped({node.name: node.findings for node in self._present()})
-        return list(self._decide([roll_call.broken(mistake)], own))
+        own = present_nodes.grouped({node.name: node.findings for node in self._present()})
+        return list(self._decide([present_nodes.broken(mistake)], own))
 
     def due_s(self) -> float | None:
         """When to come again with a Tick."""
@@ -132,12 +132,12 @@ class ClusterPreflight:
                 yield from self._greet(peer, address, message, now_s)
             case msg.Record() if node is not None:
                 node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
-                node.findings = roll_call.told(message.findings)
+                node.findings = present_nodes.told(message.findings)
                 node.measures, node.checksums = message.measures, message.checksums
                 self._n_recorded += not node.has_record
                 node.has_record = True
             case msg.Found() if node is not None and not node.has_record:
-                node.findings = roll_call.told(message.findings)
+                node.findings = present_nodes.told(message.findings)
             case msg.Sought() if node is not None:
                 self._sharing.take(node.key, message)
             case msg.Result() if node is not None and self._rounds is not None:
@@ -215,7 +215,7 @@ class ClusterPreflight:
         settings, n_present = self._settings, len(self._peers)
         gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
         if self._at_work and n_present:  # this node itself, at least
-            yield from self._decide([roll_call.runs_already(self._at_work)])
+            yield from self._decide([present_nodes.runs_already(self._at_work)])
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
@@ -226,12 +226,12 @@ class ClusterPreflight:
         elif now_s >= self._until_s:
             missing = self._missing()
             yield from self._decide(
-                roll_call.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
+                present_nodes.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
                 self._collided(),
-                roll_call.grouped({node.name: node.findings for node in self._present()}),
+                present_nodes.grouped({node.name: node.findings for node in self._present()}),
             )
         elif now_s >= self._look_at_s and self._looking is None:
-            self._looking = tuple(self._missing()[: roll_call.MAX_LOOKED])
+            self._looking = tuple(self._missing()[: present_nodes.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
             yield Look(tuple(admission.place(key, self._nodes, settings.names) for key in self._looking), limit_s)
 
@@ -239,7 +239,7 @@ class ClusterPreflight:
         return admission.missing(self._nodes, self._settings.min_nodes)
 
     def _name(self, key: Key) -> str:
-        return roll_call.named(key, self._nodes.get(key), self._settings.names)
+        return present_nodes.named(key, self._nodes.get(key), self._settings.names)
 
     def _record(self, now_s: float) -> Iterator[Reply]:
         if self._n_recorded < len(self._nodes) and not self._lost and now_s < self._record_until_s:
@@ -250,7 +250,7 @@ class ClusterPreflight:
         if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
             return
         if waited or len(nodes) < 2:
-            yield from self._decide(self._compared(), [roll_call.midway(node) for node in waited])
+            yield from self._decide(self._compared(), [present_nodes.midway(node) for node in waited])
             return
         self.phase = Phase.SEEKING
         self._sharing = Sharing(self._settings, nodes)
@@ -277,7 +277,7 @@ class ClusterPreflight:
             yield from self._decide(self._compared(), self._midway())
 
     def _midway(self) -> list[Finding]:
-        return [roll_call.midway(node) for node in self._nodes.values() if node.peer is None]
+        return [present_nodes.midway(node) for node in self._nodes.values() if node.peer is None]
 
     def _compared(self) -> list[Finding]:
         cluster = Cluster(
@@ -297,7 +297,7 @@ class ClusterPreflight:
         return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
 
     def _collided(self) -> list[Finding]:
-        return [roll_call.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
+        return [present_nodes.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
 
     def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
         self.phase = Phase.OVER

@@ -480,10 +480,10 @@ def gpu_mig(subject: Subject) -> Iterator[Finding]:
     wished = "MIG-" in shown
     text = f"is in MIG mode, in which {workers} workers of one job cannot work together"
     action = "request whole GPUs" if wished else "turn MIG off on that machine (nvidia-smi -mig 0), or drain it"
-    troubles = [
+    bad = [
         Trouble(gpu=gpu.index, text=text, measured=True, expected=False, action=action)
         for gpu in found
         if gpu.value("mig") and not (wished and workers == 1)
     ]
     asked = [(gpu.index, gpu.fact("mig")) for gpu in found]
-    yield from summed(gpu_mig.id, asked, troubles, "whole", Fault.JOB if wished else Fault.NODE)
+    yield from summed(gpu_mig.id, asked, bad, "whole", Fault.JOB if wished else Fault.NODE)

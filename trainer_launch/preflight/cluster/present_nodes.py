@@ -163,7 +163,7 @@ def refused(reason: str) -> Finding:
 
 
 @check(NAME, Where.CLUSTER)
-def roll_call(cluster: Cluster) -> Iterator[Finding]:
+def all_present(cluster: Cluster) -> Iterator[Finding]:
     """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
     yield all_here(cluster.n_present)
     yield from (collision(key, sorted(hosts)) for key, hosts in cluster.collisions.items())
