@@ -204,7 +204,7 @@ def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
 CUDA_ON_CPU = """
 import os, sys, types
 import torch, torch.distributed as dist
-from trainer_launch.child import gpu_bench
+from trainer_launch.preflight.children import gpu_bench
 class Device(str):  # torch takes it for the CPU, the bench for a GPU
     def __eq__(self, other): return str(other) in ("cuda", "cpu")
     __hash__ = str.__hash__
