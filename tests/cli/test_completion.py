@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("completion")
     (folder / "bin").mkdir()
     program = folder / "bin" / "trainer-launch"  # the shell asks it at each TAB
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainer_launch "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainer_launch "$@"\n')
     program.chmod(0o755)
     for name in ("only-job.yaml", "only-train.py"):
         (folder / name).touch()

@@ -368,6 +368,7 @@ def finish(problem: BaseException | None) -> int:
     code = _show(problem)
     if isinstance(problem, KeyboardInterrupt):
         # As python does it: it dies of SIGINT when the interpreter has ended, and before C's own atexit handlers.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who started us may ignore it
         libc = ctypes.CDLL(None)
         libc.on_exit(getattr(libc, "raise"), None)
         return signal.SIGINT
