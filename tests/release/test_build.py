@@ -73,7 +73,7 @@ def test_the_wheel_has_the_package_and_nothing_else(dist: tuple[Path, Path]) -> 
     ours = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "trainer_launch").rglob("*")
-        if path.suffix in (".py", ".json", ".typed")
+        if path.suffix in (".py", ".json", ".css", ".typed")
     }
     assert {name for name in names if not name.startswith(f"{NAME}.dist-info/")} == ours
     assert {"trainer_launch/py.typed", "trainer_launch/schemas/event.schema.json"} <= ours
