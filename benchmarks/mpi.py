@@ -81,10 +81,10 @@ def commands(job: mpi.Job, *, has_horovod: bool) -> dict[tuple[str, str], Line]:
         (MPIRUN, OURS): ((*ours, "mpirun", *program), job.env),
         (MPIRUN, BARE): (
             ("mpirun", "--allow-run-as-root", *program),
-            {**job.env, "OMPI_MCA_plm_rsh_args": f"-F {keys.config}"},
+            {**job.env, "OMPI_MCA_plm_rsh_args": f"-F {keys.files.client}"},
         ),
     }
-    return plain | (_horovod(job, Path(folder), ours, str(keys.config), program) if has_horovod else {})
+    return plain | (_horovod(job, Path(folder), ours, str(keys.files.client), program) if has_horovod else {})
 
 
 def _has_horovod() -> bool:

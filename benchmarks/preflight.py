@@ -22,10 +22,10 @@ from benchmarks.peers import version_here
 from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Names, Settings
-from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"
@@ -34,7 +34,7 @@ SIZES = (2, 8, 64, 512, 4096)
 REAL = 8
 WHOS = ("quick", "standard", "deep")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
-FACTS = {transport.FACT: "gloo"} | {
+FACTS = {pair_results.FACT: "gloo"} | {
     f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
 }  # about 4 KB, as a real node has
 
@@ -87,7 +87,7 @@ def hold(n_nodes: int, is_deep: bool, pipe: Connection) -> None:
         salt="s",
         is_deep=is_deep,
     )
-    server = Server(settings, home)
+    server = PreflightServer(settings, home)
     pipe.send(server.start())
     pipe.recv()
     cpu_s = time.process_time()

@@ -37,6 +37,7 @@ def figures() -> dict[str, int]:
         "files between our own processes": len(runtime_directory.FILES),
         "modules on the path of a worker's death": len(told_path("A worker's death")),
         "modules on the path of a node's loss": len(told_path("A node's loss")),
+        "modules on a command line's way to a plan": len(told_path("A command line's way to a plan")),
         "files under tests": len(test_files()),
     }
 

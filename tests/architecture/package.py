@@ -50,8 +50,10 @@ def imports_of(path: Path) -> set[str]:
 
 
 def is_plugin(path: Path) -> bool:
-    """Whether a file is a contract, an engine or a check: those define NAME and what they do, or a @check."""
+    """Whether a file has contracts, an engine or checks: a `Contract(…)`, NAME and what it does, or a @check."""
     body = tree_of(path).body
+    if path.name != "__init__.py" and any(is_contract(node) for node in body):
+        return True
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     if any(ast.unparse(one).startswith("check(") for node in functions for one in node.decorator_list):
         return True
@@ -62,6 +64,11 @@ def is_plugin(path: Path) -> bool:
     return has_name and any(
         isinstance(node, ast.FunctionDef) and node.name in {"read", "plan", "check"} for node in body
     )
+
+
+def is_contract(node: ast.stmt) -> bool:
+    """Whether a statement makes a contract."""
+    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Contract(")
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:
@@ -125,7 +132,8 @@ def importers() -> dict[str, frozenset[str]]:
 
 
 def small_with_one_importer() -> list[Path]:
-    """Modules that belong into their only importer; plug-ins and modules of a registry apart."""
+    """Modules that belong into their only importer; plug-ins, modules of a registry, entry points apart."""
+    entry_points = re.findall(r'= "([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return [
         path
         for path in FILES
@@ -133,6 +141,7 @@ def small_with_one_importer() -> list[Path]:
         and len(path.read_text(encoding="utf-8").splitlines()) < SMALL_LINES
         and len(importers()[module_of(path)]) == 1
         and not is_plugin(path)
+        and module_of(path) not in entry_points
         and not name_of(path).startswith(tuple(f"{folder}/" for folder in REGISTERED_FOLDERS))
     ]
 

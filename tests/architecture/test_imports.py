@@ -29,7 +29,7 @@ BASE = {
     "model/signal_policy.py": {"errors"},
     "model/exit_codes.py": set(),
     "model/errors.py": {"exit_codes"},
-    "model/findings.py": {"exit_codes", "frozen"},
+    "model/findings.py": {"exit_codes", "frozen", "json_lines"},
     "model/units.py": set(),
     "model/frozen.py": set(),
 }
@@ -39,7 +39,7 @@ OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = ("pytorch/forked_process.py", "pytorch/caller_fork.py")
 OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/horovod_ssh.py")
 READS_ENVIRONMENT = (
-    *("cli.py", "commands/", "model/settings.py", "planning/gather.py", *OF_CHILDREN, *OF_WORKERS),
+    *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/hidden_imports.py", "pytorch/function_launch.py"),
     *("observability/report.py", "observability/termination_message.py", "mpi/agent.py"),
     *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "rehearsal/report/reporting.py"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.package import GAP, ROOT, importers, texts, told_path
+from tests.architecture.package import GAP, ROOT, importers, module_of, texts, told_path
 from trainer_launch.commands import options
 from trainer_launch.model import Verdict, exit_codes
 from trainer_launch.preflight import registry
@@ -61,7 +61,7 @@ def test_ci_begins_with_the_readmes_own_make_test() -> None:
     assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"
 
 
-TOLD_PATHS = ("A worker's death", "A node's loss")
+TOLD_PATHS = ("A worker's death", "A node's loss", "A command line's way to a plan")
 
 
 @pytest.mark.parametrize("title", TOLD_PATHS)
@@ -73,7 +73,7 @@ def test_the_modules_on_a_told_path_exist(title: str) -> None:
 @pytest.mark.parametrize("title", TOLD_PATHS)
 def test_each_module_on_a_told_path_imports_or_is_imported_by_one_before_it(title: str) -> None:
     """PID 1 and the fork server meet in their messages, as the nodes do in theirs."""
-    modules = ["trainer_launch." + name.removesuffix(".py").replace("/", ".") for name in told_path(title)]
+    modules = [module_of(ROOT / "trainer_launch" / name) for name in told_path(title)]
     for place, name in enumerate(modules[1:], start=1):
         near = importers()[name] | {other for other, by in importers().items() if name in by}
         assert near & set(modules[:place]), f"{name} has nothing to do with those before it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from importlib import import_module
 from types import ModuleType
@@ -10,18 +11,17 @@ from typing import get_args
 
 import pytest
 
-from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in
+from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in, tree_of
+from trainer_launch import contracts
 from trainer_launch.commands import options
 from trainer_launch.commands.options import COMMANDS
+from trainer_launch.contracts import CONTRACTS
+from trainer_launch.contracts.source import Contract
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
+from trainer_launch.planning import engines
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Check, Where
-
-REGISTRIES = {
-    "contracts": ("contracts.CONTRACTS", ["contracts"]),
-    "engines": ("planning.engines.ENGINES", ["planning/engines"]),
-}
 
 NAMED = {
     name
@@ -39,46 +39,45 @@ HELPERS = {
 }
 ROWS = {**runtime_directory.VARIABLES, **runtime_directory.FILES}
 
-each_registry = pytest.mark.parametrize("folder", REGISTRIES)
 
-
-def listed_in(folder: str) -> list[ModuleType]:
-    """The modules of a registry, in its order; a registry holds modules or, to load fewer of them, their names."""
-    name, _, registry = REGISTRIES[folder][0].rpartition(".")
-    package = import_module(f"trainer_launch.{name}")
-    entries: tuple[ModuleType | str, ...] = getattr(package, registry)
+def listed_engines() -> list[ModuleType]:
+    """The engines' modules; the registry has these or, to load fewer of them, their names."""
+    package, entries = engines.__name__, engines.ENGINES
     return [
-        entry if isinstance(entry, ModuleType) else import_module(f"{package.__name__}.{entry.rpartition('.')[2]}")
+        entry if isinstance(entry, ModuleType) else import_module(f"{package}.{str(entry).rpartition('.')[2]}")
         for entry in entries
     ]
 
 
-@each_registry
-def test_every_file_is_listed(folder: str) -> None:
-    assert sorted(module.__name__ for module in listed_in(folder)) == sorted(
-        module_of(path) for place in REGISTRIES[folder][1] for path in plugins_in(place)
-    )
+def test_every_engine_is_listed() -> None:
+    listed = sorted(module.__name__ for module in listed_engines())
+    assert listed == sorted(map(module_of, plugins_in("planning/engines")))
 
 
-@each_registry
-def test_every_name_is_unique(folder: str) -> None:
-    names = [module.NAME for module in listed_in(folder)]
-    assert len(set(names)) == len(names)
+def test_every_contract_that_a_module_defines_is_listed() -> None:
+    modules = [contracts, *(import_module(module_of(path)) for path in plugins_in("contracts"))]
+    defined = [one for module in modules for one in vars(module).values() if isinstance(one, Contract)]
+    assert sorted(one.name for one in defined) == sorted(one.name for one in CONTRACTS)
 
 
-@each_registry
+def test_every_name_is_unique() -> None:
+    for names in ([engine.NAME for engine in listed_engines()], [one.name for one in CONTRACTS]):
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("folder", ["contracts", "planning/engines"])
 def test_every_file_says_what_it_is_for(folder: str) -> None:
-    assert [module.NAME for module in listed_in(folder) if not module.__doc__] == []
+    assert [path.name for path in plugins_in(folder) if not ast.get_docstring(tree_of(path))] == []
 
 
 def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own() -> None:
-    names = {engine.NAME for engine in listed_in("engines")} - {"sshd"}
+    names = {engine.NAME for engine in listed_engines()} - {"sshd"}
     assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
 
 
 def test_every_contract_has_its_row_in_the_page() -> None:
     page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
-    assert [module.NAME for module in listed_in("contracts") if f"`{module.NAME}`" not in page] == []
+    assert [one.name for one in CONTRACTS if f"`{one.name}`" not in page] == []
 
 
 def test_every_check_has_its_row_in_the_page() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests import sizes
 from tests.architecture.package import FILES, functions_of, name_of, tree_of
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 50
 ONE_CATCH_ALL = "preflight/check.py"  # a check that is wrong must not stop the job
 # They run users' code, or what nobody above would tell.

@@ -69,6 +69,22 @@ def test_each_test_is_called_by_a_sentence(path: Path) -> None:
     assert [sentence for sentence in spec.sentences(path) if len(sentence.split()) < 3] == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(spec.TESTS).as_posix())
+def test_no_program_in_a_test_has_a_line_that_ends_within_a_string(path: Path) -> None:
+    """As of a backslash and an n where nobody has doubled the backslash; such a test may run only in CI."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\nimport " in node.value:
+            assert _why_not(node.value) != "unterminated string literal", f"{path}, line {node.lineno}"
+
+
+def _why_not(program: str) -> str:
+    try:
+        compile(program, "", "exec")
+    except SyntaxError as problem:
+        return (problem.msg or "").partition(" (")[0]
+    return ""
+
+
 def test_each_folder_of_tests_is_called_as_a_package_or_explained() -> None:
     told = CONTRIBUTING.read_text(encoding="utf-8").partition("## Tests")[2].partition("\n## ")[0]
     explained = set(re.findall(r"^\| `(\w+)/` \|", told, re.MULTILINE))

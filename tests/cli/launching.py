@@ -40,8 +40,15 @@ def shm_of_its_own() -> tuple[str, ...]:
 
 
 def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without what a platform or another launcher left in it."""
-    env = {k: v for k, v in os.environ.items() if not _foreign(k) and not k.startswith("TRAINER_LAUNCH_")}
+    """This process's environment without what a platform or another launcher left in it.
+
+    Nor has it PYTHONUNBUFFERED, under which print() writes each piece by itself, and workers mix their lines.
+    """
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not _foreign(k) and not k.startswith(("TRAINER_LAUNCH_", "PYTHONUNBUFFERED"))
+    }
     return env | {"PYTHONWARNINGS": "ignore"} | dict(extra or {})
 
 

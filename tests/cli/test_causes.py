@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.launching import script, start
 from tests.conftest import require
-from trainer_launch.host.network import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 

@@ -19,10 +19,10 @@ import pytest
 from tests.cli.launching import launch, script, start
 from tests.observability.exposition import parse
 from tests.observability.statusserver import PATH, StatusServer, make_certificates
+from tests.ports import free_port
 from tests.process.world import PID1, require_namespaces
 from tests.schemas.validator import violations
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 
 pytestmark = pytest.mark.process
 

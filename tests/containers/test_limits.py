@@ -30,7 +30,7 @@ class Data(Dataset):
     def __getitem__(self, index): return torch.ones(int(sys.argv[1]) << 18)  # argument: MiB
 if __name__ == "__main__":
     for number, batch in enumerate(DataLoader(Data(), batch_size=4, num_workers=2)):
-        print("step", number, flush=True)
+        print(f"step {number}\\n", end="", flush=True)  # whole: two workers write
 """
 # What a container with the restricted profile may not do, from inside.
 LOOK = """

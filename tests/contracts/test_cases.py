@@ -53,7 +53,7 @@ def differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("contract", [contract.NAME for contract in CONTRACTS])
+@pytest.mark.parametrize("contract", [contract.name for contract in CONTRACTS])
 def test_each_contract_has_at_least_three_cases(contract: str) -> None:
     read_as = [name for name, case in CASES.items() if contract in case.get("contract", ())]
     assert len(read_as) + len([name for name in CASES if name.startswith(f"{contract}/")]) >= 3

@@ -16,7 +16,7 @@ TF = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": 
 
 
 def detected(env: dict[str, str], files: dict[str, str] | None = None, hostname: str = "") -> str:
-    return detect(Source(pod_of(env, files, hostname))).NAME
+    return detect(Source(pod_of(env, files, hostname))).name
 
 
 def test_an_empty_pod_is_unknown() -> None:
@@ -24,14 +24,14 @@ def test_an_empty_pod_is_unknown() -> None:
 
 
 def test_every_name_is_unique_and_can_be_asked_for() -> None:
-    names = [contract.NAME for contract in CONTRACTS]
+    names = [contract.name for contract in CONTRACTS]
     assert len(set(names)) == len(names)
-    assert [find(name).NAME for name in names] == names
+    assert [find(name).name for name in names] == names
 
 
 def test_what_is_declared_weaker_than_nothing_that_exists_is_a_mistake() -> None:
-    names = {contract.NAME for contract in CONTRACTS}
-    assert all(set(getattr(contract, "WEAKER_THAN", ())) <= names for contract in CONTRACTS)
+    names = {contract.name for contract in CONTRACTS}
+    assert all(set(contract.weaker_than) <= names for contract in CONTRACTS)
 
 
 def test_two_platforms_in_one_pod_are_refused_with_the_variables_of_each() -> None:
@@ -54,7 +54,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names() -> None:
         read_job(pod_of({}), "trainer-v2-toch")
     message = str(caught.value)
     assert "did you mean trainer-v2-torch?" in message
-    assert all(contract.NAME in message for contract in CONTRACTS)
+    assert all(contract.name in message for contract in CONTRACTS)
     assert len(message) <= 600
 
 

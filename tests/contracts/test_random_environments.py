@@ -20,8 +20,7 @@ from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import load
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.gather import Reading, request_of
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.reading import Reading
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),
@@ -63,7 +62,7 @@ HOST = Host(
     memory_limit_bytes=None,
     shm_bytes=None,
 )
-contracts = st.none() | st.sampled_from([contract.NAME for contract in CONTRACTS]) | st.text(max_size=20)
+contracts = st.none() | st.sampled_from([contract.name for contract in CONTRACTS]) | st.text(max_size=20)
 
 many = settings(
     max_examples=2_000,
@@ -122,8 +121,11 @@ def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:
 def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: Pod) -> None:
     typed = pod.command or ("torchrun", "train.py")
     try:
-        reading = Reading(pod=pod, command=parse_command(typed), job=read_job(pod), host=HOST)
-        request = request_of(reading, place(reading.job, HOST), load({}), scratch="/scratch")
+        job, command = read_job(pod), parse_command(typed)
+        reading = Reading(pod=pod, command=command, job=job, host=HOST, python_is_ours=False, loopback_port=1)
+        request = engines.request_of(
+            reading, load({}), shm_is_short=False, copies_are_refused=False, scratch="/scratch"
+        )
         plan = engines.plan(request)
     except LaunchError as problem:
         message = str(problem)

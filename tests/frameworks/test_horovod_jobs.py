@@ -56,6 +56,9 @@ time.sleep(600)
 """
 
 
+READY = r"ready \d"  # of a rank; the launcher says how many hosts are ready
+
+
 class Lines:
     """What a program prints, as it comes."""
 
@@ -217,7 +220,7 @@ def test_sigterm_lets_every_rank_save_within_the_grace(job: Job) -> None:
     job.lists("w-0", "w-1")
     job.starts("w-0", "w-1")
     with job.run(("horovodrun", "-np", "2", *script(job, SAVE)), "--grace", "60") as lines:
-        lines.until("ready", times=2)
+        lines.until(READY, times=2)
         job.launcher.process_1(lines.process).send_signal(signal.SIGTERM)
         assert lines.end() == 143, lines.text
     assert lines.text.count("saved") == 2
@@ -250,9 +253,9 @@ def test_a_static_job_waits_for_a_killed_host_and_starts_again(job: Job) -> None
     job.lists("w-0", "w-1")
     job.starts("w-0", "w-1")
     with job.run(("horovodrun", "-np", "2", *script(job, SAVE))) as lines:
-        at = lines.until("ready", times=2)
+        at = lines.until(READY, times=2)
         job.kills("w-1")
         at = lines.until("w-1.* is lost", after=at)
         job.starts("w-1")
-        lines.until("ready", times=2, after=at)
+        lines.until(READY, times=2, after=at)
         eventually(lambda: len(job.left()) >= 2, lambda: f"only {job.left()} run")  # a host may be found lost twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,25 @@ def assert_trained(output: str) -> None:
     assert float(share.group(1)) > 90
 
 
+def assert_all_started_again(output: str, pods: Sequence[str], *, anew: bool = False) -> None:
+    """XGBoost's group cannot go on without one of it: each container starts again, or each pod is made anew.
+
+    More than once for who is back before its peers have ended: it finds the tracker that is just ending.
+    """
+    told = [lives(output, pod) for pod in pods]
+    if anew:
+        assert all(created >= 2 and restarts == 0 for created, restarts in told), output
+    else:
+        assert all(created == 1 and restarts >= 1 for created, restarts in told), output
+
+
 def test_an_xgboostjob_gets_over_the_loss_of_a_worker() -> None:
     output = got_over("xgboost", "xgboostjob-digits.yaml", V1[2], after=r"step 20/")
     assert {f"rank {rank} of 3: 479 rows" for rank in range(3)} <= set(
         re.findall(r"rank \d of 3: \d+ rows", output)
     )
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 20
-    assert [lives(output, pod) for pod in V1] == [(1, 1)] * 3, "XGBoost's group cannot go on without one of it"
+    assert_all_started_again(output, V1)
     assert_trained(output)
 
 
@@ -39,7 +52,7 @@ def test_under_exit_code_a_pod_that_lost_its_master_is_retryable_too(tmp_path: P
     manifest = changed("xgboostjob-digits.yaml", tmp_path, lambda text: text.replace("OnFailure", "ExitCode"))
     output = got_over("xgboost", manifest, V1[0], after=r"step 20/")
     assert f"{V1[1]} failed (exit code 138): the controller recreates it" in output
-    assert [lives(output, pod) for pod in V1] == [(2, 0)] * 3
+    assert_all_started_again(output, V1, anew=True)
     assert "resumed at step" in output
     assert_trained(output)
 
@@ -48,14 +61,14 @@ def test_a_trainjob_gets_over_the_loss_of_the_pod_that_has_the_tracker() -> None
     nodes = ("digits-node-0-0", "digits-node-0-1")
     output = got_over("xgboost", "trainjob-xgboost.yaml", nodes[0], after=r"step 20/")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 20
-    assert [lives(output, pod) for pod in nodes] == [(1, 1)] * 2
+    assert_all_started_again(output, nodes)
     assert_trained(output)
 
 
 def test_sigterm_to_one_pod_stops_all_after_the_same_round_and_they_go_on_there() -> None:
     output = got_over("xgboost", "xgboostjob-digits.yaml", V1[1], after=r"step 20/", number=signal.SIGTERM)
     assert_all_left_after_one_step(output)
-    assert [lives(output, pod) for pod in V1] == [(1, 1)] * 3
+    assert_all_started_again(output, V1)
     assert_trained(output)
 
 

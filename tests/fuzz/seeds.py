@@ -14,8 +14,7 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
-from trainer_launch.preflight.cluster import findings_json
-from trainer_launch.preflight.cluster import protocol as calling
+from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.report_formats import finding_as_json
 
 _TESTS = Path(__file__).parents[1]
@@ -89,8 +88,8 @@ _FROM_SERVER = (
 )  # fmt: skip
 _CALLED = (
     calling.Present(calling.VERSION, "job", 0, "n-0", "i0", 4000), calling.Present(calling.VERSION, "job", 1, "n-1", "i1", 1),
-    calling.Time(1.5), calling.Record({"torch": "2.13", "ENV NCCL_X": "1"}, 0.1, 0.1, findings_json.dumped([_BAD])),
-    calling.Result(1, (calling.Seen("", 10**9),)), calling.Found(findings_json.dumped([_BAD])), calling.Alive(),
+    calling.Time(1.5), calling.Record({"torch": "2.13", "ENV NCCL_X": "1"}, 0.1, 0.1, calling.dump_findings([_BAD])),
+    calling.Result(1, (calling.Seen("", 10**9),)), calling.Found(calling.dump_findings([_BAD])), calling.Alive(),
     calling.Sought({"/ckpt": "0,1"}), coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1"),
     calling.Waiting(1, 2, ("a",), 3.0), calling.TimeIs(1.0, 2.0, 3.0), calling.Complete("salt", 2),
     calling.Seek(("0", "1")), calling.Test(1, 0, 2, "h", 1, "tok", 5.0), calling.Decided("[]"),
@@ -134,7 +133,7 @@ def _roll_call_talk() -> Iterator[bytes]:
 
 
 def _findings() -> Iterator[str]:
-    yield findings_json.dumped([_BAD, Finding(check="shm", status=Status.PASS, text="well")])
+    yield calling.dump_findings([_BAD, Finding(check="shm", status=Status.PASS, text="well")])
     yield json.dumps({"format": "trainer-launch-preflight", "version": 1, "findings": [finding_as_json(_BAD)]})
 
 

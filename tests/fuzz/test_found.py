@@ -24,12 +24,11 @@ from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.preflight import report_formats, thresholds
-from trainer_launch.preflight.cluster import findings_json
-from trainer_launch.preflight.cluster import protocol as calling
+from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.container import network_checks
 from trainer_launch.preflight.gpu import facts
 from trainer_launch.rehearsal.controllers.documents import read_values
-from trainer_launch.supervisor import death_clues, hang_watch, worker_samples
+from trainer_launch.supervisor import failure, hang_watch, worker_samples
 
 HUGE = "9" * 400  # an int beyond every float
 DEEP = "[" * 5000 + "]" * 5000  # Python 3.13 reads it, earlier ones refuse it
@@ -67,14 +66,14 @@ def test_findings_of_others_are_one_line_and_have_bounds() -> None:
         "took_s": int(HUGE),
         "evidence": ["\r"],
     }
-    (found,) = findings_json.loaded(json.dumps([told]))
+    (found,) = calling.load_findings(json.dumps([told]))
     assert (found.text, found.took_s, found.evidence) == ("a b [2J", 0.0, (" ",))
     with pytest.raises(ValueError, match="a nest that is too deep"):
-        findings_json.loaded(TOO_DEEP)
+        calling.load_findings(TOO_DEEP)
     with pytest.raises(ValueError, match=r"a nest that is too deep|a finding is no object"):
-        findings_json.loaded(DEEP)
+        calling.load_findings(DEEP)
     with pytest.raises(ValueError, match="a finding's scope is none of"):
-        findings_json.loaded(json.dumps([told | {"scope": "1" * 4000}]))
+        calling.load_findings(json.dumps([told | {"scope": "1" * 4000}]))
 
 
 def _finding() -> Finding:
@@ -137,9 +136,9 @@ def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) ->
     (tmp_path / "launcher.json").write_bytes(data)
     assert node_view.read(str(tmp_path)) is None
     assert event_log._parse_all(data) == []
-    note = death_clues.parse_agent_failure(text)
+    note = failure.parse_agent_failure(text)
     assert note is None or note.rank is None
-    assert deadline_subprocess._tried(data, status=1).trouble
+    assert deadline_subprocess._tried(data, status=1).problem
     assert facts.facts_of(data).trouble
 
 

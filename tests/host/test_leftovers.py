@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import require
 from trainer_launch.host import shm
-from trainer_launch.host.shm import Ground, Removed, sweep
+from trainer_launch.host.shm import Baseline, Removed, sweep
 from trainer_launch.model.units import in_units
 
 DEAD = 4_194_304 + 1  # above the largest pid that Linux gives
@@ -133,9 +133,9 @@ def test_a_live_neighbours_segment_stays_until_it_dies(folder: Path, how: str, w
 
 LIFE = """
 import os, sys
-from trainer_launch.host.shm import Ground
+from trainer_launch.host.shm import Baseline
 folder, hostname, name = sys.argv[1:]
-ground = Ground(hostname, folder, is_pid1=True)
+ground = Baseline(hostname, folder, is_pid1=True)
 open(os.path.join(folder, name), "w").write("x")
 os._exit(137)
 """
@@ -156,7 +156,7 @@ def test_the_next_container_removes_what_a_killed_one_left_but_not_what_was_ther
     a_killed_container(folder, "pod", "psm_0b")
     a_killed_container(folder, "pod", "psm_0c")  # removes 0b, leaves 0c
     assert names(folder) == {"psm_0a", "psm_0c"}
-    ground = Ground("pod", str(folder), is_pid1=True)
+    ground = Baseline("pod", str(folder), is_pid1=True)
     assert ground.removed.count == 1
     assert names(folder) == {"psm_0a"}
     made(folder, "psm_0d")
@@ -169,16 +169,16 @@ def test_the_next_container_removes_what_a_killed_one_left_but_not_what_was_ther
 @pytest.mark.parametrize(("hostname", "is_pid1"), [("another", True), ("pod", False)])
 def test_a_strangers_note_is_not_believed(folder: Path, hostname: str, is_pid1: bool) -> None:
     a_killed_container(folder, "pod", "psm_0b")
-    ground = Ground(hostname, str(folder), is_pid1=is_pid1)
+    ground = Baseline(hostname, str(folder), is_pid1=is_pid1)
     assert ground.removed == ground.sweep() == Removed()
     assert names(folder) == {"psm_0b"}
     ground.close()
 
 
 def test_a_launcher_beside_us_keeps_its_note(folder: Path) -> None:
-    first = Ground("pod", str(folder), is_pid1=True)
+    first = Baseline("pod", str(folder), is_pid1=True)
     made(folder, "psm_0a")
-    second = Ground("pod", str(folder), is_pid1=True)
+    second = Baseline("pod", str(folder), is_pid1=True)
     assert second.removed == second.sweep() == Removed()
     second.close()
     assert first.sweep().count == 1
@@ -191,14 +191,14 @@ def test_a_launcher_beside_us_keeps_its_note(folder: Path) -> None:
 def test_a_broken_note_is_as_none(folder: Path, note: bytes) -> None:
     made(folder, "psm_0a")
     (folder / ".trainer-launch-before").write_bytes(note)
-    ground = Ground("pod", str(folder), is_pid1=True)
+    ground = Baseline("pod", str(folder), is_pid1=True)
     assert ground.removed == Removed()
     assert ("psm_0a", (folder / "psm_0a").stat().st_ino) in ground.before
     ground.close()
 
 
 def test_without_the_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
-    ground = Ground("pod", str(tmp_path / "none"), is_pid1=True)
+    ground = Baseline("pod", str(tmp_path / "none"), is_pid1=True)
     assert ground.sweep() == Removed()
     ground.close()
 

@@ -47,7 +47,7 @@ def test_it_is_made_larger_and_keeps_its_flags_and_files() -> None:
         room = shm.enlarge(200 << 20)
         shm.enlarge(100 << 20)  # never smaller
         flags = os.statvfs("/dev/shm").f_flag
-        print(json.dumps([room.size_bytes >> 20, shm.room().size_bytes >> 20, flags == before, flags & 6,
+        print(json.dumps([room.size_bytes >> 20, shm.space().size_bytes >> 20, flags == before, flags & 6,
                           open("/dev/shm/data").read(), shm.may_enlarge()]))
     """)
     assert told == [200, 200, True, 6, "here", True]
@@ -58,7 +58,7 @@ def test_a_launched_function_gets_room_where_elastic_asks_for_it() -> None:
         import json
         from trainer_launch import Elastic, launch
         from trainer_launch.host import shm
-        def room(): return shm.room().size_bytes >> 20
+        def room(): return shm.space().size_bytes >> 20
         sizes = [launch(room, Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=wanted))[1]
                  for wanted in (False, True)]
         print(json.dumps(sizes))
@@ -139,14 +139,14 @@ TORCH = """
 """
 AFTER = """
     import json, os, signal, subprocess, sys
-    from trainer_launch.host.shm import Ground
+    from trainer_launch.host.shm import Baseline
     from trainer_launch.host import shm
     leak = {leak!r}
     code = leak + "\\nimport os, sys; print(helper, flush=True); sys.stdin.read()"
     def start():
         made = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return made, int(made.stdout.readline())
-    ground = Ground("here", is_pid1=False)
+    ground = Baseline("here", is_pid1=False)
     neighbour, helper = start()
     theirs = {{segment.name for segment in shm.segments()}}
     worker, tracker = start()
@@ -191,6 +191,6 @@ def test_what_a_killed_program_leaves_is_gone_at_the_end() -> None:
 def test_containers_that_share_the_folder_and_each_are_process_1_do_not_meet(tmp_path: Path) -> None:
     """Threads stand for them: they have one pid, too."""
     with ThreadPoolExecutor(8) as containers:
-        troubles = set(containers.map(lambda _: shm.write_trouble(1 << 16, str(tmp_path)), range(400)))
+        troubles = set(containers.map(lambda _: shm.write_error(1 << 16, str(tmp_path)), range(400)))
     assert troubles == {None}
     assert list(tmp_path.iterdir()) == []

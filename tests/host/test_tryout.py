@@ -92,7 +92,7 @@ def test_a_child_that_fails_itself_tells_nothing(
 ) -> None:
     script(tmp_path, monkeypatch, text)
     tried = deadline_subprocess.try_out("storage", "/", 20.0)
-    assert tried.trouble
+    assert tried.problem
     assert not tried.is_good
 
 

@@ -182,7 +182,7 @@ def save(*_):
     print("saved %s\\n" % os.environ["OMPI_COMM_WORLD_RANK"], end="", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-print("up %s\\n" % os.environ["OMPI_COMM_WORLD_RANK"], end="", flush=True)
+print("listens %s\\n" % os.environ["OMPI_COMM_WORLD_RANK"], end="", flush=True)
 time.sleep(600)
 """
 
@@ -193,7 +193,7 @@ def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three:
     script.write_text(SAVES)
     run = three.launch("mpirun", "python3", str(script), options=("--grace", "20"))
     for _ in range(3):
-        run.read_until("up ")
+        run.read_until("listens ")
     run.terminate()
     assert run.end() == 143, run.output
     for rank in range(3):
@@ -204,15 +204,17 @@ def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three:
 def test_ranks_checkpoint_and_drain_by_the_signals_that_say_so_and_mpirun_ends_none_of_them(three: Job) -> None:
     three.start_workers()
     script = three.folder / "saves.py"
-    also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"checkpoint\\n"))\nprint("up '
-    script.write_text(SAVES.replace('print("up ', also).replace("time.sleep(600)", "while True: time.sleep(1)"))
+    also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"written\\n"))\nprint("listens '
+    script.write_text(
+        SAVES.replace('print("listens ', also).replace("time.sleep(600)", "while True: time.sleep(1)")
+    )
     options = ("--grace", "1", "--signals", "HUP=checkpoint,TERM=drain")
     run = three.launch("mpirun", "python3", str(script), options=options)
     for _ in range(3):
-        run.read_until("up ")
+        run.read_until("listens ")
     run.signal(signal.SIGHUP)
     for _ in range(3):
-        run.read_until("checkpoint")
+        run.read_until("written")
     run.terminate()
     assert run.end() == 143, run.output
     for rank in range(3):

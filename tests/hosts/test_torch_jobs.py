@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 from tests.cli.launching import LAUNCHER, ended, script
 from tests.conftest import require
 from tests.hosts.network import Host, hosts
+from tests.survival import jobs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -39,17 +41,8 @@ while True:  # a signal that comes just before a sleep is heard after it
     time.sleep(0.1)
 """
 DEADLINE_S = 60
-
-
-def trainer_v2(node: int) -> dict[str, str]:
-    return {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "2",
-        "PET_NODE_RANK": str(node),
-        "PET_MASTER_ADDR": "job-node-0-0",
-        "PET_MASTER_PORT": "29500",
-        "JOB_COMPLETION_INDEX": str(node),
-    }
+trainer_v2 = partial(jobs.trainer_v2, nodes=2, workers=2)
+elastic = partial(jobs.pytorchjob_elastic, nodes="2:2", workers=2)
 
 
 def pytorchjob(node: int) -> dict[str, str]:
@@ -81,17 +74,6 @@ def old_pytorchjob(node: int) -> dict[str, str]:
 
 def workers_only(_node: int) -> dict[str, str]:
     return {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PYTHONUNBUFFERED": "1"}
-
-
-def elastic(_node: int) -> dict[str, str]:
-    return {
-        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_NNODES": "2:2",
-        "PET_NPROC_PER_NODE": "2",
-        "PET_MAX_RESTARTS": "3",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def run_all(pods: Sequence[Host], envs: Sequence[Mapping[str, str]], train: str) -> list[tuple[int, str]]:

@@ -22,7 +22,7 @@ from tests.cli.launching import Started, clean_env, start
 from tests.conftest import require
 from tests.process.world import PID1, end_all, require_namespaces, survivors
 from tests.waiting import eventually
-from trainer_launch.rehearsal.controllers.v1_mpi import _kubexec
+from trainer_launch.rehearsal.controllers.v1 import _kubexec
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/kubexec/test_stand_in.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")
@@ -151,7 +151,7 @@ def test_a_request_to_stop_leaves_nothing_in_the_pods(job) -> None:
     for name in ("job-worker-0", "job-worker-1"):
         job.begin(name)
     with job.run("sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done") as launcher:
-        launcher.read_until("ready", times=4)
+        launcher.read_until("^ready", times=4)
         launcher.signal(signal.SIGTERM)
         code, told = launcher.end()
     assert code == 143, told
@@ -164,12 +164,12 @@ def test_a_worker_that_is_lost_is_waited_for_and_all_start_again(job) -> None:
         job.begin(name)
     rank = f"echo ready; while [ ! -e '{job.folder}/go' ]; do sleep 0.1; done; {RANK}"
     with job.run("sh", "-c", rank) as launcher:
-        launcher.read_until("ready", times=4)
+        launcher.read_until("^ready", times=4)
         job.kill("job-worker-1")
         (job.folder / "pods" / "job-worker-1").unlink()
         launcher.read_until("job-worker-1")
         job.begin("job-worker-1")
-        launcher.read_until("ready", times=4)
+        launcher.read_until("^ready", times=4)
         (job.folder / "go").touch()
         code, told = launcher.end()
     assert code == 0, told

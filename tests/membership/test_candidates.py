@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer_launch.host.network import free_port
+from tests.ports import free_port
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
@@ -20,7 +20,7 @@ from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.preflight.cluster.nodes import Names
 from trainer_launch.preflight.cluster.nodes import Settings as Calling
-from trainer_launch.preflight.cluster.server import Server as RollCall
+from trainer_launch.preflight.cluster.preflight_server import PreflightServer as RollCall
 
 JOB = "job"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
-from trainer_launch.model import launch_spec
+from trainer_launch.model import json_lines
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import Bound, Codec, Count, FreeText, MessageError, Name, Port, decode, encode
@@ -112,6 +112,6 @@ def test_a_conversation_knows_its_messages_and_its_version() -> None:
 
 
 def test_a_launch_spec_that_is_not_ours_is_a_mistake_of_our_own() -> None:
-    assert launch_spec.parsed(Whole, launch_spec.printed(FULL)) == FULL
+    assert json_lines.parsed_spec(Whole, json_lines.printed_spec(FULL)) == FULL
     with pytest.raises(InternalError, match="version"):
-        launch_spec.parsed(Whole, encode(FULL))
+        json_lines.parsed_spec(Whole, encode(FULL))

@@ -23,7 +23,7 @@ FLAGS = [flag_of(name) for name in Settings.model_fields]
         ("--max-restart", FLAGS, "--max-restarts"),
         ("loc", COMMANDS, "local"),
         ("prefligth", COMMANDS, "preflight"),
-        ("trainer-v2-troch", [one.NAME for one in CONTRACTS], "trainer-v2-torch"),
+        ("trainer-v2-troch", [one.name for one in CONTRACTS], "trainer-v2-torch"),
         ("trian", ["train", "test"], "train"),
         ("OON", ["oom", "kill"], "oom"),
         ("replica", ["replicas", "replicaSpecs"], "replicas"),

@@ -17,7 +17,7 @@ from tests.conftest import require
 from tests.process.world import DEADLINE_S
 from trainer_launch.model import Member, signal_policy
 from trainer_launch.mpi import agent as mpi_agent
-from trainer_launch.mpi import state as st
+from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
 from trainer_launch.mpi.horovod_agent import HorovodAgent
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, Spec
@@ -112,7 +112,7 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
 TERM, INT, HUP, USR1 = (int(getattr(signal, f"SIG{name}")) for name in ("TERM", "INT", "HUP", "USR1"))
 
 
-class Program:
+class Program(mpi_agent.Program):
     """What was started, and what it was told."""
 
     pid = 0
@@ -122,6 +122,11 @@ class Program:
 
     def signal(self, number: int) -> None:
         self.told.append(number)
+
+    def _hear(self, text: str, stream: int) -> None: ...
+
+    def _last_lines(self) -> tuple[str, ...]:
+        return ()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainer_launch.model import Member, launch_spec
+from trainer_launch.model import Member, json_lines
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect
 from trainer_launch.planning import typed_mpirun
@@ -150,4 +150,4 @@ def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -
 
 def test_a_spec_survives_its_way_to_the_agent() -> None:
     spec = Spec(contract="c", hostname="l", scratch="/run", forward=("A",), min_hosts=2)
-    assert launch_spec.parsed(Spec, launch_spec.printed(spec)) == spec
+    assert json_lines.parsed_spec(Spec, json_lines.printed_spec(spec)) == spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mpi.test_machine import REFUSED, A, B, C, Job
 from trainer_launch.model import Member
-from trainer_launch.mpi import state as st
+from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.mpirun_messages import Said
 
 

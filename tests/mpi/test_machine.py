@@ -9,10 +9,10 @@ from typing import TypeVar
 import pytest
 
 from trainer_launch.model import Member
-from trainer_launch.mpi import state as st
-from trainer_launch.mpi import state_machine
+from trainer_launch.mpi import job_state as st
+from trainer_launch.mpi import job_state_machine
+from trainer_launch.mpi.job_state_machine import MAX_EARLY
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.mpi.state_machine import MAX_EARLY
 
 A, B, C, D = (Member(name, 1) for name in ("a", "b", "c", "d"))
 REFUSED = "port: Connection refused"
@@ -27,11 +27,11 @@ class Job:
         self.now_s = 100.0
         self.log: list[st.Action] = []
         given = replace(st.Settings(), **settings)  # type: ignore[arg-type]
-        self.state, actions = state_machine.begin(given, members, self.now_s)
+        self.state, actions = job_state_machine.begin(given, members, self.now_s)
         self.log += actions
 
     def take(self, event: st.Event) -> None:
-        self.state, actions = state_machine.step(self.state, event)
+        self.state, actions = job_state_machine.step(self.state, event)
         self.log += actions
 
     def ready(self, *names: str) -> None:
@@ -253,7 +253,7 @@ def test_a_lost_host_that_does_not_come_back_ends_the_job_with_138_and_its_name(
 def test_an_mpirun_that_does_not_end_its_ranks_is_killed_and_its_hosts_are_swept() -> None:
     job = running(A, B)
     job.take(st.Lost("b", job.now_s))
-    job.passes(state_machine.END_S)
+    job.passes(job_state_machine.END_S)
     assert job.done(st.Signal) == [st.Signal(signal.SIGKILL)]
     job.ends(137)
     assert job.done(st.Sweep) == [st.Sweep(("a",))]
@@ -346,12 +346,12 @@ def test_a_job_that_was_interrupted_for_others_is_no_longer_due_for_it() -> None
     job = running(A, B, min_hosts=1, gather_s=3)
     job.take(st.Hosts((A, B, C), job.now_s))
     job.ready("a", "b", "c")
-    assert state_machine.due_s(job.state) == job.now_s + 3
+    assert job_state_machine.due_s(job.state) == job.now_s + 3
     job.passes(3)
     assert job.state.phase is st.Phase.ENDING
-    assert state_machine.due_s(job.state) == job.now_s + state_machine.END_S
+    assert job_state_machine.due_s(job.state) == job.now_s + job_state_machine.END_S
     job.ends(1)
-    assert state_machine.due_s(job.state) == job.now_s + job.state.settings.ask_s + state_machine.ANSWER_S
+    assert job_state_machine.due_s(job.state) == job.now_s + job.state.settings.ask_s + job_state_machine.ANSWER_S
 
 
 def test_no_more_hosts_are_let_in_than_the_maximum() -> None:
@@ -388,7 +388,7 @@ def test_ranks_are_told_first_then_mpirun_then_nobody_is_asked() -> None:
     assert job.done(st.Signal) == []
     job.passes(14)
     assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]
-    job.passes(state_machine.END_S)
+    job.passes(job_state_machine.END_S)
     assert job.done(st.Signal)[-1] == st.Signal(signal.SIGKILL)
     job.ends(137)
     assert job.end.code == 143
@@ -416,7 +416,7 @@ def test_ranks_that_drain_have_no_deadline_and_are_not_started_again() -> None:
     job = running(A, B, C, min_hosts=1, max_hosts=2)
     job.ready("a", "b")
     job.take(st.Drained(job.now_s))
-    assert state_machine.due_s(job.state) is None
+    assert job_state_machine.due_s(job.state) is None
     job.now_s += 3600
     job.ends(7, Said(rank=1, exit_code=7))
     assert (job.end.code, job.end.failure) == (143, None)
@@ -433,7 +433,7 @@ def test_ranks_that_drain_are_not_interrupted_for_others_nor_for_the_list(first:
     if first == "others":
         job.take(st.Drained(job.now_s))
     job.passes(60)
-    assert state_machine.due_s(job.state) is None
+    assert job_state_machine.due_s(job.state) is None
     assert job.done(st.Signal) == []
 
 

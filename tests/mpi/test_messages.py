@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.mpi import state_machine
+from trainer_launch.mpi import job_state_machine
+from trainer_launch.mpi.job_state import Exited
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, recognised
 from trainer_launch.mpi.mpirun_messages import Said, heard
-from trainer_launch.mpi.state import Exited
 
 # As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
 EXIT_4 = """
@@ -118,7 +118,7 @@ def test_a_host_that_no_daemon_could_be_started_on_is_found_with_sshs_own_words(
 )
 def test_what_a_rank_prints_makes_no_success_of_a_failure(line: str) -> None:
     ended = Exited(3, said(line), (), 1.0)
-    assert state_machine.code_of(ended) == 3
+    assert job_state_machine.code_of(ended) == 3
     assert said(f"{line}\n{EXIT_5}") == Said(rank=3, exit_code=7)
 
 

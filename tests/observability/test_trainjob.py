@@ -174,7 +174,7 @@ def test_a_server_that_hangs_holds_up_neither_the_job_nor_its_end(
     training.latest = at(0.1)
     started_s = time.monotonic()
     poster.close(0.2, succeeded=True)
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 30
     server.hang.set()
 
 

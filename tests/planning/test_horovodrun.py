@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.requests import request
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Job, Member, NodeRange, launch_spec
+from trainer_launch.model import Job, Member, NodeRange, json_lines
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.mpi_launch_spec import Spec
@@ -23,7 +23,7 @@ OPERATOR = Job(
 
 def told(line: str, job: Job = OPERATOR) -> Spec:
     [agent] = engines.plan(request(line, job)).processes
-    return launch_spec.parsed(Spec, agent.env[runtime_directory.MPI_SPEC])
+    return json_lines.parsed_spec(Spec, agent.env[runtime_directory.MPI_SPEC])
 
 
 @pytest.mark.parametrize(

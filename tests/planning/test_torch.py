@@ -104,6 +104,13 @@ def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None,
     assert workers("train.py", FIXED, env=env).env["OMP_NUM_THREADS"] == threads
 
 
+@pytest.mark.parametrize(("given", "unbuffered"), [(None, "1"), ("", "")])
+def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str | None, unbuffered: str) -> None:
+    env = {} if given is None else {"PYTHONUNBUFFERED": given}
+    assert workers("train.py", FIXED, env=env, watches_output=True).env["PYTHONUNBUFFERED"] == unbuffered
+    assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
+
+
 def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
     assert workers("train.py", ALONE, env={"PET_STANDALONE": ""}).env["PET_STANDALONE"] == "1"
 

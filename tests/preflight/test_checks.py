@@ -23,7 +23,7 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
-from trainer_launch.preflight.container import dns_checks, resource_limits, storage
+from trainer_launch.preflight.container import dns_checks, resource_limits
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
@@ -278,7 +278,7 @@ def test_what_may_go_well_is_a_warning(check: str, broken: Subject, text: str) -
     ("check", "broken"),
     [
         ("ephemeral-ports", subject(limits=limits(ephemeral_ports=None))),
-        ("storage", stored(Tried(trouble="the child ended with -9 at the stage write"))),
+        ("storage", stored(Tried(problem="the child ended with -9 at the stage write"))),
         ("memlock", subject(try_out=lambda what, a, s: STORED if what == "storage" else Tried(timed_out=True))),
     ],
 )
@@ -352,12 +352,12 @@ def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
         return Tried(stage="fsync", timed_out=True)
 
     hanging = subject(storage=("/a", "/b", "/c"), ends_at_s=time.monotonic() + 8, try_out=try_out)
-    found = check.run(hanging, [storage.storage]).findings
+    found = check.run(hanging, [resource_limits.storage]).findings
     assert [one.text for one in found] == [f"{at} hangs at fsync, after 8 s" for at in ("/a", "/b", "/c")]
     assert max(given_s) <= 8
     late = replace(hanging, ends_at_s=time.monotonic() - 60)  # even then a slow server is no dead one
     given_s.clear()
-    assert len(check.run(late, [storage.storage]).findings) == 3
+    assert len(check.run(late, [resource_limits.storage]).findings) == 3
     assert set(given_s) == {5.0}
 
 

@@ -20,9 +20,9 @@ from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
 from tests.host.test_real_cgroup import MEMORY, limited
 from tests.host.test_real_shm import inside
+from tests.ports import free_port
 from tests.schemas.validator import violations
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.container import resource_limits
 

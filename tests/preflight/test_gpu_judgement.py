@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight import thresholds
 from trainer_launch.preflight.cluster import pair_results
 from trainer_launch.preflight.gpu_judgement import findings, of_pairs
-from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.thresholds import Reference, Shares, Table, load_table, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"

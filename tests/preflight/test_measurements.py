@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainer_launch.model.findings import Checksum, Measure, fitted, fitted_checksums
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
-from trainer_launch.preflight.cluster.protocol import MAX_FACTS, MAX_VALUE, Record, parse, render
-from trainer_launch.preflight.measurements import (
-    Checksum,
-    Measure,
-    fitted,
-    fitted_checksums,
-)
+from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, MAX_VALUE, Record, parse, render
 
 GEMM = Measure("gemm", 665.1, "TFLOP/s", "NVIDIA H200", 3)
 PAIR = Measure("pair", 1.2, "GB/s", "", None)

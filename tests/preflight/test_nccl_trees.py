@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.preflight.fault_isolation import Edge, double_tree, rounds
+from trainer_launch.preflight.fault_isolation import Pair, double_tree, rounds
 
 
-def edges(text: str) -> set[Edge]:
+def edges(text: str) -> set[Pair]:
     found = [tuple(map(int, word.split("-"))) for word in text.split()]
     return {(min(one, other), max(one, other)) for one, other in found}
 

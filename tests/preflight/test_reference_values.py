@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.findings import Measure
 from trainer_launch.preflight import thresholds
-from trainer_launch.preflight.measurements import Measure
 
 ROW = {"model": "A", "measure": "gemm", "value": 1.5, "unit": "TFLOP/s", "source": "here"}
 

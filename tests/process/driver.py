@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from trainer_launch.host.dns import resolve
+from trainer_launch.host.dns import lookup
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.supervisor import outcome
@@ -45,7 +45,7 @@ def plan_of(spec):
 def main():
     logging.basicConfig(level=os.environ.get("LEVEL", "INFO"), format="[launcher] %(message)s", stream=sys.stderr)
     spec = json.loads(sys.argv[1])
-    resolver = {None: resolve, "block": blocking, "fail": failing}[spec.pop("resolver", None)]
+    resolver = {None: lookup, "block": blocking, "fail": failing}[spec.pop("resolver", None)]
     last_words = spec.pop("last_words", None)
     system = System(resolver=resolver)
     ended = supervise(plan_of(spec), system)

@@ -116,8 +116,10 @@ def test_what_it_runs_ends_with_the_connection(command: str) -> None:
         wait_until_gone(pid)
 
 
-def test_what_a_command_leaves_behind_ends_with_it() -> None:
-    with guarded(f"sh -c {shlex.quote(DEAF)} & exec sleep 0.2") as process:
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    told = shlex.quote(str(tmp_path / "told"))
+    deaf = DEAF.replace("while", f"touch {told}; while")
+    with guarded(f"sh -c {shlex.quote(deaf)} & until [ -e {told} ]; do sleep 0.02; done") as process:
         pid = first_pid(process)
         assert process.wait(DEADLINE_S) == 0
         wait_until_gone(pid)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.process.world import ROOT, Launcher, end_all, require_namespaces, survivors, worker
 from tests.waiting import eventually
+from trainer_launch.host import process_tree
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 
 pytestmark = pytest.mark.process
@@ -85,11 +86,8 @@ def test_an_orphan_is_reaped(tmp_path, wrap):
 
 
 def zombies_of(pid):
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    states = [
-        Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in path.read_text().split()
-    ]
-    return [state for state in states if state == "Z"]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [entry.pid for child in children if (entry := process_tree.read(int(child))) and entry.state == "Z"]
 
 
 def test_who_ignores_term_is_killed_when_the_grace_is_over(tmp_path, wrap):
@@ -130,8 +128,10 @@ def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_p
 
 
 def test_loaders_are_asked_when_most_of_the_grace_is_used(tmp_path):
-    with Launcher(tmp_path, worker("fork:save:0:0+note:loader+rest", "catch", "rest"), grace_s=1.0) as launcher:
+    loader = "fork:save:0:0+note:loader+rest"
+    with Launcher(tmp_path, worker(loader, "catch", "note:ready", "rest"), grace_s=1.0) as launcher:
         launcher.await_note("loader")
+        launcher.await_note("ready")
         started = time.monotonic()
         launcher.send(signal.SIGTERM)
         launcher.await_note("saved")

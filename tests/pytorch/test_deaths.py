@@ -17,10 +17,10 @@ import pytest
 
 from tests.cli.launching import Started, script, start
 from tests.conftest import require
+from tests.ports import free_port
 from tests.process.world import end_all, survivors
 from tests.pytorch.launch import script as api
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/survival/test_survival.py")]
 
@@ -141,7 +141,7 @@ def said(pattern: str, node: int = 0) -> Callable[[Job], object]:
 
 
 def both_train(job: Job) -> None:
-    job.here.read_until("worker", times=2)
+    job.here.read_until("worker [01]", times=2)
 
 
 def only_node_0_trains(job: Job) -> None:

@@ -12,12 +12,12 @@ import pytest
 from trainer_launch.model.json_lines import MessageError
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import (
-    Failed,
     Forked,
     ForkedWorker,
     ForkWorkers,
     OpenStore,
     Ready,
+    RequestFailed,
     StoreOpen,
     Unfit,
 )
@@ -43,7 +43,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         Unfit("threads"),
         Forked((1, 2)),
         StoreOpen(3, 4),
-        Failed("no"),
+        RequestFailed("no"),
     ],
 )
 def test_a_message_is_read_as_it_was_sent(message: messages.Message) -> None:

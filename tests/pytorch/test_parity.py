@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
 from tests.conftest import require
-from trainer_launch.host.network import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 

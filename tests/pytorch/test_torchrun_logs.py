@@ -15,7 +15,7 @@ from tests.conftest import require
 from trainer_launch.model import Destination, Workers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.torchrun_options import copies, destinations
-from trainer_launch.pytorch.group_loop import LogFolders
+from trainer_launch.pytorch.worker_processes import LogFolders
 
 REDIRECTS = ["0", "1", "2", "3", "0:3,1:2", "1:1"]
 TEES = ["0", "1", "3", "0:2,2:3"]

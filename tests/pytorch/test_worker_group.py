@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,11 +13,11 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Endpoint, Exit, FailureRecord, Membership, Plan, Verdict, Workers
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.pytorch import group_ending, worker_group
-from trainer_launch.pytorch import group_events as ge
+from trainer_launch.pytorch import group_loop, worker_group
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.system import System
 
 WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={}, errors="/run/errors", run_dir="/run")
 MEMBER = Membership(
@@ -39,37 +39,37 @@ class Group:
     def __init__(self, plan: Plan = PLAN) -> None:
         self.now_s = 0.0
         self.state, actions = worker_group.begin(plan, "me", 0.0)
-        self.actions: list[ge.Action] = list(actions)
+        self.actions: list[worker_group.Action] = list(actions)
 
-    def __call__(self, event: ge.Event) -> list[ge.Action]:
+    def __call__(self, event: worker_group.Event) -> list[worker_group.Action]:
         """One step; what it asks for."""
         self.state, actions = worker_group.step(self.state, event)
         self.actions += actions
         return list(actions)
 
-    def hear(self, news: Any) -> list[ge.Action]:
-        return self(ge.Heard(self.now_s, news))
+    def hear(self, news: Any) -> list[worker_group.Action]:
+        return self(worker_group.Heard(self.now_s, news))
 
     def told(self) -> list[say.FromNode]:
-        return [action.message for action in self.actions if isinstance(action, ge.Tell)]
+        return [action.message for action in self.actions if isinstance(action, worker_group.Tell)]
 
     def ends(
         self, rank: int, code: int | None = 0, number: int | None = None, message: str = ""
-    ) -> list[ge.Action]:
+    ) -> list[worker_group.Action]:
         exit_ = Exit(process=f"rank {rank}", code=code if number is None else None, signal=number, at_s=self.now_s)
         death = FailureRecord(
             rank=rank, local_rank=rank, exit_code=exit_.code, signal=number, message=message or None
         )
-        return self(ge.WorkerEnded(exit_, death))
+        return self(worker_group.WorkerEnded(exit_, death))
 
     def phase(self) -> Phase:
         return self.state.phase
 
-    def clear(self) -> list[ge.Action]:
+    def clear(self) -> list[worker_group.Action]:
         return self(ev.Childless(self.now_s))
 
     def outcome(self) -> Any:
-        return group_ending.outcome(self.state, _System(), Evidence())
+        return group_loop.outcome(self.state, cast(System, _System()), Evidence())
 
 
 class _System:
@@ -97,22 +97,22 @@ def running(plan: Plan = PLAN) -> Group:
 def train(group: Group, generation: int = 1) -> None:
     """From joining to running."""
     group.hear(formed(generation))
-    group(ge.Prepared(group.now_s))
-    group(ge.StoreOpened(group.now_s, "node-0", 1234))
+    group(worker_group.Prepared(group.now_s))
+    group(worker_group.StoreOpened(group.now_s, "node-0", 1234))
     group.hear(say.Go(generation, "node-0", 1234))
     assert group.state.phase is Phase.RUNNING
 
 
-def starts(group: Group) -> list[ge.StartWorkers]:
-    return [action for action in group.actions if isinstance(action, ge.StartWorkers)]
+def starts(group: Group) -> list[worker_group.StartWorkers]:
+    return [action for action in group.actions if isinstance(action, worker_group.StartWorkers)]
 
 
 def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> None:
     group = Group()
     assert isinstance(group.told()[0], say.Join)
-    assert ge.Prepare() in group.hear(formed())
-    assert group(ge.Prepared(0.0)) == [ge.OpenStore()]
-    assert group(ge.StoreOpened(0.0, "node-0", 1234)) == [ge.Tell(say.Store(1, "node-0", 1234))]
+    assert worker_group.Prepare() in group.hear(formed())
+    assert group(worker_group.Prepared(0.0)) == [worker_group.HostStore()]
+    assert group(worker_group.StoreOpened(0.0, "node-0", 1234)) == [worker_group.Tell(say.Store(1, "node-0", 1234))]
     assert not starts(group)
     group.hear(say.Go(1, "node-0", 1234))
     (start,) = starts(group)
@@ -124,10 +124,10 @@ def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> No
 def test_a_store_that_could_not_be_opened_is_tried_again_by_another_fork_server() -> None:
     group = Group()
     group.hear(formed())
-    group(ge.Prepared(0.0))
-    assert group(ge.Prepared(1.0)) == [ge.OpenStore()]
-    group(ge.StoreOpened(1.0, "node-0", 1234))
-    assert group(ge.Prepared(2.0)) == []
+    group(worker_group.Prepared(0.0))
+    assert group(worker_group.Prepared(1.0)) == [worker_group.HostStore()]
+    group(worker_group.StoreOpened(1.0, "node-0", 1234))
+    assert group(worker_group.Prepared(2.0)) == []
 
 
 def test_a_node_that_does_not_host_the_store_starts_when_it_is_prepared_and_all_go() -> None:
@@ -135,7 +135,7 @@ def test_a_node_that_does_not_host_the_store_starts_when_it_is_prepared_and_all_
     group.hear(formed(hosts_store=False))
     group.hear(say.Go(1, "node-9", 4321))
     assert not starts(group)
-    group(ge.Prepared(0.0))
+    group(worker_group.Prepared(0.0))
     assert len(starts(group)) == 1
 
 
@@ -155,8 +155,8 @@ def test_the_store_stays_open_until_the_other_nodes_are_done() -> None:
     group.ends(0)
     group.ends(1)
     group.clear()
-    assert ge.CloseStore() not in group.actions[-3:]
-    assert ge.CloseStore() in group.hear(say.Finished())
+    assert worker_group.CloseStore() not in group.actions[-3:]
+    assert worker_group.CloseStore() in group.hear(say.Finished())
 
 
 def test_a_failure_is_told_at_once_and_the_others_are_asked_to_end() -> None:
@@ -233,9 +233,9 @@ def test_a_restart_before_the_start_joins_again_at_once(is_prepared: bool) -> No
     group = Group()
     group.hear(formed())
     if is_prepared:
-        group(ge.Prepared(0.0))
+        group(worker_group.Prepared(0.0))
     actions = group.hear(say.Restart(1, "node 1 is gone"))
-    assert ge.CloseStore() in actions
+    assert worker_group.CloseStore() in actions
     assert isinstance(group.told()[-1], say.Join)
 
 
@@ -252,7 +252,7 @@ def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_fai
 def test_a_go_for_another_generation_starts_nothing() -> None:
     group = Group()
     group.hear(formed(hosts_store=False))
-    group(ge.Prepared(0.0))
+    group(worker_group.Prepared(0.0))
     group.hear(say.Go(9, "node-0", 1234))
     assert not starts(group)
 
@@ -263,7 +263,7 @@ def test_a_go_for_another_generation_starts_nothing() -> None:
 def test_a_request_to_stop_is_told_the_others_at_once_and_gives_the_workers_their_grace() -> None:
     group = running()
     actions = group(ev.Signalled(0.0, signal.SIGTERM))
-    assert actions[0] == ge.Tell(say.Leave("asked to stop"))
+    assert actions[0] == worker_group.Tell(say.Leave("asked to stop"))
     assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
     assert group.state.deadline_s == pytest.approx(8.0)
     group.ends(0)
@@ -366,7 +366,7 @@ def test_done_is_said_again_on_a_new_connection() -> None:
     group.ends(1)
     group.clear()
     group.hear(Disconnected("reset"))
-    assert group.hear(Connected()) == [ge.Tell(say.Done(1))]
+    assert group.hear(Connected()) == [worker_group.Tell(say.Done(1))]
 
 
 # -- how it ends --------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_a_spare_that_was_not_needed_succeeds() -> None:
 def test_what_cannot_start_ends_with_its_own_code_and_leaves_the_job() -> None:
     group = Group()
     group.hear(formed())
-    group(ge.CannotStart(0.0, "--start-method is forkserver, but torch starts threads", 2))
+    group(worker_group.CannotStart(0.0, "--start-method is forkserver, but torch starts threads", 2))
     failure = group.outcome().failure
     assert (failure.reason, failure.exit_code) == ("Misconfigured", 2)
     assert isinstance(group.told()[-1], say.Leave)
@@ -462,7 +462,7 @@ def test_a_hang_kills_all_workers_and_names_the_guilty_rank() -> None:
 def test_a_killed_store_process_is_named_and_costs_one_generation() -> None:
     group = running()
     gone = Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0)
-    group(ge.StoreEnded(1.0, gone))
+    group(worker_group.StoreEnded(1.0, gone))
     (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
     assert failed.message == "the store process of generation 1 was killed (signal 9)"
     group.ends(0, 1, message=PEER_LOST)
@@ -471,15 +471,15 @@ def test_a_killed_store_process_is_named_and_costs_one_generation() -> None:
     assert group.state.phase is Phase.JOINING
 
 
-STORE_GONE = ge.StoreEnded(1.0, Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0))
+STORE_GONE = worker_group.StoreEnded(1.0, Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0))
 
 
 def test_a_store_killed_before_any_worker_has_begun_costs_this_generation() -> None:
     group = Group()
     group.hear(Connected())
     group.hear(formed())
-    group(ge.Prepared(0.0))
-    group(ge.StoreOpened(0.0, "node-0", 1234))
+    group(worker_group.Prepared(0.0))
+    group(worker_group.StoreOpened(0.0, "node-0", 1234))
     group(STORE_GONE)
     assert group.state.phase is Phase.JOINING
     assert isinstance(group.told()[-2], say.Failed)
@@ -524,7 +524,7 @@ def test_a_job_that_ends_for_a_killed_store_says_so_on_every_node() -> None:
 def test_a_store_process_that_ends_while_the_pod_stops_is_nobodys_failure() -> None:
     group = running()
     group(ev.Signalled(0.0, signal.SIGTERM))
-    group(ge.StoreEnded(1.0, Exit(process="store 1", code=None, signal=9, at_s=1.0)))
+    group(worker_group.StoreEnded(1.0, Exit(process="store 1", code=None, signal=9, at_s=1.0)))
     assert not [message for message in group.told() if isinstance(message, say.Failed)]
 
 
@@ -539,9 +539,9 @@ def test_nothing_changes_after_the_end() -> None:
     group = Group()
     group.hear(say.Finished())
     state = group.state
-    events: tuple[ge.Event, ...] = (
-        ge.Heard(1.0, say.Restart(1, "late")),
-        ge.Prepared(1.0),
+    events: tuple[worker_group.Event, ...] = (
+        worker_group.Heard(1.0, say.Restart(1, "late")),
+        worker_group.Prepared(1.0),
         ev.Signalled(1.0, signal.SIGTERM),
         ev.Deadline(1.0),
         ev.Childless(1.0),

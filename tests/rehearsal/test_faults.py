@@ -95,7 +95,7 @@ def test_a_killed_worker_is_started_again_where_it_was_told_to(tmp_path: Path) -
 def test_without_a_target_it_is_the_last_node_and_without_a_time_its_first_step(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS), "kill worker")
     assert row(ended.stderr, "job-worker-1")[2] == "1"
-    assert lives(ended.stdout, "job-worker-1")[1] < 30
+    assert lives(ended.stdout, "job-worker-1")[1] < 90
 
 
 def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
 
 def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path: Path) -> None:
     text = f"[ -e /claim/$HOSTNAME ] || trap '' TERM; {COUNTS}"
-    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=0.5s at=step:5 back=0s", code=1)
+    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=2s at=step:5 back=0s", code=1)
     assert "ignored SIGTERM" in ended.stderr
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
     assert 6 <= lives(ended.stdout, "job-worker-0")[1] < 100, "it went on after SIGTERM"

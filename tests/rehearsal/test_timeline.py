@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.rehearsal.faults import chaos, grammar, injection
-from trainer_launch.rehearsal.faults.chaos import Chaos
-from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults import grammar, injection
+from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
 from trainer_launch.rehearsal.faults.injection import Passed, Reached, Said
 from trainer_launch.rehearsal.pod_watch import OutputScanner
 
@@ -131,7 +130,7 @@ def first(by_chance: Chaos, count: int) -> list[Fault]:
 
 
 def test_a_seed_means_the_same_faults_on_every_machine_and_python() -> None:
-    made = first(chaos.parse("seed=7 rate=1/30s").over(range(3)), 4)
+    made = first(grammar.parse_chaos("seed=7 rate=1/30s").over(range(3)), 4)
     assert [fault.text for fault in made] == SEED_7
 
 
@@ -149,7 +148,7 @@ def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
     by_chance = Chaos(seed=seed, gap_s=gap_s).over(range(nodes))
     made = first(by_chance, 10)
     assert made == first(by_chance, 10)
-    lines = shlex.split(chaos.replay(made))
+    lines = shlex.split(grammar.replay(made))
     assert [grammar.parse(text) for text in lines[1::2]] == made
     assert set(lines[::2]) == {"--fault"}
     assert [fault.when.at_s for fault in made] == sorted(fault.when.at_s or 0 for fault in made)
@@ -162,11 +161,11 @@ def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
 
 
 def test_gaps_have_the_mean_that_was_asked_for_and_nobody_is_spared() -> None:
-    made = first(chaos.parse("seed=3 rate=1/30s").over(range(4)), 2000)
+    made = first(grammar.parse_chaos("seed=3 rate=1/30s").over(range(4)), 2000)
     last_s = made[-1].when.at_s or 0
     assert math.isclose(last_s / 2000, 30.0, rel_tol=0.1)
     assert {fault.node for fault in made} == {0, 1, 2, 3}
-    assert {fault.kind for fault in made} == set(chaos.DEFAULT_KINDS)
+    assert {fault.kind for fault in made} == set(grammar.DEFAULT_KINDS)
 
 
 def test_two_seeds_differ() -> None:
@@ -174,7 +173,7 @@ def test_two_seeds_differ() -> None:
 
 
 def test_what_was_asked_for_is_kept_to() -> None:
-    asked = chaos.parse("seed=5 rate=2/m kinds=partition,kill-worker for=10m nodes=1-2,5").over(range(6))
+    asked = grammar.parse_chaos("seed=5 rate=2/m kinds=partition,kill-worker for=10m nodes=1-2,5").over(range(6))
     made = first(asked, 1000)
     assert 5 < len(made) < 60
     assert all((fault.when.at_s or 0) <= 600 for fault in made)
@@ -208,17 +207,17 @@ def test_nothing_of_chaos_counts_as_missed() -> None:
 )
 def test_chaos_that_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
-        chaos.parse(text)
+        grammar.parse_chaos(text)
     for part in parts:
         assert part in str(refused.value)
 
 
 def test_nodes_that_the_job_has_not_are_refused() -> None:
     with pytest.raises(UsageError, match="nodes has 3; the job has nodes 0 to 1"):
-        chaos.parse("seed=1 rate=1/s nodes=0,3").over(range(2))
+        grammar.parse_chaos("seed=1 rate=1/s nodes=0,3").over(range(2))
 
 
 @hypothesis.given(st.text(max_size=200))
 def test_any_text_is_chaos_or_one_sentence(text: str) -> None:
-    assert "\n" not in refusal(lambda: chaos.parse(text))
-    assert "\n" not in refusal(lambda: chaos.parse(f"seed=1 rate=1/s {text}"))
+    assert "\n" not in refusal(lambda: grammar.parse_chaos(text))
+    assert "\n" not in refusal(lambda: grammar.parse_chaos(f"seed=1 rate=1/s {text}"))

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import psutil
 
 from tests.cli.launching import LAUNCHER
-from tests.hosts.network import SUBNET, Host
+from tests.hosts.network import Host
 from tests.soak.faults import KILLED, NODES, Fault, Trouble
+from tests.soak.steps import CHECKPOINT_STEPS
 from tests.survival import jobs
 from tests.survival.jobs import kill_fork_server, kill_store
 from tests.survival.kubelet import Job, Pod, pods_of, wait_until
@@ -33,19 +34,9 @@ _IN_ITS_PLACE = 'mount --bind "$SOAK_SHM" /dev/shm && exec "$@"'
 _OPTIONS = ("--prefix", "--grace", "5", "--max-restarts", "100000", "--hang-timeout", f"{HANG_S:g}")
 
 
-def trainer_v2(node: int) -> dict[str, str]:
-    """A fixed job."""
-    return {**jobs.trainer_v2(node), "PET_NNODES": str(NODES)}
-
-
-def pytorchjob_elastic(node: int) -> dict[str, str]:
-    """A job that goes on with fewer."""
-    return {**jobs.pytorchjob_elastic(node), "PET_NNODES": f"1:{NODES}"}
-
-
 CONTRACTS: dict[str, tuple[str, Callable[[int], dict[str, str]]]] = {
-    "fixed": ("job-node-0-{}", trainer_v2),
-    "elastic": ("job-worker-{}", pytorchjob_elastic),
+    "fixed": ("job-node-0-{}", partial(jobs.trainer_v2, nodes=NODES)),
+    "elastic": ("job-worker-{}", partial(jobs.pytorchjob_elastic, nodes=f"1:{NODES}")),
 }
 
 
@@ -226,15 +217,14 @@ class Pods:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if node in self._moves:
             self._moves.discard(node)
-            last = int(self.host(node).address.rpartition(".")[2])
-            self.job.move(node, f"{SUBNET}.{last + 100 if last < 100 else last - 100}")
+            self.job.move(node)
 
 
 @contextlib.contextmanager
 def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
     """Start a job; all of it is gone afterwards but what it has written to the folder."""
     pattern, env_of = CONTRACTS[contract]
-    script = shutil.copy(Path(__file__).with_name("train.py"), folder)
+    script = jobs.training(folder)
     with contextlib.ExitStack() as undo:
         for node in range(NODES):
             for name in ("shm", "tmp", "hang"):
@@ -252,12 +242,14 @@ def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
                 "TRAINER_LAUNCH_METRICS_PORT": str(METRICS_PORT),
                 "TRAINER_LAUNCH_SHM_SIZE": "keep",
                 "OMP_NUM_THREADS": "1",
+                "LEAVES_THINGS_BEHIND": "1",
+                "CHECKPOINT_STEPS": str(CHECKPOINT_STEPS),
                 "TOKEN": token,
                 "PYTHONPATH": os.getcwd(),
             }
             return env_of(node) | own
 
         names = [pattern.format(node) for node in range(NODES)]
-        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *_OPTIONS, "--", str(script))
+        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *_OPTIONS, "--", script)
         with pods_of(names, argv, env, folder) as job:
             yield Pods(job)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.system import System
 
 
-class FakeSystem:
+class FakeSystem(System):
     """`script`: (time, event) pairs in order of time. After a `signal_all` on an empty script all is childless.
 
     `calls` records what was done, as (time, word, ...); `immortal` names what no signal ends.
@@ -38,7 +39,7 @@ class FakeSystem:
         self.clock_s = max(self.clock_s, until_s)
         return []
 
-    def spawn(self, process):
+    def spawn(self, process, prepare=None):
         if process.name in self._missing:
             raise NotRunnableError(f"no {process.name}", found=False)
         self._note("spawn", process.name)

@@ -11,10 +11,11 @@ import pytest
 from trainer_launch.host import cgroup
 from trainer_launch.model import Exit, FailureRecord
 from trainer_launch.supervisor import error_lines
-from trainer_launch.supervisor.death_clues import Evidence, parse_agent_failure
 from trainer_launch.supervisor.failure import (
     RULES,
+    Evidence,
     classify,
+    parse_agent_failure,
     unresolved,
 )
 from trainer_launch.supervisor.system import Witness

@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 
-from trainer_launch.host.dns import Gate
+from trainer_launch.host.dns import PendingNames
 
 
 def news_until(gate, condition):
@@ -28,7 +28,7 @@ def test_names_that_come_one_after_the_other():
         if asked[name] < (1 if name == "a" else 3):
             raise socket.gaierror(-2, "Name or service not known")
 
-    gate = Gate(["a", "b", "a"], resolver)
+    gate = PendingNames(["a", "b", "a"], resolver)
     gate.start()
     texts = news_until(gate, lambda opened, _: opened)
     assert asked == {"a": 1, "b": 3}
@@ -38,7 +38,7 @@ def test_names_that_come_one_after_the_other():
 
 
 def test_an_impossible_name_is_an_answer_too():
-    gate = Gate(["." * 300])
+    gate = PendingNames(["." * 300])
     gate.start()
     assert "not resolved yet" in news_until(gate, lambda _, texts: texts)[0]
     gate.close()
@@ -51,7 +51,7 @@ def test_it_can_be_closed_while_the_resolver_hangs():
         release.wait(10)
         done.set()
 
-    gate = Gate(["a"], resolver)
+    gate = PendingNames(["a"], resolver)
     gate.start()
     gate.close()
     release.set()

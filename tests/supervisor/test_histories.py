@@ -9,7 +9,7 @@ from tests.supervisor.fakes import FakeSystem
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.loop import supervise
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model import Exit, FailureRecord
-from trainer_launch.supervisor.death_clues import Evidence
 from trainer_launch.supervisor.error_lines import SYMPTOMS, error_name, essence, final_error, headline, recognise
-from trainer_launch.supervisor.failure import classify
+from trainer_launch.supervisor.failure import Evidence, classify
 
 # Each: `=== exits N` or `=== signal N`, `-> REASON EXIT-CODE`, and the last lines of the program.
 _HEAD = re.compile(r"^=== (exits|signal) (\d+) -> (\w+) (\d+)\n", re.MULTILINE)

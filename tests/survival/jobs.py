@@ -1,4 +1,4 @@
-"""What the survival tests and the survival benchmark share: two contracts, faults, and what a job's steps tell."""
+"""The driver of all jobs of `train.py`, in tests, soaks and benchmarks: contracts, faults, what the steps tell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
-from tests.hosts.network import SUBNET, Host
+from tests.conftest import require
+from tests.hosts import network
+from tests.hosts.network import Host
+from tests.soak.steps import Step, parse
 from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 from trainer_launch.membership.timeouts import UNSEEN_S
 
@@ -51,20 +55,10 @@ class Contract:
     env_of: Callable[[int], dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One line of what `train.py` writes."""
-
-    at_s: float
-    number: int
-    workers: int
-    start: str  # differs for each start of the workers
-
-
-def trainer_v2(node: int) -> dict[str, str]:
+def trainer_v2(node: int, nodes: int = 3, workers: int = 1) -> dict[str, str]:
     return {
-        "PET_NNODES": "3",
-        "PET_NPROC_PER_NODE": "1",
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(workers),
         "PET_NODE_RANK": str(node),
         "PET_MASTER_ADDR": "job-node-0-0",
         "PET_MASTER_PORT": "29500",
@@ -72,12 +66,12 @@ def trainer_v2(node: int) -> dict[str, str]:
     }
 
 
-def pytorchjob_elastic(_node: int) -> dict[str, str]:
+def pytorchjob_elastic(_node: int, nodes: str = "1:3", workers: int = 1) -> dict[str, str]:
     return {
         "PET_RDZV_ENDPOINT": "job-worker-0:23456",
         "PET_RDZV_BACKEND": "c10d",
-        "PET_NNODES": "1:3",
-        "PET_NPROC_PER_NODE": "1",
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": str(workers),
         "PET_MAX_RESTARTS": "3",
         "PYTHONUNBUFFERED": "1",
     }
@@ -90,6 +84,21 @@ ELASTIC = Contract(("job-worker-0", "job-worker-1", "job-worker-2"), pytorchjob_
 def saving(env_of: Callable[[int], dict[str, str]]) -> Callable[[int], dict[str, str]]:
     """The same variables, for a script that saves on SIGTERM and exits with 0."""
     return lambda node: env_of(node) | {"SAVES_ON_SIGTERM": "1"}
+
+
+CONTRACTS = {
+    "fixed": FIXED,
+    "elastic": ELASTIC,
+    "saving": Contract(FIXED.names, saving(FIXED.env_of)),
+    "saving-elastic": Contract(ELASTIC.names, saving(ELASTIC.env_of)),
+}
+MARKS = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+LONG = pytest.mark.long("tests/survival/test_survival.py")
+
+
+def need_hosts() -> None:
+    """Skip what a loopback does not have: names, other addresses, links that fail."""
+    require(network.missing() is None, str(network.missing()))
 
 
 # -- faults ---------------------------------------------------------------------------------------
@@ -128,8 +137,7 @@ def move_pod(node: int) -> Fault:
 
         def move() -> None:
             pod.before_restart = lambda: None
-            last = int(job.machines[node].address.rpartition(".")[2])
-            job.move(node, f"{SUBNET}.{last + 100 if last < 100 else last - 100}")
+            job.move(node)
 
         pod.before_restart = move
         pod.kill()
@@ -188,11 +196,7 @@ def training(folder: Path) -> str:
 def steps(folder: Path) -> list[Step]:
     """All steps so far; a last line that is being written is left out."""
     path = folder / "steps"
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[:-1]
-    words = [line.split() for line in lines]
-    return [Step(float(at_s), int(number), int(workers), start) for at_s, number, workers, start in words]
+    return parse(path.read_text().rpartition("\n")[0]) if path.exists() else []
 
 
 def is_steady(folder: Path, workers: int, but: Sequence[str] = ()) -> bool:
@@ -247,6 +251,20 @@ class Recovery:
         """Until so many workers, started anew, train together again."""
         is_back = lambda: is_steady(self._job.folder, workers, tuple(self._known))  # noqa: E731
         wait_until(is_back, f"{workers} workers to train again", self._job.pods, DEADLINE_S)
+
+
+def restarts_only_its_own_pod(running: Job, name: str, fault: Fault, starts: list[int]) -> Recovery:
+    """See a fault, by its name, restart so many pods and no other."""
+    recovery = Recovery(running)
+    fault(running)
+    recovery.wait()
+    assert recovery.starts == starts, [pod.codes for pod in running.pods]
+    if "asked-to-stop" in name:
+        pod = running.pods[starts.index(1)]
+        assert pod.codes[-1] == 143
+        assert pod.last_words[-1].startswith("reason=Stopped ")
+        assert re.search(r" exit=143 attempt=\d+ retryable=true ", pod.last_words[-1])
+    return recovery
 
 
 def _failures(job: Job) -> int:

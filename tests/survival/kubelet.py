@@ -17,8 +17,8 @@ from tests.conftest import require
 from tests.hosts import network
 from tests.hosts.loopback import LoopbackHost
 from tests.hosts.network import Host
+from tests.ports import free_port
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
 GRACE_S = 30.0  # Kubernetes' own terminationGracePeriodSeconds
@@ -148,10 +148,11 @@ class Job:
         self.pods.append(Pod(self.machines[number], self._argv, env, self.folder, self._restart_s))
         return self.pods[-1]
 
-    def move(self, number: int, address: str) -> None:
+    def move(self, number: int) -> None:
         """Give a host another address, and tell all hosts."""
         machines = [machine for machine in self.machines if isinstance(machine, Host)]
-        machines[number].moves_to(address)
+        last = int(machines[number].address.rpartition(".")[2])
+        machines[number].moves_to(f"{network.SUBNET}.{last + 100 if last < 100 else last - 100}")
         names = {machine.name: machine.address for machine in machines}
         for machine in machines:
             machine.knows(names)

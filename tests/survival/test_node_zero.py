@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
-from tests.hosts import network
 from tests.survival.jobs import (
     ELASTIC,
     FIXED,
+    LONG,
+    MARKS,
     Recovery,
     begun,
     completed,
@@ -22,17 +22,7 @@ from tests.survival.jobs import (
 )
 from tests.survival.kubelet import job, wait_until
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.process,
-    pytest.mark.timeout(180),
-    pytest.mark.long("tests/survival/test_survival.py"),
-]
-
-
-@pytest.fixture(autouse=True)
-def need_names() -> None:
-    require(network.missing() is None, str(network.missing()))
+pytestmark = [*MARKS, LONG, pytest.mark.usefixtures("names")]
 
 
 def test_an_elastic_job_goes_on_without_node_0_and_every_pod_can_tell(tmp_path: Path) -> None:

@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
-from tests.hosts import network
-from tests.survival.jobs import ELASTIC, FIXED, Recovery, begun, completed, is_steady, plug, steps, training, unplug
+from tests.survival.jobs import (
+    ELASTIC,
+    FIXED,
+    MARKS,
+    Recovery,
+    begun,
+    completed,
+    is_steady,
+    plug,
+    steps,
+    training,
+    unplug,
+)
 from tests.survival.kubelet import job, wait_until
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.process,
-    pytest.mark.timeout(180),
-    pytest.mark.long("tests/membership/test_divided.py"),
-]
+pytestmark = [*MARKS, pytest.mark.long("tests/membership/test_divided.py"), pytest.mark.usefixtures("names")]
 
 
 ENGINES = pytest.mark.parametrize("engine", [(), ("--engine", "torchrun")], ids=["torch", "torchrun"])
-
-
-@pytest.fixture(autouse=True)
-def need_hosts() -> None:
-    require(network.missing() is None, str(network.missing()))
 
 
 @ENGINES

@@ -14,13 +14,14 @@ import pytest
 
 from tests.cli.launching import Started, script, start
 from tests.conftest import require
+from tests.ports import free_port
 from tests.process.world import end_all, survivors
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/cli/test_torch.py")]
 
 GRACE_S = 8.0
+IN_TIME_S = 30.0  # of what torch itself gives a worker that does not end, nothing is waited for
 TRAIN = """
 import os, signal, sys, time
 rank, start = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -30,11 +31,13 @@ print("worker %s rank %s start %s\\n" % (os.getpid(), rank, start), end="", flus
 IMPORTS = "import torch\ntime.sleep(60)"
 FAILS_ONCE = "if start == '0':\n    sys.exit(3)\ntime.sleep(60)"
 FAILS_BESIDE_ONE_THAT_SAVES = """
+ready = os.path.join(os.path.dirname(__file__), "ready")
 if rank == "0":
     signal.signal(signal.SIGTERM, lambda *_: (print("saving", flush=True), time.sleep(1), sys.exit(0)))
-    print("ready\\n", end="", flush=True)
+    open(ready, "w").close()
     time.sleep(60)
-time.sleep(1)
+while not os.path.exists(ready):
+    time.sleep(0.05)
 sys.exit(3)
 """
 RANK_0_LEAVES = "if rank == '1':\n    time.sleep(60)"
@@ -92,7 +95,7 @@ def test_asked_to_stop(body: str, present: int, nodes: int, point: Point, tmp_pa
                 for other in beside:
                     other.__exit__(None, None, None)
         assert code == 143, output
-        assert time.monotonic() - asked_s < GRACE_S + 3, output
+        assert time.monotonic() - asked_s < IN_TIME_S, output
         assert survivors(token) == []
         assert not re.search("Traceback", output), output
         if body == IMPORTS:

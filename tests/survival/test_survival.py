@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import script
-from tests.conftest import require
-from tests.hosts import network
 from tests.survival.jobs import (
+    CONTRACTS,
     DEADLINE_S,
     ELASTIC,
     FIXED,
     LEAVES_EARLY,
-    Contract,
+    LONG,
+    MARKS,
     Recovery,
     Standing,
     begun,
@@ -29,25 +28,21 @@ from tests.survival.jobs import (
     kill_worker,
     lose_pod,
     move_pod,
-    saving,
+    need_hosts,
+    restarts_only_its_own_pod,
     status_in,
     stop_pod,
     training,
 )
 from tests.survival.kubelet import Job, job, wait_until
+from trainer_launch.planning.engines import torchrun
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
-
-
-LONG = pytest.mark.long("tests/survival/test_survival.py")
+pytestmark = MARKS
 ELASTIC_TOO = pytest.param("elastic", marks=LONG)
-CONTRACTS = {
-    "fixed": FIXED,
-    "elastic": ELASTIC,
-    "saving": Contract(FIXED.names, saving(FIXED.env_of)),
-    "saving-elastic": Contract(ELASTIC.names, saving(ELASTIC.env_of)),
-}
-SECONDS = 15.0  # at most; torch gives a worker that does not end 30 s
+ENGINES = pytest.mark.parametrize(
+    "engine", [(), pytest.param(("--engine", torchrun.NAME), marks=LONG)], ids=["torch", "torchrun"]
+)
+SECONDS = 29.0  # at most; torch gives a worker that does not end 30 s
 FAULTS = {
     "worker-of-node-1-killed": (kill_worker(1), [0, 0, 0]),
     "store-killed": (kill_store(), [0, 0, 0]),
@@ -76,7 +71,7 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, name: str) -> None:
     if "new-address" in name:
-        require(network.missing() is None, str(network.missing()))
+        need_hosts()
     with standing.job() as running:
         _fault_restarts_only_its_own_pod(running, name)
 
@@ -92,18 +87,9 @@ def test_it_costs_no_more_where_the_script_saves_on_sigterm_and_exits_with_0(sta
 
 
 def _fault_restarts_only_its_own_pod(running: Job, name: str) -> None:
-    fault, starts = FAULTS[name]
-    recovery = Recovery(running)
-    fault(running)
-    recovery.wait()
-    assert recovery.starts == starts, [pod.codes for pod in running.pods]
+    recovery = restarts_only_its_own_pod(running, name, *FAULTS[name])
     is_failure = "worker" in name or "store" in name
     assert recovery.failures == is_failure, "only failed workers, and a lost store, cost the budget"
-    if "asked-to-stop" in name:
-        pod = running.pods[starts.index(1)]
-        assert pod.codes[-1] == 143
-        assert pod.last_words[-1].startswith("reason=Stopped ")
-        assert re.search(r" exit=143 attempt=\d+ retryable=true ", pod.last_words[-1])
 
 
 @pytest.mark.parametrize("standing", ["fixed"], indirect=True)
@@ -150,18 +136,26 @@ def test_all_pods_restarted_one_after_another_lose_no_step(standing: Standing) -
         assert recovery.starts == [1, 1, 1]
 
 
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(tmp_path: Path) -> None:
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
+@pytest.mark.parametrize(
+    ("node", "engine"),
+    [(1, ()), *(pytest.param(node, ("--engine", torchrun.NAME), marks=LONG) for node in (0, 1))],
+    ids=["1", "0-torchrun", "1-torchrun"],
+)
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(
+    tmp_path: Path, node: int, engine: tuple[str, ...]
+) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine) as running:
         begun(running)
         recovery = Recovery(running)
-        lose_pod(1)(running)
+        lose_pod(node)(running)
         recovery.wait(workers=2)
         completed(running)
         assert recovery.starts == [0, 0, 0]
 
 
-def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path) -> None:
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, at_first=2) as running:
+@ENGINES
+def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path, engine: tuple[str, ...]) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine, at_first=2) as running:
         begun(running, workers=2)
         running.start_next()
         begun(running, workers=3)
@@ -186,10 +180,13 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
         assert sorted(trained) == [False, True, True]
 
 
-def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
+@ENGINES
+def test_a_node_that_is_done_starts_again_when_another_still_needs_it(
+    tmp_path: Path, engine: tuple[str, ...]
+) -> None:
     """No barrier at the end, as in many a script: rank 0 leaves, and then rank 1 dies."""
     two = lambda node: FIXED.env_of(node) | {"PET_NNODES": "2"}  # noqa: E731
-    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two) as running:
+    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two, *engine) as running:
         wait_until(
             lambda: all(pod.succeeded for pod in running.pods), "both pods to succeed", running.pods, DEADLINE_S
         )

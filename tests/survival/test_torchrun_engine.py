@@ -5,7 +5,6 @@ What torchrun cannot keep is not asked for: it recovers seconds later, because e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +12,13 @@ import psutil
 import pytest
 
 from tests.cli.launching import script
-from tests.conftest import require
-from tests.hosts import network
 from tests.survival.jobs import (
+    CONTRACTS,
     DEADLINE_S,
     ELASTIC,
     FIXED,
-    LEAVES_EARLY,
-    Contract,
+    LONG,
+    MARKS,
     Fault,
     Recovery,
     Standing,
@@ -29,27 +27,17 @@ from tests.survival.jobs import (
     hang_worker,
     kill_pod,
     kill_worker,
-    lose_pod,
     move_pod,
-    saving,
+    need_hosts,
+    restarts_only_its_own_pod,
     stop_pod,
     training,
 )
 from tests.survival.kubelet import Job, job, wait_until
 from trainer_launch.planning.engines import torchrun
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.process,
-    pytest.mark.timeout(180),
-    pytest.mark.long("tests/survival/test_survival.py"),
-]
+pytestmark = [*MARKS, LONG]
 ENGINE = ("--engine", torchrun.NAME)
-CONTRACTS = {
-    "fixed": FIXED,
-    "elastic": ELASTIC,
-    "saving": Contract(FIXED.names, saving(FIXED.env_of)),
-}
 
 
 def torchrun_of(job: Job, node: int) -> psutil.Process:
@@ -89,7 +77,7 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_restarts_no_other_pod(standing: Standing, name: str) -> None:
     if "new-address" in name:
-        require(network.missing() is None, str(network.missing()))
+        need_hosts()
     with standing.job() as running:
         _fault_restarts_only_its_own_pod(running, name)
 
@@ -102,17 +90,8 @@ def test_nor_where_the_script_saves_on_sigterm_and_exits_with_0(standing: Standi
 
 
 def _fault_restarts_only_its_own_pod(running: Job, name: str) -> None:
-    fault, starts = FAULTS[name]
-    recovery = Recovery(running)
-    fault(running)
-    recovery.wait()
-    assert recovery.starts == starts, [pod.codes for pod in running.pods]
+    recovery = restarts_only_its_own_pod(running, name, *FAULTS[name])
     assert recovery.failures == name.count("worker"), "only failed workers cost the budget"
-    if "asked-to-stop" in name:
-        pod = running.pods[starts.index(1)]
-        assert pod.codes[-1] == 143
-        assert pod.last_words[-1].startswith("reason=Stopped ")
-        assert re.search(r" exit=143 attempt=\d+ retryable=true ", pod.last_words[-1])
 
 
 def test_a_hanging_worker_costs_a_restart_of_its_torchrun(tmp_path: Path) -> None:
@@ -128,27 +107,6 @@ def test_a_hanging_worker_costs_a_restart_of_its_torchrun(tmp_path: Path) -> Non
         completed(running)
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(tmp_path: Path, node: int) -> None:
-    require(network.missing() is None, str(network.missing()))
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *ENGINE) as running:
-        begun(running)
-        recovery = Recovery(running)
-        lose_pod(node)(running)
-        recovery.wait(workers=2)
-        completed(running)
-        assert recovery.starts == [0, 0, 0]
-
-
-def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path) -> None:
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *ENGINE, at_first=2) as running:
-        begun(running, workers=2)
-        running.start_next()
-        begun(running, workers=3)
-        completed(running)
-        assert [pod.starts for pod in running.pods] == [1, 1, 1]
-
-
 def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path) -> None:
     env_of = lambda node: ELASTIC.env_of(node) | {"PET_NNODES": "1:2"}  # noqa: E731
     with job(ELASTIC.names, training(tmp_path), env_of, *ENGINE) as running:
@@ -157,15 +115,6 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
         assert [pod.codes for pod in running.pods] == [[0], [0], [0]]
         trained = ["this is node" in "".join(pod.lines) for pod in running.pods]
         assert sorted(trained) == [False, True, True]
-
-
-def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
-    two = lambda node: FIXED.env_of(node) | {"PET_NNODES": "2"}  # noqa: E731
-    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two, *ENGINE) as running:
-        ended = lambda: all(pod.succeeded for pod in running.pods)  # noqa: E731
-        wait_until(ended, "both pods to succeed", running.pods, DEADLINE_S)
-        assert [pod.starts for pod in running.pods] == [1, 1]
-        assert "".join(running.pods[0].lines).count("rank 0 leaves") == 2
 
 
 @pytest.mark.parametrize(

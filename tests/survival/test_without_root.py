@@ -8,16 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import require
+from tests.survival.jobs import LONG, MARKS
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.process,
-    pytest.mark.timeout(180),
-    pytest.mark.long("tests/survival/test_survival.py"),
-]
+pytestmark = [*MARKS, LONG]
 FAULTS = (
     "worker-of-node-1-killed",
     "store-killed",

@@ -1,8 +1,11 @@
-"""Train nothing, but visibly, until there is a file `enough`: a checkpoint at each step, and a line about it.
+"""Train nothing, but visibly, until there is a file `enough`: a checkpoint, and a line about each step.
 
 Copied into the job's folder, where it keeps all it writes: `checkpoint`, `steps` (time, step, number of workers, a
 word that differs for each start of the workers), and `worker-HOST-LOCAL_RANK` with its process id.
-With SAVES_ON_SIGTERM, all workers exit with 0 after the step in which one of them gets SIGTERM.
+With SAVES_ON_SIGTERM, all workers exit with 0 after the step in which one of them gets SIGTERM. CHECKPOINT_STEPS
+lie between two checkpoints, one by default. With LEAVES_THINGS_BEHIND it trains as a soak wants it: slowly, with
+gradients, reporting its step; and when it dies others have to clear a shared memory segment, and a helper in a
+session of its own.
 """
 
 from __future__ import annotations
@@ -10,18 +13,26 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
 import time
 
 import torch
 import torch.distributed as dist
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-STEP_S = 0.05
+CHECKPOINT_STEPS = int(os.environ.get("CHECKPOINT_STEPS", "1"))
+IS_SOAK = "LEAVES_THINGS_BEHIND" in os.environ
+STEP_S = 0.2 if IS_SOAK else 0.05
+GRADIENTS = 4096  # 16 KiB on every link at every step, for slow links to be felt
+SEGMENT_BYTES = 262_144
 
 
 def main() -> None:
     """All steps from the checkpoint on."""
     _write(f"worker-{os.environ['HOSTNAME']}-{os.environ['LOCAL_RANK']}", str(os.getpid()))
+    if IS_SOAK:
+        torch.set_num_threads(1)
+        _leave_things_behind()
     dist.init_process_group("gloo")
     signals: list[int] = []
     if "SAVES_ON_SIGTERM" in os.environ:
@@ -36,8 +47,11 @@ def main() -> None:
         total = torch.tensor([1, int(is_enough), len(signals)])
         dist.all_reduce(total)
         assert int(total[0]) == dist.get_world_size()
+        if IS_SOAK:
+            _do_what_others_do(number)
         if is_first:
-            _write("checkpoint", str(number))
+            if number % CHECKPOINT_STEPS == 0:
+                _write("checkpoint", str(number))
             with open(os.path.join(FOLDER, "steps"), "a") as file:
                 file.write(f"{time.monotonic()} {number} {int(total[0])} {start}\n")
         if int(total[1]) or int(total[2]):
@@ -45,6 +59,20 @@ def main() -> None:
         time.sleep(STEP_S)
     dist.barrier()
     os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+
+
+def _do_what_others_do(number: int) -> None:
+    import trainer_launch  # only the launcher's own jobs have it
+
+    dist.all_reduce(torch.zeros(GRADIENTS))
+    trainer_launch.report(step=number)
+
+
+def _leave_things_behind() -> None:
+    """Both live as long as this process, or longer."""
+    subprocess.Popen(("sleep", "86400"), start_new_session=True)
+    name = f"/dev/shm/torch_{os.getpid()}_{secrets.randbelow(1 << 31)}_0"
+    os.write(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), bytes(SEGMENT_BYTES))
 
 
 def _checkpoint() -> int:
@@ -57,9 +85,9 @@ def _checkpoint() -> int:
 
 def _write(name: str, text: str) -> None:
     path = os.path.join(FOLDER, name)
-    with open(path + ".new", "w") as file:
+    with open(f"{path}.{os.getpid()}.new", "w") as file:
         file.write(text)
-    os.replace(path + ".new", path)
+    os.replace(f"{path}.{os.getpid()}.new", path)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _completer(action: argparse.Action) -> Any:
 
     told = action.metavar if isinstance(action.metavar, str) else ""
     if "--contract" in action.option_strings:
-        return ChoicesCompleter([one.NAME for one in CONTRACTS])
+        return ChoicesCompleter([one.name for one in CONTRACTS])
     if action.choices is not None:
         return ChoicesCompleter(action.choices)
     if "|" in told and told.islower():  # as settings that have choices are shown

@@ -22,11 +22,11 @@ from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageErro
 from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.model.units import counted, in_mib, listed
+from trainer_launch.model.units import aligned, counted, in_mib, listed
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines import torch, torchrun
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.gather import Reading, live_pod, read, request_of
+from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
 from trainer_launch.planning.topology import place, usable_threads
 from trainer_launch.supervisor import shared_memory_care
@@ -122,15 +122,20 @@ def _plan(
         if settings.hang_timeout is not None:
             run.hang_timeout_s(settings.hang_timeout)
         topology = place(reading.job, reading.host)
-        memory = shared_memory_care.decided(reading, topology, settings)
+        memory = shared_memory_care.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        request = request_of(reading, topology, settings, replace_launcher=settings.exec, scratch=_SCRATCH)
-        refused = shared_memory_care.copies_are_refused(reading.job, reading.command, say=False)
-        request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
+        request = engines.request_of(
+            reading,
+            settings,
+            shm_is_short=memory.is_short,
+            copies_are_refused=shared_memory_care.copies_are_refused(reading.job, reading.command, say=False),
+            replace_launcher=settings.exec,
+            scratch=_SCRATCH,
+        )
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
             **placed,
@@ -275,12 +280,8 @@ def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
-    listed = list(rows)
-    if not listed:
-        return []
-    width = min(30, max(len(name) for name, _ in listed))
-    lines = [f"  {name:<{width}}  {_cut(value)}" for name, value in listed]
-    return [f"{title}\n" + "\n".join(lines) + "\n"]
+    lines = aligned([(name, _cut(value)) for name, value in rows], most=30)
+    return ["\n  ".join((title, *lines)) + "\n"] if lines else []
 
 
 def _read(facts: list[Mapping[str, str]]) -> list[tuple[str, str]]:

@@ -12,10 +12,10 @@ from typing import Any
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
 from trainer_launch.host import files, logs, process_attributes, runtime_directory
-from trainer_launch.model import Outcome, Plan, Workers, exit_codes, json_lines, launch_spec
+from trainer_launch.model import Outcome, Plan, Workers, exit_codes, json_lines
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
-from trainer_launch.planning.gather import live_pod
+from trainer_launch.planning.reading import live_pod
 from trainer_launch.pytorch import function_launch
 from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
 from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
@@ -26,7 +26,7 @@ def main(folder: str, told: str) -> None:
     """Do as `told`, and leave the report in this directory."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = launch_spec.parsed(FunctionLaunchSpec, told)
+    spec = json_lines.parsed_spec(FunctionLaunchSpec, told)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)

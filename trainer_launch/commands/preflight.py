@@ -14,14 +14,13 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.findings import exit_code
+from trainer_launch.model.findings import Measure, exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import termination_message
-from trainer_launch.planning.gather import live_pod, ports_of, read
+from trainer_launch.planning.reading import live_pod, ports_of, read
 from trainer_launch.preflight import heatmap, node_preflight, registry, report_formats, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
 from trainer_launch.preflight.cluster import participation
-from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.node_preflight import Doing, Selection, Told
 from trainer_launch.preflight.report_formats import Place
 from trainer_launch.supervisor import outcome

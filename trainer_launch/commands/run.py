@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.contracts import bare
+from trainer_launch.contracts import UNKNOWN
 from trainer_launch.host import logs
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.runtime_directory import private_folder
@@ -28,8 +28,7 @@ from trainer_launch.observability.observer import Observer, observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.gather import live_pod, read, request_of
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.pytorch import early_fork_server
 from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import AnyWatch, supervise
@@ -138,14 +137,20 @@ def _supervised(
 def _planned(
     settings: Settings, argv: Sequence[str], *, replace_launcher: bool, scratch: str
 ) -> tuple[Request, Plan]:
-    """Read, place and plan; the machine is made ready for it."""
+    """Read, make the machine ready, and plan."""
     reading = read(live_pod(argv), settings)
-    topology = place(reading.job, reading.host)
-    memory = shared_memory_care.enlarged(reading, topology, settings)
-    request = request_of(reading, topology, settings, replace_launcher=replace_launcher, scratch=scratch)
+    memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
-    request = replace(request, shm_is_short=memory.is_short, copies_are_refused=refused)
-    programs.check(request.command, request.env.get("PATH"))
+    if reading.command is not None:
+        programs.check(reading.command, reading.pod.env.get("PATH"))
+    request = engines.request_of(
+        reading,
+        settings,
+        shm_is_short=memory.is_short,
+        copies_are_refused=refused,
+        replace_launcher=replace_launcher,
+        scratch=scratch,
+    )
     plan = engines.plan(request)
     if plan.workers is None:
         early_fork_server.end()  # a server that nobody asks for
@@ -239,7 +244,7 @@ def _tell(request: Request, plan: Plan) -> None:
         topology.local_world_size or "?",
         topology.coordinator or "-",
     )
-    if job.contract == bare.NAME and request.command.is_worker and plan.engine == "plain":
+    if job.contract == UNKNOWN.name and request.command.is_worker and plan.engine == "plain":
         _log.info(
             "no platform was found: running one process without RANK and WORLD_SIZE; "
             "for torch workers add --nproc-per-node N"

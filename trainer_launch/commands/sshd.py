@@ -18,16 +18,16 @@ from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
-from trainer_launch.mpi import sshd as server
+from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.ssh_sessions import Sessions
 from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
+from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines import child_env, sshd
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.gather import Reading, live_pod, read, request_of
+from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.ssh_environment import Handed, handed_on, named
-from trainer_launch.planning.topology import place
 from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
@@ -91,8 +91,7 @@ def _main(parsed: Parsed) -> int:
 def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
     """Make everything ready; what is to run is sshd's own command line."""
     settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
-    topology = place(job, reading.host)
-    memory = shared_memory_care.enlarged(reading, topology, settings)
+    memory = shared_memory_care.enlarged(replace(reading, job=job), settings)
     reach = ssh_client.prepared(
         job,
         f"{scratch}/{runtime_directory.SSH}",
@@ -100,9 +99,13 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
     )
-    asked = request_of(replace(reading, job=job, command=COMMAND), topology, settings, scratch=scratch)
-    refused = shared_memory_care.copies_are_refused(job, None)
-    asked = replace(asked, shm_is_short=memory.is_short, copies_are_refused=refused)
+    asked = engines.request_of(
+        replace(reading, job=job, command=COMMAND),
+        settings,
+        shm_is_short=memory.is_short,
+        copies_are_refused=shared_memory_care.copies_are_refused(job, None),
+        scratch=scratch,
+    )
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
     addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
@@ -116,7 +119,7 @@ def explained(request: Request, settings: Settings) -> Plan:
     folder = f"{request.scratch}/{runtime_directory.SSH}"
     words = (*request.command.argv, "-f", f"{folder}/sshd_config")
     port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
-    secrets = f", but for what looks like a secret: {_listed(handed.secrets)}" if handed.secrets else ""
+    secrets = f", but for what looks like a secret: {listed(handed.secrets, _NAMED)}" if handed.secrets else ""
     plan = sshd.plan(replace(request, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
     checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
     told = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
@@ -136,16 +139,13 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
     _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, sshd.NAME, port, len(handed.env))
     if handed.secrets:
         _log.info(
-            "not forwarded to ranks, because they look like secrets: %s (--forward-env)", _listed(handed.secrets)
+            "not forwarded to ranks, because they look like secrets: %s (--forward-env)",
+            listed(handed.secrets, _NAMED),
         )
     if handed.unfit:
-        _log.warning("not forwarded to ranks, because sshd cannot pass them on: %s", _listed(handed.unfit))
+        _log.warning("not forwarded to ranks, because sshd cannot pass them on: %s", listed(handed.unfit, _NAMED))
     if settings.insecure_host_keys:
         _log.warning("%s", ssh_client.INSECURE)
-
-
-def _listed(found: tuple[str, ...]) -> str:
-    return listed(found, _NAMED)
 
 
 # -- what sshd logs ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ PyTorchJob up to 1.6 and an XGBoostJob with one replica write the very same name
 from __future__ import annotations
 
 from trainer_launch.contracts.source import Source
+from trainer_launch.model import Endpoint, Json
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
 
@@ -24,6 +25,16 @@ _OWNED = (
     "OMPI_MCA_plm_rsh_agent",
     "OMPI_MCA_orte_default_hostfile",
 )
+
+
+def master(source: Source) -> Endpoint:
+    """MASTER_ADDR and MASTER_PORT, both needed."""
+    return Endpoint(source.host("MASTER_ADDR", "master_addr"), source.port("MASTER_PORT", "master_port"))
+
+
+def rank_details(env_world_size: int, env_rank: int) -> dict[str, Json]:
+    """RANK and WORLD_SIZE as they are, which count pods here."""
+    return {"env_world_size": env_world_size, "env_rank": env_rank, "env_rank_means": "node"}
 
 
 def is_owned(source: Source) -> bool:

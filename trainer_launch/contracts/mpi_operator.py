@@ -1,16 +1,252 @@
-"""MPIJob v2beta1 of mpi-operator: Open MPI, Intel MPI or MPICH over ssh."""
+"""MPI jobs: of mpi-operator (v2beta1, ssh), the v1 operator (kubectl exec), Kubeflow Trainer v2 (ssh), and Flyte.
+
+All mount a host file and keys or a script into a launcher, and little or nothing into the other pods.
+"""
 
 from __future__ import annotations
 
-from trainer_launch.contracts import mpi_roles
-from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.model import Job
+from collections.abc import Iterable
 
-NAME = "mpijob-v2beta1"
-MARKS = Marks(all_of=(mpi_roles.ROLE,))
-WEAKER_THAN: tuple[str, ...] = ("flyte-kfmpi",)
+from trainer_launch.contracts import flyte, names
+from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.model import Job, Json, Member, NodeRange, Origin, hostfile
+from trainer_launch.model.value_parsers import parse_path
+
+DISCOVERY = "/etc/mpi/discover_hosts.sh"
+
+_ROLE = "K_MPI_JOB_ROLE"  # mpi-operator's, on launchers and workers
+_AGENT = "OMPI_MCA_plm_rsh_agent"  # the v1 operator's, on launchers
+_AGENT_NAME = "kubexec.sh"
+_KUBEXEC = "/etc/mpi/kubexec.sh"
+_OPEN_MPI = "OpenMPI"
+_OPEN_MPI_HOSTFILE = "OMPI_MCA_orte_default_hostfile"
+_OPEN_MPI_SLOTS = "OMPI_MCA_orte_set_default_slots"
+_INTEL_HOSTFILE = "I_MPI_HYDRA_HOST_FILE"
+_MPICH_HOSTFILE = "HYDRA_HOST_FILE"
+_SSH_DIR_SETTING = "TRAINER_LAUNCH_SSH_DIR"  # sshAuthMountPath, which no controller tells the container
+_SSH_DIRS = ("/root/.ssh", "/home/mpiuser/.ssh")
+_SSH_FILES = ("id_rsa", "authorized_keys")
+_GPU_NAMES = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+# A node of Trainer v2 has none of these: another kind of job whose image carries ssh keys does.
+_NOT_A_NODE = ("PET_", "JAX_", "DMLC_", "PADDLE_", "OMPI_MCA_orte_", "OMPI_MCA_plm_")
+_NOT_A_NODE_EITHER = ("TF_CONFIG", "MX_CONFIG", "COORDINATOR_ADDRESS")
 
 
-def read(source: Source) -> Job:
+# -- v1: kubectl exec -------------------------------------------------------------------------
+
+
+def _is_v1(source: Source) -> bool:
+    if source.has_any("JOB_COMPLETION_INDEX", _ROLE):
+        return False
+    # Open MPI looks for the agent on each rank, so workers have the script too, but no variable at all.
+    is_worker = source.has_file(_KUBEXEC) and not source.has_prefix("OMPI_")
+    return is_worker or source.peek(_AGENT).endswith(f"/{_AGENT_NAME}")
+
+
+def _read_v1(source: Source) -> Job:
+    """Read the launcher's variables and files, or what little a worker has."""
+    if source.has_any(_AGENT, _OPEN_MPI_HOSTFILE):
+        return _v1_launcher(source)
+    own = names.split_v1(source.pod.hostname)
+    # Nothing has to run here but the pod itself: the launcher comes in by `kubectl exec`.
+    return Job(
+        role="worker",
+        hostname_index=own.index if own else None,
+        engine="plain",
+        details={
+            "worker_index": own.index if own else None,
+            "launch_agent": "kubexec",
+            "launch_agent_path": _KUBEXEC,
+            "sshd_required": False,
+        },
+    )
+
+
+def _v1_launcher(source: Source) -> Job:
+    agent = source.path(_AGENT, "launch_agent_path")
+    path = source.path(_OPEN_MPI_HOSTFILE, "hostfile_path")
+    members = _hosts(source, path)
+    details: dict[str, Json] = {
+        "mpi_implementation": None,  # variables for Open MPI and for Intel MPI are both there
+        "launch_agent": "kubexec",
+        "launch_agent_path": agent,
+        "ssh_dir": None,
+        "intel_bootstrap": source.text("I_MPI_HYDRA_BOOTSTRAP", "intel_bootstrap", default=None),
+        "intel_bootstrap_exec": source.path("I_MPI_HYDRA_BOOTSTRAP_EXEC", "intel_bootstrap_exec", default=None),
+    }
+    return _launcher(source, path, members, details)
+
+
+# -- v2beta1 and Trainer v2: ssh ----------------------------------------------------------------
+
+
+def _read_v2beta1(source: Source) -> Job:
     """Read the role, and for a launcher the host file of whichever implementation."""
-    return mpi_roles.read_v2beta1(source)
+    if source.choice(_ROLE, ("launcher", "worker"), "role") == "launcher":
+        return _ssh_launcher(source, *_implementation(source))
+    own = names.split_v1(source.pod.hostname)
+    index = own.index if own else None
+    domain = f"{own.job}.{source.pod.namespace}.svc" if own and source.pod.namespace else None
+    details: dict[str, Json] = {
+        "worker_index": index,
+        "fqdn": f"{source.pod.hostname}.{domain}" if domain else None,
+        # the operator writes this domain into the pod whatever the cluster's is
+        "search_domain": f"{domain}.cluster.local" if domain else None,
+    }
+    return _sshd_pod(source, "worker", index, details)
+
+
+def _implementation(source: Source) -> tuple[str, str, str | None]:
+    """The implementation, the variable with the host file, and the one with the slots: MPICH has none."""
+    if source.has(_INTEL_HOSTFILE):
+        return "Intel", _INTEL_HOSTFILE, "I_MPI_PERHOST"
+    if source.has(_MPICH_HOSTFILE):
+        return "MPICH", _MPICH_HOSTFILE, None
+    return _OPEN_MPI, _OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS
+
+
+def _fits_trainer_v2(source: Source) -> bool:
+    if source.has_any(_ROLE, _AGENT):
+        return False
+    if source.has(_OPEN_MPI_HOSTFILE):
+        return True
+    if source.has_prefix(*_NOT_A_NODE) or source.has_any(*_NOT_A_NODE_EITHER):
+        return False
+    return _ssh_dir(source) is not None
+
+
+def _read_trainer_v2(source: Source) -> Job:
+    """Read the launcher's host file, or find a node's keys: it has nothing else."""
+    index = source.index("JOB_COMPLETION_INDEX", default=None)
+    if source.has_any(_OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS):
+        return _ssh_launcher(source, _OPEN_MPI, _OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS)
+    own = names.v2_index(source.pod.hostname)
+    return _sshd_pod(source, "node", index if own is None else own, {})
+
+
+def _ssh_launcher(source: Source, implementation: str, variable: str, slots_variable: str | None) -> Job:
+    path = source.path(variable, "hostfile_path")
+    slots = source.count(slots_variable, "slots_env", least=0, default=None) if slots_variable else None
+    members = _hosts(source, path, hydra=implementation != _OPEN_MPI, default_slots=slots)
+    details: dict[str, Json] = {
+        "mpi_implementation": implementation,
+        "slots_env": slots,
+        "launch_agent": "ssh",
+        "ssh_dir": _ssh_dir(source),
+    }
+    return _launcher(source, path, members, details)
+
+
+def _sshd_pod(source: Source, role: str, index: int | None, details: dict[str, Json]) -> Job:
+    """The job as a pod sees it that only has to run sshd."""
+    directory = _ssh_dir(source)
+    return Job(
+        role=role,
+        hostname_index=index,
+        engine="sshd",
+        details={
+            "ssh_dir": directory,
+            "sshd_required": True,
+            "authorized_keys": f"{directory}/authorized_keys" if directory else None,
+            **details,
+        },
+    )
+
+
+def _ssh_dir(source: Source) -> str | None:
+    """Where the job's keys are mounted, None when they are at none of the known places."""
+    for directory in _ssh_dirs(source):
+        paths = [f"{directory}/{name}" for name in _SSH_FILES]
+        if all(map(source.has_file, paths)):
+            for path in paths:
+                source.note(path, "present", Origin.FILE, "ssh_dir")
+            return directory
+    return None
+
+
+def _ssh_dirs(source: Source) -> Iterable[str]:
+    home = parse_path(source.pod.env.get("HOME", ""))
+    set_by_user = source.path(_SSH_DIR_SETTING, "ssh_dir", default=None)
+    directories = (set_by_user, f"{home.rstrip('/')}/.ssh" if home else None, *_SSH_DIRS)
+    return dict.fromkeys(d.rstrip("/") for d in directories if d)
+
+
+# -- the pod that runs mpirun -------------------------------------------------------------------
+
+
+def _launcher(source: Source, path: str, members: tuple[Member, ...], details: dict[str, Json]) -> Job:
+    slots = [m.slots for m in members if m.slots is not None]
+    all_told = len(slots) == len(members)
+    return Job(
+        role="launcher",
+        nodes=NodeRange(len(members), len(members)) if members else None,
+        nproc_per_node=slots[0] if all_told and len(set(slots)) == 1 else None,
+        world_size=sum(slots) if all_told else None,
+        members=members,
+        engine="mpirun",
+        details={
+            "hostfile_path": path,
+            "launcher_in_hostfile": any(_is_launcher(source, m.host) for m in members),
+            "launcher_gpu_hidden": any(source.has(n) and source.blank(n) for n in _GPU_NAMES),
+            **_discovered(source),
+            **details,
+        },
+    )
+
+
+def _is_launcher(source: Source, host: str) -> bool:
+    return names.first_label(host) == source.pod.hostname or names.is_launcher(host)
+
+
+def _hosts(
+    source: Source, path: str, *, hydra: bool = False, default_slots: int | None = None
+) -> tuple[Member, ...]:
+    """The hosts in the order of the file; an empty file is a job without workers."""
+    text = source.file(path, "hosts")
+    if text is None:
+        raise source.no_file(path, "the list of hosts")
+    parse = hostfile.parse_hydra if hydra else hostfile.parse_open_mpi
+    members = parse(text, path, source.contract)
+    # mpi-operator 0.3 wrote no slots into the file and relied on the variable
+    return tuple(Member(m.host, default_slots) if m.slots is None else m for m in members)
+
+
+def _discovered(source: Source) -> dict[str, Json]:
+    text = source.file(DISCOVERY, "discovered_hosts")
+    if text is None:
+        return {"discovered_hosts": None, "discovered_slots": None}
+    members = hostfile.parse_discovery(text, DISCOVERY, source.contract)
+    slots = tuple(m.slots for m in members)
+    return {
+        "discovered_hosts": tuple(m.host for m in members),
+        "discovered_slots": None if None in slots else slots,
+    }
+
+
+# -- contracts ----------------------------------------------------------------------------------
+
+
+def _is_of_flyte(source: Source) -> bool:
+    return flyte.is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
+
+
+def _read_either(source: Source) -> Job:
+    return _read_v2beta1(source) if source.has(_ROLE) else _read_v1(source)
+
+
+V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, weaker_than=("flyte-kfmpi",))
+V1 = Contract("mpijob-v1", Marks(when=_is_v1, shows=(_AGENT, _KUBEXEC)), _read_v1, weaker_than=("flyte-kfmpi",))
+FLYTE = Contract(
+    "flyte-kfmpi",
+    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *flyte.MARKS)),
+    flyte.reader(_read_either),
+)
+TRAINER_V2 = Contract(
+    "trainer-v2-mpi",
+    Marks(
+        all_of=("JOB_COMPLETION_INDEX",),
+        when=_fits_trainer_v2,
+        shows=(_OPEN_MPI_HOSTFILE, "/root/.ssh/id_rsa", "/home/mpiuser/.ssh/id_rsa"),
+    ),
+    _read_trainer_v2,
+)

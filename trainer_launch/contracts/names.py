@@ -11,10 +11,12 @@ from trainer_launch.model import Member
 from trainer_launch.model.frozen import dataclass
 
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
+V1_WORKER = "-worker-"  # what is before the index in a pod's name: `<job>-worker-<i>`
+V2_NODE = "-node-0-"  # `<job>-node-0-<i>.<job>`
 V1_ROLES = ("master", "worker", "chief", "ps", "evaluator", "launcher", "scheduler", "server")
 
 _V1 = re.compile(rf"(?P<job>.+)-(?P<role>{'|'.join(V1_ROLES)})-(?P<index>[0-9]{{1,6}})")
-_V2 = re.compile(r"(?P<stem>.+)-(?P<job_index>[0-9]{1,6})-(?P<index>[0-9]{1,6})")
+_V2 = re.compile(r"(?P<group>.+)-(?P<job_index>[0-9]{1,6})-(?P<index>[0-9]{1,6})")
 _LAUNCHER = re.compile(r".+-launcher(-[0-9]{1,6}-[0-9]{1,6})?")
 
 
@@ -29,9 +31,9 @@ class V1Name:
 
 @dataclass(frozen=True, slots=True)
 class V2Name:
-    """`<job>-<replicatedJob>-<jobIndex>-<podIndex>`, as JobSet names its pods; `stem` is the first two."""
+    """`<job>-<replicatedJob>-<jobIndex>-<podIndex>`, as JobSet names its pods; `group` is the first two."""
 
-    stem: str
+    group: str
     job_index: int
     index: int
 
@@ -50,7 +52,13 @@ def split_v1(hostname: str) -> V1Name | None:
 def split_v2(hostname: str) -> V2Name | None:
     """A JobSet pod's host name, None when it has another form."""
     found = _V2.fullmatch(first_label(hostname))
-    return V2Name(found["stem"], int(found["job_index"]), int(found["index"])) if found else None
+    return V2Name(found["group"], int(found["job_index"]), int(found["index"])) if found else None
+
+
+def v2_index(hostname: str) -> int | None:
+    """A JobSet pod's index, None when its name has another form."""
+    own = split_v2(hostname)
+    return own.index if own else None
 
 
 def is_launcher(host: str) -> bool:
@@ -66,21 +74,18 @@ def members_like(host: str, before_index: str, count: int) -> tuple[Member, ...]
     label, dot, domain = host.partition(".")
     if not label.endswith(f"{before_index}0") or not 0 <= count <= MAX_MEMBERS:
         return None
-    stem = label[:-1]
-    return tuple(Member(f"{stem}{index}{dot}{domain}") for index in range(count))
+    return tuple(Member(f"{label[:-1]}{index}{dot}{domain}") for index in range(count))
 
 
-def v2_members(host: str, count: int) -> tuple[Member, ...] | None:
-    """All nodes of a TrainJob whose first is `host`: `<job>-node-0-<i>.<job>`."""
-    if count == 1:
-        return (Member(host),)
-    return members_like(host, "-node-0-", count)
+def members(host: str, before_index: str, count: int) -> tuple[Member, ...] | None:
+    """All nodes of a job whose first is `host`; the only one may have any name."""
+    return (Member(host),) if count == 1 else members_like(host, before_index, count)
 
 
 def is_foreign(hostname: str, node_0: str, index: int) -> bool:
     """Whether pod `index`, called `hostname`, is in another replicatedJob than its TrainJob's first node."""
     own, first = split_v2(hostname), split_v2(node_0)
-    if own is None or first is None or not first.stem.endswith("-node"):
+    if own is None or first is None or not first.group.endswith("-node"):
         return False
-    job = first.stem.removesuffix("node")  # "<job>-"
-    return own.stem.startswith(job) and own.stem != first.stem and own.index == index
+    job = first.group.removesuffix("node")  # "<job>-"
+    return own.group.startswith(job) and own.group != first.group and own.index == index

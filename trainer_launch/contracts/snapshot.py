@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.model import Job, Json, Member, Origin, Rendezvous
@@ -81,7 +81,7 @@ def snapshot_of(pod: Pod, job: Job) -> dict[str, Json]:
         "hostname": pod.hostname,
         "command": list(redact_command(pod.command)),
         "namespace": pod.namespace,
-        "job": _redacted(flat(job)),
+        "job": _plain(flat(job), redact_text),
     }
 
 
@@ -90,16 +90,6 @@ def _content(pod: Pod, path: str) -> str | None:
     if data is None:  # there, but not for us to read: that it is there still tells the contract
         return REDACTED if pod.files.exists(path) else None
     return redact_file(path, data.decode("utf-8", "surrogateescape"))
-
-
-def _redacted(value: Json) -> Json:
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, Mapping):
-        return {key: _redacted(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_redacted(inner) for inner in value]
-    return value
 
 
 # -- shapes -----------------------------------------------------------------------------------
@@ -214,9 +204,12 @@ def _rendezvous(meeting: Rendezvous | None) -> dict[str, Json]:
     }
 
 
-def _plain(value: Json) -> Json:
+def _plain(value: Json, text: Callable[[str], str] = str) -> Json:
+    """With plain dicts and lists, and each text as `text` makes it."""
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner, text) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_plain(inner, text) for inner in value]
     return value

@@ -1,12 +1,15 @@
-"""PyTorchJob of the v1 operator, fixed: with a Master, with Workers only, and as up to 1.6, without PET_*."""
+"""PyTorchJob of the v1 operator, fixed: with a Master, with Workers only, and as up to 1.6, without PET_*.
+
+With an elasticPolicy too; Flyte's multi-node Elastic is one in which flytekit starts torch elastic itself.
+"""
 
 from __future__ import annotations
 
-from trainer_launch.contracts import generic_env, names, torchrun_env
-from trainer_launch.contracts.source import Marks, Source
-from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange, Origin, Rendezvous
+from dataclasses import replace
 
-NAME = "pytorchjob-v1"
+from trainer_launch.contracts import flyte, generic_env, names, torchrun_env
+from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous
 
 
 def _fits(source: Source) -> bool:
@@ -32,10 +35,7 @@ def _own_name(source: Source) -> names.V1Name | None:
     return own if own and own.role in ("master", "worker") else None
 
 
-MARKS = Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *generic_env.NAMES))
-
-
-def read(source: Source) -> Job:
+def _read(source: Source) -> Job:
     """Read whichever of the three forms is there."""
     if source.has_any("PET_NODE_RANK", "PET_MASTER_ADDR"):
         return _with_master(source)
@@ -50,27 +50,22 @@ def _with_master(source: Source) -> Job:
     rank = source.index("RANK", "node_rank", below=nodes.max)
     _same(source, "PET_NODE_RANK", str(source.index("PET_NODE_RANK")), "RANK", str(rank))
     master = torchrun_env.master(source)
-    plain = _master(source)
+    plain = generic_env.master(source)
     _same(source, "PET_MASTER_ADDR", master.host, "MASTER_ADDR", plain.host)
     _same(source, "PET_MASTER_PORT", str(master.port), "MASTER_PORT", str(plain.port))
     env_world_size = source.count("WORLD_SIZE", "env_world_size")
     _check_world_size(source, env_world_size, nodes, nproc)
-    meeting = torchrun_env.rendezvous(source, master)
-    return Job(
-        contract=NAME,
-        role=_role(source, rank),
-        nodes=nodes,
-        nproc_per_node=nproc,
+    job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
+    own = _own_name(source)
+    return replace(
+        job,
+        role=own.role if own else ("master" if rank == 0 else "worker"),
         node_rank=rank,
-        hostname_index=_index(source),
-        world_size=torchrun_env.world_size(nodes, nproc),
+        hostname_index=own.index if own else None,
         coordinator=master,
         is_coordinator=rank == 0,
-        rendezvous=meeting,
         members=_members(master.host, nodes.max),
-        max_restarts=torchrun_env.max_restarts(source),
-        engine="torchrun",
-        details={**torchrun_env.oddities(source), **_raw_ranks(env_world_size, rank)},
+        details={**job.details, **generic_env.rank_details(env_world_size, rank)},
     )
 
 
@@ -78,52 +73,41 @@ def _worker_only(source: Source) -> Job:
     nodes = torchrun_env.nodes(source)
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)  # 1.7 wrote it with a Master only
     own = _own_name(source)
-    members = names.members_like(f"{own.job}-worker-0", "-worker-", nodes.max) if own else None
+    members = names.members_like(f"{own.job}{names.V1_WORKER}0", names.V1_WORKER, nodes.max) if own else None
     if own:
         source.note("hostname", source.pod.hostname, Origin.HOSTNAME, "hostname_index")
         source.warn("a PyTorchJob without a Master gives no rank: it has to come from the host name")
-    return Job(
-        contract=NAME,
+    return replace(
+        torchrun_env.job(source, nodes, nproc, torchrun_env.given_rendezvous(source)),
         role=own.role if own else "worker",
-        nodes=nodes,
-        nproc_per_node=nproc,
         hostname_index=own.index if own else None,
-        world_size=torchrun_env.world_size(nodes, nproc),
+        coordinator=None,
         is_coordinator=own.index == 0 if own else None,
-        rendezvous=torchrun_env.rendezvous(source, None) if torchrun_env.says_how_to_meet(source) else None,
         members=members,
-        max_restarts=torchrun_env.max_restarts(source),
-        engine="torchrun",
-        details=torchrun_env.oddities(source),
     )
 
 
 def _up_to_1_6(source: Source) -> Job:
     pods = source.count("WORLD_SIZE", "nodes")  # counts pods here, whatever runs in them
     rank = source.index("RANK", "node_rank", below=pods)
-    master = _master(source)
+    master = generic_env.master(source)
     own = _own_name(source)
     first = master.host
     if own and own.role == "master" and first == "localhost":  # up to 1.3 the master is told this
         first = source.pod.hostname
         source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
     return Job(
-        contract=NAME,
-        role=_role(source, rank),
+        role=own.role if own else ("master" if rank == 0 else "worker"),
         nodes=NodeRange(pods, pods),
         node_rank=rank,
-        hostname_index=_index(source),
+        hostname_index=own.index if own else None,
         coordinator=master,
         is_coordinator=rank == 0,
         rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
         members=_members(first, pods),
         engine="torchrun",
-        details=_raw_ranks(pods, rank),
+        details=generic_env.rank_details(pods, rank),
     )
-
-
-def _master(source: Source) -> Endpoint:
-    return Endpoint(source.host("MASTER_ADDR", "master_addr"), source.port("MASTER_PORT", "master_port"))
 
 
 def _same(source: Source, name: str, value: str, other: str, expected: str) -> None:
@@ -140,26 +124,45 @@ def _check_world_size(source: Source, told: int, nodes: NodeRange, nproc: int | 
         source.warn(f"WORLD_SIZE is {told} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
 
 
-def _raw_ranks(env_world_size: int, env_rank: int) -> dict[str, Json]:
-    return {"env_world_size": env_world_size, "env_rank": env_rank, "env_rank_means": "node"}
-
-
-def _role(source: Source, rank: int) -> str:
-    own = _own_name(source)
-    return own.role if own else ("master" if rank == 0 else "worker")
-
-
-def _index(source: Source) -> int | None:
-    own = _own_name(source)
-    return own.index if own else None
-
-
 def _members(master: str, pods: int) -> tuple[Member, ...] | None:
     if pods == 1:
         return (Member(master),)
     label, dot, domain = master.partition(".")
     if not label.endswith("-master-0"):
         return None
-    worker_0 = f"{label.removesuffix('-master-0')}-worker-0{dot}{domain}"
-    workers = names.members_like(worker_0, "-worker-", pods - 1)
+    worker_0 = f"{label.removesuffix('-master-0')}{names.V1_WORKER}0{dot}{domain}"
+    workers = names.members_like(worker_0, names.V1_WORKER, pods - 1)
     return None if workers is None else (Member(master), *workers)
+
+
+# -- contracts ----------------------------------------------------------------------------------
+
+# v1 pods never have a completion index; a Trainer v2 pod in which somebody set the endpoint by hand does.
+_NO_INDEX = ("JOB_COMPLETION_INDEX",)
+
+
+def _read_elastic(source: Source) -> Job:
+    return torchrun_env.read_elastic(source, engine="torchrun")
+
+
+def _read_flyte(source: Source) -> Job:
+    # a second agent around flytekit's own would be wrong
+    return torchrun_env.read_elastic(source, engine="plain")
+
+
+FIXED = Contract(
+    "pytorchjob-v1",
+    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *generic_env.NAMES)),
+    _read,
+)
+ELASTIC = Contract(
+    "pytorchjob-v1-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    _read_elastic,
+    weaker_than=("flyte-elastic",),
+)
+FLYTE = Contract(
+    "flyte-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=flyte.is_flyte, shows=flyte.MARKS),
+    flyte.reader(_read_flyte),
+)

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer_launch.host import files
 from trainer_launch.model.frozen import dataclass
 
 # v1 reports "no limit" as the largest number of whole pages.
@@ -58,14 +59,14 @@ def cpu_quota(groups: Groups) -> float | None:
 def memory_limit_bytes(groups: Groups) -> int | None:
     """The memory limit, None without one."""
     name = "memory.max" if groups.version == 2 else "memory.limit_in_bytes"
-    limits = [_number(_text(g / name)) for g in groups.memory]
+    limits = [_number(files.text(g / name)) for g in groups.memory]
     return min((n for n in limits if n is not None and n < _V1_NO_LIMIT), default=None)
 
 
 def memory_peak_bytes(groups: Groups) -> int | None:
     """The most memory that the own group has had; None when the kernel does not say (v2 before 5.19)."""
     name = "memory.peak" if groups.version == 2 else "memory.max_usage_in_bytes"
-    return _number(_text(groups.memory[0] / name)) if groups.memory else None
+    return _number(files.text(groups.memory[0] / name)) if groups.memory else None
 
 
 def memory_used_bytes(groups: Groups) -> int | None:
@@ -73,8 +74,8 @@ def memory_used_bytes(groups: Groups) -> int | None:
     if not groups.memory:
         return None
     usage, idle = ("memory.current", "inactive_file ") if groups.version == 2 else _V1_USAGE
-    used = _number(_text(groups.memory[0] / usage))
-    stats = (_text(groups.memory[0] / "memory.stat") or "").splitlines()
+    used = _number(files.text(groups.memory[0] / usage))
+    stats = files.text(groups.memory[0] / "memory.stat").splitlines()
     idle_bytes = next((_number(line.removeprefix(idle)) for line in stats if line.startswith(idle)), 0)
     return None if used is None else max(0, used - (idle_bytes or 0))
 
@@ -83,7 +84,7 @@ def pids_left(groups: Groups) -> tuple[int, int] | None:
     """The limit of processes and threads that is nearest, and how many it still allows; None without a limit."""
     left = []
     for group in groups.pids:
-        limit, used = (_number(_text(group / name)) for name in ("pids.max", "pids.current"))
+        limit, used = (_number(files.text(group / name)) for name in ("pids.max", "pids.current"))
         if limit is not None:
             left.append((limit - (used or 0), limit))
     return min(((limit, rest) for rest, limit in left), key=lambda pair: pair[1], default=None)
@@ -94,7 +95,7 @@ def oom_kills(groups: Groups) -> int | None:
     if not groups.memory:
         return None
     name = "memory.events" if groups.version == 2 else "memory.oom_control"
-    for line in (_text(groups.memory[0] / name) or "").splitlines():
+    for line in files.text(groups.memory[0] / name).splitlines():
         key, _, value = line.partition(" ")
         if key == "oom_kill":
             return _number(value)
@@ -104,7 +105,7 @@ def oom_kills(groups: Groups) -> int | None:
 def _paths(file: Path) -> dict[str, str]:
     """The own path by controller; v2's is under the empty name. Lines read `id:controllers:path`."""
     found: dict[str, str] = {}
-    for line in (_text(file) or "").splitlines():
+    for line in files.text(file).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for name in controllers.split(","):
@@ -130,29 +131,22 @@ def _chain(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _v2_quota(group: Path) -> float | None:
-    quota, _, period = (_text(group / "cpu.max") or "").partition(" ")
+    quota, _, period = files.text(group / "cpu.max").partition(" ")
     return _ratio(_number(quota), _number(period))
 
 
 def _v1_quota(group: Path) -> float | None:
-    return _ratio(_number(_text(group / "cpu.cfs_quota_us")), _number(_text(group / "cpu.cfs_period_us")))
+    return _ratio(_number(files.text(group / "cpu.cfs_quota_us")), _number(files.text(group / "cpu.cfs_period_us")))
 
 
 def _ratio(quota: int | None, period: int | None) -> float | None:
     return None if quota is None or not period or quota <= 0 else quota / period
 
 
-def _number(text: str | None) -> int | None:
+def _number(text: str) -> int | None:
     # "max" in v2 and "-1" in v1 both mean: no limit.
-    stripped = (text or "").strip()
+    stripped = text.strip()
     return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= _MAX_DIGITS else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 # -- limits beside the cgroup's ----------------------------------------------------------------
@@ -179,8 +173,8 @@ def process_limits(root: Path = Path("/")) -> Limits:
         nofile_soft=_finite(soft),
         nofile_hard=_finite(hard),
         memlock_bytes=_finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        ephemeral_ports=_range(_text(root / "proc/sys/net/ipv4/ip_local_port_range")),
-        reserved_ports=_ranges(_text(root / "proc/sys/net/ipv4/ip_local_reserved_ports")),
+        ephemeral_ports=_range(files.text(root / "proc/sys/net/ipv4/ip_local_port_range")),
+        reserved_ports=_ranges(files.text(root / "proc/sys/net/ipv4/ip_local_reserved_ports")),
     )
 
 
@@ -188,11 +182,11 @@ def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _range(text: str | None) -> tuple[int, int] | None:
-    fields = (text or "").split()
+def _range(text: str) -> tuple[int, int] | None:
+    fields = text.split()
     return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(str.isdigit, fields)) else None
 
 
-def _ranges(text: str | None) -> tuple[tuple[int, int], ...]:
-    found = (_RESERVED.fullmatch(part.strip()) for part in (text or "").split(","))
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    found = (_RESERVED.fullmatch(part.strip()) for part in text.split(","))
     return tuple((int(match[1]), int(match[2] or match[1])) for match in found if match)

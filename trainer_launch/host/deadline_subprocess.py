@@ -232,12 +232,12 @@ class Tried:
     values: Mapping[str, float] = field(default_factory=_nothing)  # what was measured, of a trial that went well
     timed_out: bool = False
     stuck: bool = False  # not even SIGKILL ended it
-    trouble: str = ""  # the child itself failed: nothing is known
+    problem: str = ""  # the child itself failed: nothing is known
 
     @property
     def is_good(self) -> bool:
         """Whether it went well."""
-        return not (self.timed_out or self.trouble or self.errno is not None)
+        return not (self.timed_out or self.problem or self.errno is not None)
 
 
 def try_out(what: str, argument: str, limit_s: float) -> Tried:
@@ -245,7 +245,7 @@ def try_out(what: str, argument: str, limit_s: float) -> Tried:
     argv = (sys.executable, "-I", "-S", str(_TRIAL), what, argument, str(limit_s))
     ended = run(argv, None, limit_s, Streams(stderr=subprocess.DEVNULL), reap_s=_TRIAL_REAP_S)
     if ended.problem is not None:
-        return Tried(trouble=f"no child could be started: {ended.problem.strerror}")
+        return Tried(problem=f"no child could be started: {ended.problem.strerror}")
     return _tried(ended.stdout, status=ended.status or 0, timed_out=ended.timed_out, stuck=ended.is_stuck)
 
 
@@ -262,7 +262,7 @@ def _tried(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool
         except MALFORMED:
             continue
         ended = ended or "values" in told or "errno" in told
-    trouble = "" if ended or timed_out else f"the child ended with {status} at the stage {stage or 'start'}"
+    problem = "" if ended or timed_out else f"the child ended with {status} at the stage {stage or 'start'}"
     return Tried(
-        stage=stage, errno=number, values=values, timed_out=timed_out and not ended, stuck=stuck, trouble=trouble
+        stage=stage, errno=number, values=values, timed_out=timed_out and not ended, stuck=stuck, problem=problem
     )

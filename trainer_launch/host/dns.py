@@ -108,7 +108,7 @@ def ask(name: str, limit_s: float, by: Resolver | None = None) -> Answer:
 
 def _ask_for(full: str, kind: int, servers: Sequence[tuple[str, int]], until_s: float) -> Answer:
     """Ask one server after the other, again and again, until one answers or the time is up."""
-    trouble = Answer.TIMEOUT
+    problem = Answer.TIMEOUT
     for number in range(2 * len(servers)):
         left_s = until_s - time.monotonic()
         if left_s <= 0:
@@ -116,8 +116,8 @@ def _ask_for(full: str, kind: int, servers: Sequence[tuple[str, int]], until_s: 
         answer = _exchange(full, kind, servers[number % len(servers)], min(_TRIES_S, left_s))
         if answer not in (Answer.TIMEOUT, Answer.SERVFAIL, Answer.REFUSED):
             return answer
-        trouble = answer if trouble is Answer.TIMEOUT else trouble
-    return trouble
+        problem = answer if problem is Answer.TIMEOUT else problem
+    return problem
 
 
 def _exchange(full: str, kind: int, server: tuple[str, int], limit_s: float) -> Answer:
@@ -280,9 +280,6 @@ def _addresses(name: str, by: Lookup) -> Addresses | None:
 # -- waiting until names resolve ---------------------------------------------------------------
 
 
-Resolve = Callable[[str], object]  # raises OSError while the name does not resolve
-
-
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _FIRST_SAY_S = 5.0  # between the first and the second message, then doubled
@@ -290,15 +287,10 @@ _LONGEST_SAY_S = 60.0
 _SHOWN = 5
 
 
-def resolve(name: str) -> object:
-    """Ask the system's resolver for any address of `name`."""
-    return socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
-
-
-class Gate:
+class PendingNames:
     """Resolves names until all have an address; `fd` is readable when `news` has something to tell."""
 
-    def __init__(self, names: Iterable[str], resolver: Resolve = resolve) -> None:
+    def __init__(self, names: Iterable[str], resolver: Lookup = lookup) -> None:
         self._names = tuple(dict.fromkeys(names))
         self._resolve = resolver
         self._pending = dict.fromkeys(self._names, "no answer yet")
@@ -361,7 +353,7 @@ class Gate:
         error: str | None = None
         try:
             self._resolve(name)
-        except (OSError, UnicodeError) as problem:  # UnicodeError: a label that is empty or too long
+        except OSError as problem:
             error = getattr(problem, "strerror", None) or str(problem)
         self._answers.put((name, error))
         with self._lock:

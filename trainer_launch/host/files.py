@@ -39,6 +39,15 @@ class LiveFiles:
         return os.path.exists(path)
 
 
+def text(path: str | os.PathLike[str]) -> str:
+    """What the kernel or somebody else wrote there, "" when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def replace(path: str, data: bytes, mode: int = 0o600) -> None:
     """Put `data` at `path`, with these permissions whatever the umask; nothing is left beside it.
 

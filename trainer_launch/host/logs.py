@@ -57,6 +57,6 @@ class _LineHandler(logging.Handler):
 
 def _to_stderr(line: bytes) -> None:
     """Write, but not to a reader that hangs: a stop must not wait for it. A pipe with room takes 4 KiB at once."""
-    _, room, _ = select.select([], [_STDERR], [], PATIENCE_S)
-    if room:
+    _, writable, _ = select.select([], [_STDERR], [], PATIENCE_S)
+    if writable:
         os.write(_STDERR, line[:_LINE_BYTES])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainer_launch.host import cgroup, shm
+from trainer_launch.host import cgroup, files, shm
 from trainer_launch.model import Cpus, Gpus, Host
 from trainer_launch.model.value_parsers import parse_number
 
@@ -17,15 +17,15 @@ from trainer_launch.model.value_parsers import parse_number
 def probe(env: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Look at this machine; `env` holds the variables that hide devices, `root` stands for `/` in tests."""
     groups = cgroup.own_groups(root)
-    room = shm.room(str(root / "dev/shm"))
+    space = shm.space(str(root / "dev/shm"))
     return Host(
         hostname=socket.gethostname(),
         cpus=Cpus(affinity=_affinity(), quota=cgroup.cpu_quota(groups)),
         gpus=count(env, root),
         memory_limit_bytes=cgroup.memory_limit_bytes(groups),
         memory_used_bytes=cgroup.memory_used_bytes(groups),
-        shm_bytes=None if room is None else room.size_bytes,
-        shm_free_bytes=None if room is None else room.free_bytes,
+        shm_bytes=None if space is None else space.size_bytes,
+        shm_free_bytes=None if space is None else space.free_bytes,
         may_enlarge_shm=shm.may_enlarge(root),
     )
 
@@ -91,11 +91,4 @@ def _amd_devices(root: Path) -> int:
     if not (root / "dev/kfd").exists():
         return 0
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-    return sum(1 for node in nodes if _gpu_id(node) not in ("", "0"))  # 0 marks a CPU node
-
-
-def _gpu_id(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return sum(1 for node in nodes if files.text(node).strip() not in ("", "0"))  # 0 marks a CPU node

@@ -9,9 +9,10 @@ import os
 import random
 import resource
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from trainer_launch.host import files
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.frozen import dataclass
@@ -40,22 +41,26 @@ def _bound(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def is_here(host: str) -> bool:
-    """Whether a name or address is one of this machine's; no, while it does not resolve."""
+def is_here(host: str, enough: Callable[[Iterator[bool]], bool] = any) -> bool:
+    """Whether an address of this name is this machine's, or `all` are; no, while it does not resolve."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    for family, _, _, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-            return True
+    return enough(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind(address)
+        return True
     return False
 
 
 def listener(port: int) -> str:
     """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
-    sockets = {f"socket:[{inode}]" for family in ("tcp", "tcp6") for inode in listening(_table(family), port)}
+    tables = map(files.text, ("/proc/net/tcp", "/proc/net/tcp6"))
+    sockets = {f"socket:[{inode}]" for table in tables for inode in listening(table, port)}
     for folder in Path("/proc").glob("[0-9]*") if sockets else ():
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for number in os.listdir(folder / "fd"):
@@ -70,14 +75,7 @@ def listening(table: str, port: int) -> list[str]:
     return [row[9] for row in rows if row[1].rpartition(":")[2] == f"{port:04X}"]
 
 
-def _table(family: str) -> str:
-    try:
-        return Path(f"/proc/net/{family}").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-
-
-def port_trouble(port: int) -> tuple[int, str] | None:
+def port_error(port: int) -> tuple[int, str] | None:
     """Why a program could not listen on a port here: the errno, and who has it; None when it could."""
     try:
         _bound(port)
@@ -164,15 +162,8 @@ def adapter_ports(root: Path = Path("/")) -> tuple[AdapterPort, ...]:
 def _ports_below(folder: Path) -> Iterator[AdapterPort]:
     for port in sorted(folder.glob("*/ports/*")):
         if port.name.isdigit():
-            is_active = _line(port / "state").partition(":")[0].strip() == _ACTIVE
-            yield AdapterPort(port.parts[-3], int(port.name), is_active, _line(port / "rate"))
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()[:80]
-    except OSError:
-        return ""
+            is_active = files.text(port / "state").partition(":")[0].strip() == _ACTIVE
+            yield AdapterPort(port.parts[-3], int(port.name), is_active, files.text(port / "rate").strip()[:80])
 
 
 def may_use_rdma(root: Path = Path("/")) -> bool:
@@ -199,11 +190,11 @@ def route_to(address: str) -> Route:
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
 _MOST_IDLE_S = 32_767  # that the kernel takes for TCP_KEEPIDLE
 _OTHER_FILES = 256  # descriptors that stay free for the rest of the process
-NO_ROOM = "the limit of open files (ulimit -n) leaves this process no room for %d nodes"
+TOO_FEW_FILES = "the limit of open files (ulimit -n) leaves this process no room for %d nodes"
 _ANY = ("", "0.0.0.0", "::", "*")
 
 
-def listen(endpoint: Endpoint) -> socket.socket:
+def listen(endpoint: Endpoint, who: str = "the coordinator") -> socket.socket:
     """Listen there, on IPv4 and IPv6 when no address is named; port 0 lets the kernel pick."""
     try:
         opened = _listen_anywhere(endpoint.port) if endpoint.host in _ANY else _listen_at(endpoint)
@@ -213,7 +204,7 @@ def listen(endpoint: Endpoint) -> socket.socket:
         holder = listener(endpoint.port) if number == errno.EADDRINUSE else ""
         why += f" by {holder}" if holder else ""
         raise NodeError(
-            f"the coordinator cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"
+            f"{who} cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"
             " (see `ss -ltnp`) or choose another one for the job"
         ) from None
     opened.setblocking(False)
@@ -244,7 +235,7 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1000)))
 
 
-def make_room(connections: int) -> bool:
+def allow_connections(connections: int) -> bool:
     """Let this process have so many connections, and what it starts; whether that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(connections + _OTHER_FILES, hard)

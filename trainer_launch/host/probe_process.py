@@ -69,12 +69,12 @@ def storage(folder: str) -> dict[str, float]:
     finally:
         os.unlink(at)
     seconds = time.monotonic() - began
-    room = os.statvfs(folder)
+    space = os.statvfs(folder)
     return {
         "seconds": seconds,
         "same": float(same),
-        "free_bytes": float(room.f_bavail * room.f_frsize),
-        "free_inodes": float(room.f_favail if room.f_files else -1),  # -1: this file system has no such limit
+        "free_bytes": float(space.f_bavail * space.f_frsize),
+        "free_inodes": float(space.f_favail if space.f_files else -1),  # -1: this file system has no such limit
     }
 
 

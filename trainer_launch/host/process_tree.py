@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from trainer_launch.host import files
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import counted
@@ -195,29 +196,21 @@ def describe(pid: int, proc: str = "/proc") -> str:
 
 def sleeps_in(pid: int, proc: str = "/proc") -> str:
     """The kernel's function that the main thread sleeps in, "" when it runs or that may not be read."""
-    return _read(f"{proc}/{pid}/wchan").strip().strip("0")
+    return files.text(f"{proc}/{pid}/wchan").strip().strip("0")
 
 
 def catches(pid: int, number: int, proc: str = "/proc") -> bool:
     """Whether a process has a handler for a signal; who has none may die of it."""
-    caught = _CAUGHT.search(_read(f"{proc}/{pid}/status"))
+    caught = _CAUGHT.search(files.text(f"{proc}/{pid}/status"))
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _thread(folder: str, tid: int) -> str:
-    name = _read(f"{folder}/comm").strip()
-    state = (_read(f"{folder}/stat").rpartition(")")[2].split() or ["?"])[0]
-    call = _read(f"{folder}/syscall").split()
-    words = [f"  thread {tid} ({name}) state {state}", _read(f"{folder}/wchan").strip().strip("0")]
+    name = files.text(f"{folder}/comm").strip()
+    state = (files.text(f"{folder}/stat").rpartition(")")[2].split() or ["?"])[0]
+    call = files.text(f"{folder}/syscall").split()
+    words = [f"  thread {tid} ({name}) state {state}", files.text(f"{folder}/wchan").strip().strip("0")]
     if call[:1] and call[0].lstrip("-").isdigit():
         words.append(f"system call {call[0]}")
-    kernel = [f"      {line}\n" for line in _read(f"{folder}/stack").splitlines()[:_LINES]]
+    kernel = [f"      {line}\n" for line in files.text(f"{folder}/stack").splitlines()[:_LINES]]
     return " ".join(word for word in words if word) + "\n" + "".join(kernel)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

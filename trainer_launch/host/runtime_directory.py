@@ -1,8 +1,8 @@
 """What our own processes leave for each other: variables, and files of the private directory of a run.
 
 PID 1, the agents of mpirun, the workers and `status` tell each other things here; nobody else writes to it.
-Messages are in `membership/protocol.py`, `preflight/cluster/protocol.py` and `pytorch/messages.py`. What a child is
-told when it is started is a value that `model/launch_spec.py` prints, or its arguments.
+Messages are in `membership/protocol.py`, `preflight/cluster/preflight_messages.py` and `pytorch/messages.py`. What
+a child is told when it is started is a value that `model/json_lines.py` prints, or its arguments.
 Little is imported: training scripts load this with `report()`.
 """
 
@@ -33,7 +33,7 @@ FAILURE = "failure.json"
 NEWS = "news.jsonl"
 STACKS = "stacks."
 PROGRESS, PROGRESS_END = "progress-", ".json"
-ERRORS = "torch"
+FUNCTION = "function."
 
 # By name: who sets it, who reads it, what it is.
 VARIABLES = {
@@ -50,9 +50,10 @@ FILES = {
     NEWS: ("PID 1, or torchrun's plug-in", "PID 1, status, a rehearsal", "generations and starts, a line each"),
     STACKS: ("a forked worker, by local rank", "PID 1", "what its threads do, when PID 1 asks"),
     PROGRESS: ("a worker, by local rank", "PID 1, status", "what it has said by `report()`"),
-    ERRORS: ("torch's @record in a worker", "PID 1", "the error that ended it, unless the user names a directory"),
+    FUNCTION: ("launch(), its launcher, its workers", "the same", "programs, call, results, report: apart"),
 }
-# What programs of others read there.
+# What programs of others write or read there.
+ERRORS = "torch"  # the errors that torch's @record in a worker leaves, unless the user names a directory
 SSH = "ssh"  # keys and configuration; an agent adds its pid
 HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
 HOSTFILE = "hostfile"  # of mpirun's present start

@@ -16,9 +16,10 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from trainer_launch.host import files
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.model.units import in_units
+from trainer_launch.model.units import counted, in_units
 
 FOLDER = "/dev/shm"
 MAX_SEGMENTS = 20_000  # that one look reads; llm-d#352 counted hundreds after a night in a crash loop
@@ -31,7 +32,7 @@ _SAME_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # ro, nosuid, nodev, noexec, noatime,
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Space:
     """How much there is and how much of it is free."""
 
     size_bytes: int
@@ -54,13 +55,13 @@ class Segment:
         return self.name, self.inode
 
 
-def room(folder: str = FOLDER) -> Room | None:
+def space(folder: str = FOLDER) -> Space | None:
     """Measure; None where there is no such folder."""
     try:
         found = os.statvfs(folder)
     except OSError:
         return None
-    return Room(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def segments(folder: str = FOLDER) -> tuple[Segment, ...]:
@@ -129,12 +130,8 @@ def _listed(folder: str) -> list[str]:
 
 def may_enlarge(root: Path = Path("/")) -> bool:
     """Whether this process may try: it can mount, and what is there is a writable memory file system."""
-    try:
-        status = (root / "proc/self/status").read_text(encoding="ascii", errors="replace")
-        mounts = (root / "proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    capabilities = _CAPABILITIES.search(status)
+    capabilities = _CAPABILITIES.search(files.text(root / "proc/self/status"))
+    mounts = files.text(root / "proc/self/mounts").splitlines()
     mounted = [fields for fields in map(str.split, mounts) if fields[1:2] == [FOLDER]]
     if not mounted or len(mounted[-1]) < 4 or not capabilities:
         return False
@@ -144,20 +141,20 @@ def may_enlarge(root: Path = Path("/")) -> bool:
     )
 
 
-def enlarge(size_bytes: int, folder: str = FOLDER) -> Room:
+def enlarge(size_bytes: int, folder: str = FOLDER) -> Space:
     """Give the memory file system this size, if it is smaller; what lies in it stays.
 
     Raises:
         NodeError: the kernel refuses; only a container with CAP_SYS_ADMIN may.
     """
-    before = room(folder)
+    before = space(folder)
     if before is None:
         raise NodeError(
             f"{folder} is not there, so it cannot be made larger; mount an emptyDir with medium: Memory"
         )
     if before.size_bytes < size_bytes:
         _remount(folder, size_bytes)
-    return room(folder) or before
+    return space(folder) or before
 
 
 def _remount(folder: str, size_bytes: int) -> None:
@@ -172,7 +169,7 @@ def _remount(folder: str, size_bytes: int) -> None:
         raise NodeError(f"{folder} cannot be made larger ({why}); mount an emptyDir with medium: Memory there")
 
 
-def write_trouble(size_bytes: int, folder: str = FOLDER) -> int | None:
+def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:
     """Really write so much: the errno of what failed, None when all went well. Nothing stays."""
     # Not our pid: containers of a pod share this folder, and each has a process 1.
     name = os.path.join(folder, f".trainer-launch-probe-{os.urandom(8).hex()}")
@@ -208,8 +205,8 @@ def write_trouble(size_bytes: int, folder: str = FOLDER) -> int | None:
 #
 # "Before this run began" is what lay there at our first start. In a pod /dev/shm outlives the container: when the
 # container was killed, its successor continues with what its predecessor had written down as there before it
-# (`Ground`). It trusts that note only as PID 1 of a pid namespace, when it has our host name and user, and when the
-# lock on it is free: then everything that the predecessor had started died with it. At a good end the note goes.
+# (`Baseline`). It trusts that note only as PID 1 of a pid namespace, when it has our host name and user, and when
+# the lock on it is free: then all that the predecessor had started died with it. At a good end the note goes.
 #
 # What remains: a neighbour's segment that was made since, between its maker's close and its reader's open. A note
 # that cannot be written (the Flux contract mounts /dev/shm read-only) only means no memory across restarts.
@@ -240,40 +237,38 @@ class Removed:
     size_bytes: int = 0
 
     def __str__(self) -> str:
-        noun = "segment" if self.count == 1 else "segments"
-        return f"removed {self.count} shared memory {noun} ({in_units(self.size_bytes)}) of dead workers"
+        removed = counted(self.count, "shared memory segment")
+        return f"removed {removed} ({in_units(self.size_bytes)}) of dead workers"
 
 
 def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     """Remove what dead processes of this run have left; `before` was there when it began."""
-    old, count, size_bytes = frozenset(before), 0, 0
-    left = [segment for segment in segments(folder) if segment.key not in old and _may_be_ours(segment)]
-    if not left:
-        return Removed()
-    try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return Removed()
-    try:
-        for segment in left:
-            if _take(place, segment, remove=True):
-                count, size_bytes = count + 1, size_bytes + segment.size_bytes
-    finally:
-        os.close(place)
-    return Removed(count, size_bytes)
+    old = frozenset(before)
+    left = [segment for segment in _perhaps_ours(folder) if segment.key not in old]
+    gone = _unheld(left, folder, remove=True)
+    return Removed(len(gone), sum(segment.size_bytes for segment in gone))
 
 
 def unheld(folder: str = FOLDER) -> tuple[Segment, ...]:
     """Find what dead processes have left, whoever's; nothing is removed."""
+    return _unheld(_perhaps_ours(folder), folder, remove=False)
+
+
+def _unheld(found: Collection[Segment], folder: str, *, remove: bool) -> tuple[Segment, ...]:
+    if not found:
+        return ()
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ()
     try:
-        found = (segment for segment in segments(folder) if _may_be_ours(segment))
-        return tuple(segment for segment in found if _take(place, segment, remove=False))
+        return tuple(segment for segment in found if _take(place, segment, remove=remove))
     finally:
         os.close(place)
+
+
+def _perhaps_ours(folder: str) -> list[Segment]:
+    return [segment for segment in segments(folder) if _may_be_ours(segment)]
 
 
 def _may_be_ours(segment: Segment) -> bool:
@@ -304,7 +299,7 @@ def _take(place: int, segment: Segment, *, remove: bool) -> bool:
     return True
 
 
-class Ground:
+class Baseline:
     """What lay in /dev/shm before this run: known to the end, and as PID 1 over a container's restart."""
 
     def __init__(self, hostname: str, folder: str = FOLDER, *, is_pid1: bool | None = None) -> None:

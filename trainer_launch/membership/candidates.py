@@ -9,12 +9,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.client_connection import Lines, LostError, proof
+from trainer_launch.membership.client import Lines, LostError, proof
 from trainer_launch.membership.state import Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
@@ -103,13 +103,12 @@ def look(candidates: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int
 def _begin(endpoint: Endpoint) -> socket.socket | bool | None:
     """A connection in the making; None: nobody is there; False: nothing is known."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
-            0
-        ]
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except socket.gaierror as problem:
         return None if problem.errno in _NO_SUCH_NAME else False
     except (OSError, UnicodeError):
         return False
+    family, kind, proto, _, address = found[0]
     sock = socket.socket(family, kind, proto)
     sock.setblocking(False)
     number = sock.connect_ex(address)
@@ -138,8 +137,7 @@ def _go_on(
 
 def _is_challenge(sock: socket.socket) -> bool:
     try:
-        line: Iterable[bytes] = sock.recv(4096).split(b"\n")
-        return isinstance(msg.parse(next(iter(line))), msg.Challenge)
+        return isinstance(msg.parse(sock.recv(4096).partition(b"\n")[0]), msg.Challenge)
     except (OSError, MessageError):
         return False
 

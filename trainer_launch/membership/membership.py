@@ -59,6 +59,7 @@ from trainer_launch.membership.state import (
     missing,
     runs,
     waiting,
+    why_stranger,
 )
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.units import printable
@@ -216,15 +217,12 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
 
 def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     settings = state.settings
-    if hello.version != msg.VERSION:
-        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {hello.version}", retry=False)
-    if hello.job != settings.job:
-        return msg.Refused(f"this coordinator serves job {settings.job}, not {hello.job}", retry=False)
+    if stranger := why_stranger(settings.job, hello):
+        return stranger
     rank = hello.node_rank
     if rank is not None and settings.min_nodes == settings.max_nodes <= rank:
-        return msg.Refused(
-            f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}", retry=False
-        )
+        text = f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}"
+        return msg.Refused(text, retry=False)
     if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
     if peer in state.peers:

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias, get_args
 
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import (
@@ -303,10 +303,7 @@ def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
     return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
-_CODEC = Codec(
-    *(Hello, Join, Renew, Took, Store, Failed, Leave, Quit, Done, StatusQuery, Time),
-    *(Challenge, Welcome, Refused, Waiting, Formed, Go, Restart, GiveUp, Finished, Status),
-)
+_CODEC = Codec(*get_args(Message))
 render = _CODEC.encode
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.model import FailureRecord, exit_codes, typos
+from trainer_launch.model import FailureRecord, exit_codes, suggestions
 from trainer_launch.model.units import counted
 
 _UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
@@ -35,7 +35,7 @@ def why_not_again(failed: FailureRecord, before: FailureRecord | None) -> str | 
 
 def is_of_code(error: str | None, message: str | None) -> bool:
     """Whether an error tells of the program itself, which is the same at every start."""
-    return error in _UNPARSABLE or error in _MISSING or typos.is_slip(message or "")
+    return error in _UNPARSABLE or error in _MISSING or suggestions.is_typo_in_program(message or "")
 
 
 def recent(failures_s: tuple[float, ...], now_s: float, window_s: float | None) -> tuple[float, ...]:

@@ -1,21 +1,31 @@
-"""Serve the coordinator: one daemon thread that sleeps until a line, a connection or a deadline, and steps on."""
+"""Servers of ours: what each does with its connections, and the coordinator's.
+
+One thread owns a server, and sleeps in `_wait` until a line, a connection, a nudge or a deadline.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hmac
 import logging
+import secrets
+import selectors
+import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
-from trainer_launch.host.network import NO_ROOM, make_room
+from trainer_launch.host.network import TOO_FEW_FILES, allow_connections, listen, spare_files, tune
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
+from trainer_launch.membership.protocol import Challenge, prove
 from trainer_launch.membership.state import (
     Close,
     Connected,
@@ -33,9 +43,336 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.json_lines import MessageError
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
+# -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
+
+MAX_CONNECTIONS = 8192
+MAX_UNGREETED = 200
+MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
+_READ_BYTES = 65536
+_MANY_COMPLAINTS = 50
 _log = logging.getLogger(__name__)
+_Heard = TypeVar("_Heard")  # what is said to a server
+_Said = TypeVar("_Said")  # what it says itself
+
+
+class Complaints:
+    """Say each one once: a flood of strangers must not become a flood of lines."""
+
+    def __init__(self, whose: str, log: Callable[[str], None]) -> None:
+        self._whose = whose
+        self._log = log
+        self._said: set[str] = set()
+
+    def __call__(self, why: str, address: str) -> None:
+        """Say that a connection from this address was dropped, and why, unless the same was said before."""
+        if why not in self._said and len(self._said) < _MANY_COMPLAINTS:
+            self._said.add(why)
+            self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")
+
+
+class Connection:
+    """What is read and not yet a line, what is written and not yet sent."""
+
+    def __init__(self, sock: socket.socket, peer: int, address: str, nonce: str, at_s: float) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.address = address
+        self.nonce = nonce
+        self.at_s = at_s  # when it came
+        self.is_greeted = False
+        self.is_closing = False  # after what is unsent
+        self._unread = bytearray()
+        self.unsent = bytearray()  # what waits for room
+
+    def is_proven(self, proof: str | None, secret: bytes | None, job: str, who: str) -> bool:
+        """Whether `who` shows by its first message that it knows the job's secret, if there is one."""
+        if secret is None:
+            return True
+        want = prove(secret, self.nonce, job, who)
+        return hmac.compare_digest(want.encode(), (proof or "").encode(errors="replace"))
+
+    def read(self) -> list[bytes] | None:
+        """The lines that have come, None at the end. One read: nobody can keep the server busy alone."""
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        if not data:
+            return None
+        *lines, rest = (self._unread + data).split(b"\n")
+        self._unread = rest
+        if len(rest) >= MAX_LINE_BYTES:
+            raise MessageError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        return [bytes(line) for line in lines]
+
+    def write(self, line: bytes) -> bool:
+        """Take a line for sending; False when too much is unsent."""
+        self.unsent += line
+        return len(self.unsent) <= MAX_UNSENT_BYTES
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        while self.unsent:
+            try:
+                sent = self.sock.send(self.unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            del self.unsent[:sent]
+
+
+class ServerConnections(ABC, Generic[_Heard, _Said]):
+    """The connections of one server, numbered in the order in which they came."""
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], _Heard],
+        render: Callable[[_Said | Challenge], bytes],
+        *,
+        secret: bytes | None,
+        silence_s: float,  # until the kernel ends a connection whose other end does not answer
+        complain: Complaints,
+    ) -> None:
+        self._parse = parse
+        self._render = render
+        self._secret = secret
+        self._silence_s = silence_s
+        self._complain = complain
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[int, Connection] = {}
+        self._ungreeted: dict[int, Connection] = {}  # oldest first
+        self._to_flush: dict[int, Connection] = {}
+        self._last_peer = 0
+        self._rendered: tuple[object, bytes] = (None, b"")
+        self._is_accepting = False
+        self._accept_again_s: float | None = None
+        self._stopping = threading.Event()
+        self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
+
+    # -- what a server makes of it ------------------------------------------------------------
+
+    @abstractmethod
+    def _came(self, connection: Connection) -> None:
+        """Somebody is there, and has been sent a challenge."""
+
+    @abstractmethod
+    def _heard(self, connection: Connection, message: _Heard) -> None:
+        """Somebody said something; a MessageError ends the connection."""
+
+    @abstractmethod
+    def _gone(self, connection: Connection, *, ended: bool) -> None:
+        """A connection is over; `ended`: by an orderly end of the other side."""
+
+    # -- its beginning and its end ------------------------------------------------------------
+
+    def _open(self, endpoint: Endpoint) -> int:
+        """Listen, or raise NodeError; returns the port."""
+        self._listener = listen(endpoint)
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._accept(True)
+        return int(self._listener.getsockname()[1])
+
+    def _nudge(self) -> None:
+        """End the thread's sleep, from any thread."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b".")
+
+    def _close(self) -> None:
+        """Close all, unheard and unsaid words with it."""
+        for connection in self._connections.values():
+            connection.sock.close()
+        for sock in (self._listener, self._wake, self._waker):
+            sock.close()
+        self._selector.close()
+
+    # -- its turns ----------------------------------------------------------------------------
+
+    def _wait(self, due_s: float | None) -> None:
+        """Sleep until something comes or is due, and hear everybody who has something to say."""
+        for key, mask in self._selector.select(self._sleep_s(due_s)):
+            if key.fileobj is self._listener:
+                self._take_connections()
+            elif isinstance(key.data, Connection):
+                self._serve(key.data, mask)
+            else:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+
+    def _sleep_s(self, due_s: float | None) -> float | None:
+        oldest = next(iter(self._ungreeted.values()), None)
+        times = (due_s, self._accept_again_s, None if oldest is None else oldest.at_s + self._patience_s())
+        first_s = min((at_s for at_s in times if at_s is not None), default=None)
+        return None if first_s is None else max(0.0, first_s - time.monotonic())
+
+    def _drop_silent(self, now_s: float) -> None:
+        """Drop who has not said who it is in time, or soon enough while others wait; then there is room again."""
+        for connection in list(self._ungreeted.values()):
+            if connection.at_s + self._patience_s() > now_s:
+                break
+            self._drop(connection, "did not say who it is")
+        if self._accept_again_s is not None:
+            if now_s < self._accept_again_s:
+                return
+            self._accept_again_s = None
+        self._accept(self._has_room())
+
+    def _flush_all(self) -> None:
+        """Send what is to be sent; it may bring news of those that are gone."""
+        due, self._to_flush = self._to_flush, {}
+        for connection in due.values():
+            self._serve(connection, selectors.EVENT_WRITE)
+
+    # -- who is let in ------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        return len(self._ungreeted) < MAX_UNGREETED and len(self._connections) < self._max_connections
+
+    def _patience_s(self) -> float:
+        """How long a connection may be without its first words."""
+        return timeouts.GREET_S if self._is_accepting or self._accept_again_s is not None else timeouts.CROWD_S
+
+    def _accept(self, wanted: bool) -> None:
+        if wanted and not self._is_accepting:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif not wanted and self._is_accepting:
+            self._selector.unregister(self._listener)
+        self._is_accepting = wanted
+
+    def _take_connections(self) -> None:
+        while self._has_room():
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:  # out of descriptors or memory: the ones we have come first
+                self._complain(f"cannot take it: {problem.strerror}", "anywhere")
+                self._accept_again_s = time.monotonic() + timeouts.ACCEPT_AGAIN_S
+                self._accept(False)
+                return
+            self._welcome(sock, str(address[0]).removeprefix("::ffff:"))
+        self._accept(False)  # until somebody has said who it is, or is dropped
+
+    def _welcome(self, sock: socket.socket, address: str) -> None:
+        self._last_peer += 1
+        nonce = secrets.token_hex(16) if self._secret is not None else ""
+        connection = Connection(sock, self._last_peer, address, nonce, time.monotonic())
+        try:
+            sock.setblocking(False)
+            tune(sock, self._silence_s)
+        except OSError:
+            sock.close()
+            return
+        self._connections[connection.peer] = self._ungreeted[connection.peer] = connection
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._came(connection)
+        self._send(connection.peer, Challenge(nonce))
+
+    def _is_proven(self, connection: Connection, proof: str | None, job: str, who: str) -> bool:
+        """Whether `who` shows by its first words that it knows the job's secret; complains if not."""
+        is_proven = connection.is_proven(proof, self._secret, job, who)
+        if not is_proven:
+            self._complain("its secret differs from the job's", connection.address)
+        return is_proven
+
+    def _greeted(self, connection: Connection) -> None:
+        connection.is_greeted = True
+        self._ungreeted.pop(connection.peer, None)
+
+    # -- lines in, lines out ------------------------------------------------------------------
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        if connection.peer not in self._connections:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if mask & selectors.EVENT_READ:
+                self._hear(connection)
+        except OSError:
+            self._drop(connection)
+        except MessageError as problem:
+            self._drop(connection, str(problem))
+
+    def _hear(self, connection: Connection) -> None:
+        lines = connection.read()
+        if lines is None:
+            return self._drop(connection, ended=True)
+        for line in lines:
+            message = self._parse(line)
+            if connection.is_closing:
+                return None
+            self._heard(connection, message)
+        return None
+
+    def _send(self, peer: int, message: _Said | Challenge) -> None:
+        connection = self._connections.get(peer)
+        if connection is None:
+            return
+        if message is not self._rendered[0]:  # many are sent the same one
+            self._rendered = (message, self._render(message))
+        if connection.write(self._rendered[1]):
+            self._to_flush[peer] = connection
+        else:
+            self._drop(connection, "does not read what it is sent")
+
+    def _flush(self, connection: Connection) -> None:
+        connection.flush()
+        if connection.is_closing and not connection.unsent:
+            return self._drop(connection)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection.sock).events != wanted:
+            self._selector.modify(connection.sock, wanted, connection)
+        return None
+
+    def _close_after_flush(self, peer: int) -> None:
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.is_closing = True
+            self._to_flush[peer] = connection
+
+    def _drop(self, connection: Connection, why: str | None = None, *, ended: bool = False) -> None:
+        if self._connections.pop(connection.peer, None) is None:
+            return
+        self._ungreeted.pop(connection.peer, None)
+        self._to_flush.pop(connection.peer, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.sock.close()
+        self._gone(connection, ended=ended)
+        if why is not None:
+            self._complain(why, connection.address)
+
+
+def hang_up(connections: list[Connection], until_s: float) -> None:
+    """Send what is unsent, then wait for the others to end: closing over unread lines would void our last lines."""
+    if not connections:
+        return
+    try:
+        selector = selectors.DefaultSelector()
+    except OSError:  # out of descriptors: they are closed without ceremony
+        return
+    with selector:
+        for connection in connections:
+            selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        while selector.get_map() and time.monotonic() < until_s:
+            for key, mask in selector.select(max(0.0, until_s - time.monotonic())):
+                try:
+                    ended = mask & selectors.EVENT_READ and key.data.read() is None
+                    if mask & selectors.EVENT_WRITE:
+                        key.data.flush()
+                        if not key.data.unsent:
+                            selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
+                            key.data.sock.shutdown(socket.SHUT_WR)
+                except (OSError, MessageError):
+                    ended = True
+                if ended:
+                    selector.unregister(key.fileobj)
+
+
+# -- the coordinator ---------------------------------------------------------------------------
 
 
 class Server(ServerConnections[msg.Message, msg.FromServer]):
@@ -190,13 +527,10 @@ def serve(
         _log.log(level, "%s", text)
         heard(text)
 
-    def warn(text: str) -> None:
-        say(text, logging.WARNING)
-
-    if not make_room(hosting.nodes.max):
-        _log.warning(NO_ROOM, hosting.nodes.max)
+    if not allow_connections(hosting.nodes.max):
+        _log.warning(TOO_FEW_FILES, hosting.nodes.max)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
-    server.warn = warn
+    server.warn = functools.partial(say, level=logging.WARNING)
     try:
         server.start()
     except NodeError as problem:

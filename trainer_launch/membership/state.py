@@ -323,11 +323,16 @@ _LOST, _MISSING = "lost", "missing"
 
 def answer(query: msg.StatusQuery, state: State, now_s: float, progress: Progress | None) -> msg.FromServer:
     """What to say to who asks."""
-    if query.version != msg.VERSION:
-        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {query.version}", retry=False)
-    if query.job != state.settings.job:
-        return msg.Refused(f"this coordinator serves job {state.settings.job}, not {query.job}", retry=False)
-    return status(state, now_s, progress)
+    return why_stranger(state.settings.job, query) or status(state, now_s, progress)
+
+
+def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+    """The answer to who is of another job, or of another version of ours."""
+    if said.version != msg.VERSION:
+        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {said.version}", retry=False)
+    if said.job != job:
+        return msg.Refused(f"this coordinator serves job {job}, not {said.job}", retry=False)
+    return None
 
 
 def status(state: State, now_s: float, progress: Progress | None = None) -> msg.Status:

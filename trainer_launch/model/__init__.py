@@ -1,6 +1,6 @@
 """The central values: what travels from the environment to the exit code.
 
-All are frozen; a value that exists is consistent, because its reader raised otherwise. No room is imported here.
+All are frozen; a value that exists is consistent, because its reader raised otherwise.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Rendezvous:
 class Job:
     """What the platform told us, in our words. None always means: nobody said."""
 
-    contract: str
+    contract: str = ""  # its name; `contracts.read_job` fills it in
     role: str | None = None  # the platform's word: node, launcher, worker, master, chief, ps …
     nodes: NodeRange | None = None
     nproc_per_node: int | str | None = None  # a number, or a word (auto, gpu, cpu, xpu) as given
@@ -223,9 +223,8 @@ class Workers:
     role: str = "default"
     forks: bool = False  # from the fork server; False: each is a new interpreter
     must_fork: bool = False  # an error where that cannot be
-    caller: tuple[int, int] | None = (
-        None  # connection to a fork of `launch`'s caller, in place of a fork server; its pid
-    )
+    # The connection to a fork of `launch`'s caller, which is there in place of a fork server, and its pid.
+    caller: tuple[int, int] | None = None
     script: str | None = None  # the program, for the fork server
     module: str | None = None  # likewise
     preload: tuple[str, ...] = ()
@@ -264,9 +263,8 @@ class Plan:
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
     restarts: int = 0  # times an hour that all starts again after one of ours died of a signal that we did not send
-    respawns: int = (
-        0  # times an hour that one that ends by itself is started again while what it has started goes on
-    )
+    # Times an hour that one that ends by itself is started again while what it has started goes on.
+    respawns: int = 0
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
     stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts

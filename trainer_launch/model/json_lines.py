@@ -28,6 +28,8 @@ from typing import (
     get_type_hints,
 )
 
+from trainer_launch.model.errors import InternalError
+
 MAX_LINE_BYTES = 65536  # with its newline
 MAX_FILE_BYTES = 1 << 20
 MAX_TEXT = 2000  # characters; escaped at their worst they take 24 KB
@@ -321,3 +323,28 @@ def _nested(kind: type) -> _Reader:
 
 
 _SCALARS: Mapping[Any, Callable[[Bound | None], _Reader]] = {int: _whole, float: _real, str: _text, bool: _flag}
+
+
+# -- launch specs: what a child of ours is told when it is started ------------------------------
+
+# One typed value, as an argument, in a variable or in a file of a private directory (`host/runtime_directory.py`).
+# Both ends are of one version of this package, so one that is not ours is a mistake of our own.
+
+SPEC_VERSION = 1
+
+
+def printed_spec(spec: object) -> str:
+    """The spec as one line."""
+    return Codec(type(spec), version=SPEC_VERSION, max_bytes=MAX_FILE_BYTES).encode(spec).decode().rstrip()
+
+
+def parsed_spec(kind: type[_T], text: str | bytes) -> _T:
+    """The spec that was printed.
+
+    Raises:
+        InternalError: it is none of this kind and version.
+    """
+    try:
+        return Codec(kind, version=SPEC_VERSION, max_bytes=MAX_FILE_BYTES).decode(text)  # type: ignore[no-any-return]
+    except MessageError as problem:
+        raise InternalError(f"this process was started with an invalid launch spec: {problem}") from None

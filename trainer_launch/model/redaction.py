@@ -22,7 +22,7 @@ _PATHS_BY_CONTRACT = frozenset(("KUBEFLOW_TRAINER_SERVER_TOKEN",))
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]{1,255}")
 
 _WHOLE = re.compile(r"-----BEGIN [A-Z0-9 ]+-----|\bPRIVATE KEY\b")
-_SIGHTS = (
+_PATTERNS = (
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
     (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
@@ -57,8 +57,8 @@ def redact_text(text: str) -> str:
     """Text without what looks like a key, a token or a password in a URL."""
     if _WHOLE.search(text):
         return REDACTED
-    for sight, shown in _SIGHTS:
-        text = sight.sub(shown, text)
+    for pattern, shown in _PATTERNS:
+        text = pattern.sub(shown, text)
     return text
 
 

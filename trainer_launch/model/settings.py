@@ -5,28 +5,56 @@ Flags win over variables, variables over defaults.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trainer_launch.model import lazy_module
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import nearest
 from trainer_launch.model.value_parsers import named
 
-with lazy_module.loaded("asyncio"):  # for its command lines only; with ssl that is a seventh of what PID 1 imports
+
+@contextlib.contextmanager
+def loaded_later(name: str) -> Iterator[None]:
+    """What imports this module meanwhile gets one that loads it at the first use; others get the module itself.
+
+    `importlib.util.LazyLoader` does not serve: the next `import` of such a module loads it.
+    """
+    if name in sys.modules:
+        yield
+        return
+    module = sys.modules[name] = _Later(name)
+    try:
+        yield
+    finally:
+        module.step_aside()
+
+
+class _Later(ModuleType):
+    """Stands for a module that is not loaded yet."""
+
+    def step_aside(self) -> None:
+        """Let the next import find the module itself."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+    def __getattr__(self, name: str) -> Any:
+        self.step_aside()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+with loaded_later("asyncio"):  # for its command lines only; with ssl that is a seventh of what PID 1 imports
     from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset(
-    {
-        *("RUN_DIR", "NODE_LABEL"),
-        *("MPI", "MPI_RUN", "INSIDE"),
-    }
-)
+INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI", "MPI_RUN", "INSIDE"})
 
 
 class _Variables(EnvSettingsSource):

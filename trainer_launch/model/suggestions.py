@@ -1,7 +1,8 @@
-"""The known name that was probably meant: suggested only for a typo or a name that was cut short. Pure."""
+"""Typos: the known name that was probably meant (or cut short), and which of Python's exceptions tell one. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _MAX_CHARS = 80  # of what is compared
@@ -52,3 +53,21 @@ def _typos(word: str, name: str) -> int:
             row.append(cost)
         before, last = last, row
     return last[-1]
+
+
+# -- typos in a program, told by a Python exception's own words ---------------------------------
+
+# A name, a module's attribute or a parameter that does not exist comes again at every start. Other AttributeErrors
+# and TypeErrors tell of values, which a storage that is away for a while may leave out: 'NoneType' object has no.
+TYPO_IN_PROGRAM = (
+    r"(?:NameError: name '[^']*' is not defined\b"
+    r"|AttributeError: (?:partially initialized )?module '[^']*' has no attribute '"
+    r"|TypeError: [\w.<>]+\(\) (?:missing \d+ required (?:positional|keyword-only) argument"
+    r"|got an unexpected keyword argument '|takes (?:from )?\d+ [\w ]{0,30}positional arguments? but ))"
+)
+_TYPO_IN_PROGRAM = re.compile(TYPO_IN_PROGRAM)
+
+
+def is_typo_in_program(message: str) -> bool:
+    """Whether an exception's type and text tell a typo."""
+    return _TYPO_IN_PROGRAM.match(message) is not None

@@ -1,4 +1,4 @@
-"""Sizes, numbers of things, lists and foreign text, for people. Pure."""
+"""Sizes, numbers of things, lists, tables and foreign text, for people. Pure."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
     """The first few, and how many more there are: `a, b and 3 more`, `a; b; and 3 more`."""
     shown, rest = between.join(words[:most]), len(words) - most
     return f"{shown}{' ' if between == ', ' else between}and {rest} more" if rest > 0 else shown
+
+
+def aligned(rows: Sequence[Sequence[str]], most: int | None = None) -> list[str]:
+    """A table's lines: each column but the last is as wide as its widest cell, at most `most`."""
+    widths = [max(map(len, cells)) for cells in list(zip(*rows, strict=True))[:-1]]
+    widths = [width if most is None else min(width, most) for width in widths]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
 
 
 def printable(text: str, instead: str = "?") -> str:

@@ -1,4 +1,4 @@
-"""What runs mpirun: waits for hosts, starts it, hears how it ends, and starts it again, as `mpi.machine` decides.
+"""What runs mpirun: waits for hosts, starts it, hears how it ends, starts it again as `job_state_machine` decides.
 
 One loop with one selector: probes' sockets, a crew of threads for what blocks, signals, and mpirun's own end. PID 1
 knows it as a leader like any other; the cause of death is written as data.
@@ -11,41 +11,31 @@ import json
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import IO
 
 from trainer_launch.host import logs, process_tree, runtime_directory
-from trainer_launch.model import exit_codes, launch_spec
-from trainer_launch.model.errors import LaunchError
+from trainer_launch.model import exit_codes, json_lines
+from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_readiness, mpirun_command, state_machine
-from trainer_launch.mpi import state as st
+from trainer_launch.mpi import host_readiness, job_state_machine, mpirun_command
+from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
 from trainer_launch.mpi.host_readiness import Sight
 from trainer_launch.mpi.mpirun_messages import Said, heard
-from trainer_launch.mpi.tapped_child import LINE_BYTES, STDERR, Listened
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.mpi_launch_spec import Spec
 
 _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = logs.say
-
-
-class Runs(Protocol):
-    """What was started."""
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-
-    def signal(self, number: int) -> None:
-        """Hand a signal on to it."""
 
 
 class Agent:
@@ -57,7 +47,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._hosts = Hosts(spec, self._typed, env, self._selector)
         self._screen = Screen(sys.stderr.fileno())
-        self._mpirun: Runs | None = None
+        self._mpirun: Program | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
         self._purposes = parse(spec.signals)
@@ -81,7 +71,7 @@ class Agent:
 
     def run(self) -> int:
         """Run the job to its end; its exit code."""
-        self._state, actions = state_machine.begin(self._settings, self._hosts.members, time.monotonic())
+        self._state, actions = job_state_machine.begin(self._settings, self._hosts.members, time.monotonic())
         self._apply(actions)
         while self._state.phase is not st.Phase.DONE:
             self._turn()
@@ -95,7 +85,7 @@ class Agent:
     def _turn(self) -> None:
         """Wait for something, and take it in."""
         waiting = self._state.phase is st.Phase.WAITING
-        times = [state_machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
+        times = [job_state_machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
         times.append(self._more_due_s())
         if self._start is not None:
             times.append(self._start_by_s)
@@ -112,7 +102,7 @@ class Agent:
             seen = self._hosts.sights
             self._take(st.Ready(host_readiness.ready(seen), host_readiness.stuck(seen), now_s))
         self._do_more(now_s)
-        due_s = state_machine.due_s(self._state)
+        due_s = job_state_machine.due_s(self._state)
         if due_s is not None and now_s >= due_s:
             self._take(st.Tick(now_s))
         if self._start is not None and (not self._hosts.sweeps or now_s >= self._start_by_s):
@@ -121,7 +111,7 @@ class Agent:
             self._screen.show(self._hosts.sights, now_s)
 
     def _take(self, event: st.Event) -> None:
-        self._state, actions = state_machine.step(self._state, event)
+        self._state, actions = job_state_machine.step(self._state, event)
         self._apply(actions)
 
     def _apply(self, actions: tuple[st.Action, ...]) -> None:
@@ -178,9 +168,9 @@ class Agent:
         self._mpirun = started = Mpirun(
             command.argv,
             command.env,
+            lambda *how: post(partial(self._ended, *how)),
             is_hydra=command.is_hydra,
             lost=lambda host: post(lambda: self._take(st.Lost(host, time.monotonic()))),
-            ended=lambda *how: post(partial(self._ended, *how)),
         )
         if command.is_hydra and start.members:
             hosts = [member.host for member in start.members]
@@ -264,7 +254,7 @@ def _write(path: str | None, failure: object) -> None:
 def run(kind: type[Agent] = Agent) -> None:
     """The process, to its end."""
     logs.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
-    spec = launch_spec.parsed(Spec, os.environ[runtime_directory.MPI_SPEC])
+    spec = json_lines.parsed_spec(Spec, os.environ[runtime_directory.MPI_SPEC])
     env = {name: value for name, value in os.environ.items() if name != runtime_directory.MPI_SPEC}
     try:
         code = kind(spec, sys.argv[1:], env).run()
@@ -345,31 +335,114 @@ class Screen:
 _LAST_LINES = 60
 _LOOK_S = 1.0
 _RULER = "----"  # around mpirun's own messages
+_STDERR = 2
+_LINE_BYTES = 4096
+_READ_BYTES = 32 * 1024
+_LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
+Ended = Callable[[int, Said, tuple[str, ...]], None]  # exit code, what was said of the end, the last lines
 
 
-class Mpirun:
-    """One start, which is listened to."""
+class Program(ABC):
+    """One start of a program whose output goes to ours untouched and is listened to on the way, in threads."""
+
+    kills_below_first = False  # with SIGKILL also goes what it has started on this host: after it, or before
 
     def __init__(
         self,
         argv: Sequence[str],
         env: Mapping[str, str],
+        ended: Ended,
         *,
-        is_hydra: bool,
-        lost: Callable[[str], None],
-        ended: Callable[[int, Said, tuple[str, ...]], None],
+        stdin: int | None = None,
+        hears_stdout: bool = True,
     ) -> None:
-        """Start; `lost` and `ended` are called from threads. Hydra says on stdout how ranks ended.
+        """Start; `ended` is called from a thread.
 
         Raises:
             NotRunnableError: there is no such program.
         """
-        self._lost, self._ended = lost, ended
+        self._ended = ended
         self._lock = threading.Lock()
         self._said = Said()
+        stdout = subprocess.PIPE if hears_stdout else None
+        try:
+            self._child = subprocess.Popen(argv, env=dict(env), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
+        except OSError as problem:
+            found = not isinstance(problem, FileNotFoundError)
+            raise NotRunnableError(f"{argv[0]!r} cannot be run: {problem.strerror}", found=found) from None
+        self.pid = self._child.pid
+        self._is_over = threading.Event()
+        pipes = ((1, self._child.stdout), (_STDERR, self._child.stderr))
+        self._pumps = [threading.Thread(target=self._listen, args=ends, daemon=True) for ends in pipes if ends[1]]
+        for pump in self._pumps:
+            pump.start()
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def signal(self, number: int) -> None:
+        """Signal the program."""
+        if self._child.poll() is not None:
+            return
+        if number == signal.SIGKILL:
+            process_tree.kill(self.pid, below_first=self.kills_below_first)
+        else:
+            process_tree.send(self.pid, number)
+
+    # -- in threads ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _hear(self, text: str, stream: int) -> None:
+        """Take in a line of its output."""
+
+    @abstractmethod
+    def _last_lines(self) -> tuple[str, ...]:
+        """Of what it said, what tells the cause of its end."""
+
+    def _listen(self, ours: int, pipe: IO[bytes]) -> None:
+        rest = b""
+        while data := os.read(pipe.fileno(), _READ_BYTES):
+            _write_all(ours, data)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._hear(_text(line), ours)
+            rest = rest[-_LINE_BYTES:]
+        self._hear(_text(rest), ours)
+
+    def _collect(self) -> None:
+        code = self._child.wait()
+        self._is_over.set()
+        for pump in self._pumps:
+            pump.join(_LINGER_S)
+        with self._lock:
+            said, lines = self._said, self._last_lines()
+        self._ended(exit_codes.of_signal(-code) if code < 0 else code, said, lines)
+
+
+def _text(line: bytes) -> str:
+    return line[:_LINE_BYTES].decode(errors="replace").rstrip()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    with contextlib.suppress(OSError):  # our reader is gone; the job goes on
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+class Mpirun(Program):
+    """mpirun; Hydra says on stdout how ranks ended."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        ended: Ended,
+        *,
+        is_hydra: bool,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._lost = lost
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._child = Listened(argv, env, hear=self._hear, over=self._over, hears_stdout=is_hydra)
-        self.pid, self.signal = self._child.pid, self._child.signal
+        super().__init__(argv, env, ended, hears_stdout=is_hydra)
 
     def watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
         """Tell, from a thread, when its ways to hosts are gone: Hydra has an ssh for each, and does not care."""
@@ -377,24 +450,22 @@ class Mpirun:
 
     # -- in threads ---------------------------------------------------------------------------
 
-    def _hear(self, text: str, ours: int) -> None:
+    def _hear(self, text: str, stream: int) -> None:
         with self._lock:
             before = self._said.lost
             self._said = heard(self._said, text)
-            if text and ours == STDERR and not text.startswith(_RULER):
+            if text and stream == _STDERR and not text.startswith(_RULER):
                 self._lines.append(text)
             lost = self._said.lost
         if lost is not None and before is None:
             self._lost(lost)
 
-    def _over(self, code: int) -> None:
-        with self._lock:
-            said, lines = self._said, tuple(self._lines)
-        self._ended(code, said, lines)
+    def _last_lines(self) -> tuple[str, ...]:
+        return tuple(self._lines)
 
     def _watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
         before: set[str] = set()
-        while not self._child.is_over.wait(_LOOK_S):
+        while not self._is_over.wait(_LOOK_S):
             now = self._reached() & set(hosts)
             if before - now:
                 gone(sorted(before - now))
@@ -405,5 +476,5 @@ class Mpirun:
         words: set[str] = set()
         for entry in process_tree.descendants(self.pid):
             with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
-                words.update(file.read(LINE_BYTES).decode(errors="replace").split("\0"))
+                words.update(file.read(_LINE_BYTES).decode(errors="replace").split("\0"))
         return words

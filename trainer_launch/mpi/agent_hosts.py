@@ -57,7 +57,7 @@ class Hosts:
         is_mpi = is_mpirun(typed.mpirun)
         self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
         self._known: Dialect | None = None
-        self._ssh = self._client() if self.has_list and spec.agent == SSH else None
+        self.client = self._prepared() if self.has_list and spec.agent == SSH else None  # ssh with the job's key
         self._own = own_ssh(typed, env) if spec.agent == OWN else None
         self._probes = Probes(selector, self.crew, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
         selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
@@ -71,14 +71,14 @@ class Hosts:
 
     def _port(self) -> int | None:
         """Where sshd of the hosts listens; None: they are reached without one."""
-        if self._ssh is not None:
-            return self._ssh.port
+        if self.client is not None:
+            return self.client.port
         if self._own is None:
             return None
         host = next((member.host for member in self.members), "trainer-launch.invalid")
         return self._spec.ssh_port or configured_port(self._own, host) or _SSH_PORT
 
-    def _client(self) -> Client:
+    def _prepared(self) -> Client:
         job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
         folder = (
             f"{self._spec.scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
@@ -92,11 +92,6 @@ class Hosts:
             check_host_keys=self._spec.check_host_keys,
             path=self._env.get("PATH"),
         )
-
-    @property
-    def client(self) -> Client | None:
-        """ssh with the job's key, where that is how hosts are reached."""
-        return self._ssh
 
     @property
     def has_own(self) -> bool:
@@ -211,10 +206,10 @@ class Hosts:
             return ("/bin/sh", "-c", script)
         if self._spec.agent == KUBEXEC and self._spec.agent_path:
             return (self._spec.agent_path, host, word(script))
-        if self._ssh is None:
+        if self.client is None:
             port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
             return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, word(script))
-        return self._ssh.argv(host, word(script))
+        return self.client.argv(host, word(script))
 
     # -- mpirun -------------------------------------------------------------------------------
 
@@ -229,7 +224,7 @@ class Hosts:
             hosts=tuple(hosts),
             everyone=self.members,
             hostfile=path,
-            ssh_config=self._ssh.config if self._ssh else None,
+            ssh_config=self.client.files.client if self.client else None,
             is_root=os.geteuid() == 0,
         )
         made = mpirun_command.command(self._spec, self._typed, self._dialect(), self._env, ground)

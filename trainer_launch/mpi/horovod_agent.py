@@ -1,4 +1,4 @@
-"""What runs horovodrun: waits for hosts, starts it, hears how it ends, starts it again, as `mpi.machine` decides.
+"""What runs horovodrun: waits for hosts, starts it, hears how it ends, starts it again (`job_state_machine`).
 
 In an elastic job Horovod itself adds and drops hosts while it trains. It asks a script of ours each second, which
 prints the list that is kept here: of the hosts that the platform or the user's own script names, those that are
@@ -17,10 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +28,10 @@ from trainer_launch.host import files, logs, network, process_tree, runtime_dire
 from trainer_launch.model import Member, exit_codes, hostfile
 from trainer_launch.model.signal_policy import name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import mpirun_command
-from trainer_launch.mpi import state as st
-from trainer_launch.mpi.agent import Agent, run
+from trainer_launch.mpi import horovod_ssh, mpirun_command
+from trainer_launch.mpi import job_state as st
+from trainer_launch.mpi.agent import Agent, Ended, Program, run
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.mpi.tapped_child import Listened
 from trainer_launch.planning.horovodrun_options import HorovodCommand, render, split_command
 from trainer_launch.planning.mpi_launch_spec import Spec
 from trainer_launch.planning.typed_mpirun import Typed
@@ -79,7 +77,7 @@ class HorovodAgent(Agent):
             port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
             return (os.path.abspath(found) if found else "/usr/bin/ssh", *port)
         checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
-        return (client.program, "-F", client.config, "-o", f"StrictHostKeyChecking={checks}")
+        return (client.program, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
 
     # -- an elastic job -----------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class HorovodAgent(Agent):
         logs.say(f"start {start.number}: horovodrun with {size}")
         post = self._hosts.crew.post
         self._mpirun = Horovodrun(
-            argv, env, is_elastic=self._is_elastic, ended=lambda *how: post(partial(self._ended, *how))
+            argv, env, lambda *how: post(partial(self._ended, *how)), is_elastic=self._is_elastic
         )
 
     def _as_typed(self) -> tuple[str, ...]:
@@ -194,8 +192,6 @@ class HorovodAgent(Agent):
 # -- ssh sessions ------------------------------------------------------------------------------
 
 
-_SHIM = Path(__file__).with_name("horovod_ssh.py")
-_PIPES, _STOPPING, _TOLD = "sessions", "stopping", "ssh.json"  # as `mpi/horovod_ssh.py` has them
 _RANK = "HOROVOD_RANK"
 
 
@@ -206,17 +202,19 @@ class Sessions:
         """Make the folder; `ssh` is the job's own, with its options, by its full path."""
         self._folder = Path(folder)
         self.bin = str(self._folder / "bin")
-        for name in ("", "bin", _PIPES):
+        for name in ("", "bin", horovod_ssh.PIPES):
             (self._folder / name).mkdir(mode=0o700)
-        (self._folder / _TOLD).write_text(json.dumps({"ssh": list(ssh), "grace_s": grace_s}), encoding="utf-8")
-        script = shlex.join((python, "-I", "-S", str(_SHIM), folder))
+        (self._folder / horovod_ssh.TOLD).write_text(
+            json.dumps({"ssh": list(ssh), "grace_s": grace_s}), encoding="utf-8"
+        )
+        script = shlex.join((python, "-I", "-S", horovod_ssh.__file__, folder))
         program = self._folder / "bin" / "ssh"
         program.write_text(f'#!/bin/sh\nexec {script} "$@"\n', encoding="utf-8")
         program.chmod(0o700)
 
     def stop(self) -> None:
         """Let no session begin any more."""
-        (self._folder / _STOPPING).touch()
+        (self._folder / horovod_ssh.STOPPING).touch()
 
     def tell(self, name: str, below: int) -> int:
         """Let all ranks have a signal, by its name without SIG; also those on this host, below process `below`."""
@@ -244,7 +242,7 @@ class Sessions:
         return tuple(gone)
 
     def _pipes(self) -> Iterable[Path]:
-        return sorted((self._folder / _PIPES).iterdir())
+        return sorted((self._folder / horovod_ssh.PIPES).iterdir())
 
 
 def _ranks_here(below: int) -> list[int]:
@@ -274,36 +272,17 @@ _KEPT_LINES = 60
 _OF_RANK = re.compile(r"^\[(\d{1,6})\]<(?:stdout|stderr)>:(.*)", re.DOTALL)
 
 
-class Horovodrun:
-    """One start, which is listened to."""
+class Horovodrun(Program):
+    """horovodrun."""
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        is_elastic: bool,
-        ended: Callable[[int, Said, tuple[str, ...]], None],
-    ) -> None:
-        """Start; `ended` is called from a thread.
+    kills_below_first = True  # its ssh sessions
 
-        Raises:
-            NotRunnableError: there is no such program.
-        """
-        self._is_elastic, self._ended = is_elastic, ended
-        self._lock = threading.Lock()
-        self._said = Said()
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], ended: Ended, *, is_elastic: bool) -> None:
+        self._is_elastic = is_elastic
         self._lines: deque[tuple[int | None, str]] = deque(maxlen=_LAST_LINES)  # rank, what it said
-        self._child = Listened(argv, env, hear=self._hear, over=self._over, stdin=subprocess.DEVNULL)
-        self.pid = self._child.pid
+        super().__init__(argv, env, ended, stdin=subprocess.DEVNULL)
 
-    def signal(self, number: int) -> None:
-        """Signal horovodrun; a SIGKILL meets what it has started on this host as well, its ssh sessions first."""
-        self._child.signal(number, below_first=True)
-
-    # -- in threads ---------------------------------------------------------------------------
-
-    def _hear(self, text: str, _: int) -> None:
+    def _hear(self, text: str, stream: int) -> None:
         if not text:
             return
         of_rank = _OF_RANK.match(text)
@@ -311,12 +290,9 @@ class Horovodrun:
             self._said = heard(self._said, text, is_elastic=self._is_elastic)
             self._lines.append((int(of_rank[1]), of_rank[2]) if of_rank else (None, text))
 
-    def _over(self, code: int) -> None:
-        with self._lock:
-            said, lines = self._said, tuple(self._lines)
-        whose = said.rank  # Horovod's own traceback says nothing of the cause where a rank has failed
-        kept = tuple(text for rank, text in lines if rank == whose)[-_KEPT_LINES:]
-        self._ended(code, said, kept)
+    def _last_lines(self) -> tuple[str, ...]:
+        """Horovod's own traceback says nothing of the cause where a rank has failed."""
+        return tuple(text for rank, text in self._lines if rank == self._said.rank)[-_KEPT_LINES:]
 
 
 # -- horovodrun's command line and messages ----------------------------------------------------

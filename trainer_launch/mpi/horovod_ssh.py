@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 PIPES = "sessions"  # below FOLDER: host.local-rank.pid
 STOPPING = "stopping"  # a file: nothing is started any more
+TOLD = "ssh.json"
 ASKED_TO_STOP = 143
 _WITH_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")  # ssh's options that take one
 _LOCAL_RANK = re.compile(r"\bHOROVOD_LOCAL_RANK=([0-9]{1,6})\b")
@@ -59,7 +60,7 @@ def main() -> None:
     folder, words = sys.argv[1], sys.argv[2:]
     if os.path.exists(f"{folder}/{STOPPING}"):
         sys.exit(ASKED_TO_STOP)
-    with open(f"{folder}/ssh.json", encoding="utf-8") as file:
+    with open(f"{folder}/{TOLD}", encoding="utf-8") as file:
         told = json.load(file)
     options, host, command = split(words)
     if not host or not command:

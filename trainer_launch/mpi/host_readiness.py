@@ -13,7 +13,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.host import network
-from trainer_launch.model.units import counted, listed
+from trainer_launch.model.units import aligned, counted, listed
 
 _CONNECT_S = 2.0
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
@@ -288,15 +288,14 @@ class Sight:
 _NAMES = {Stage.DNS: "DNS", Stage.PORT: "port", Stage.BANNER: "banner", Stage.KEY: "key", Stage.READY: "ready"}
 _PASSED, _STUCK, _AHEAD = "ok", "--", ""
 _MAX_NAME = 40
+_HEAD = ("NAME", "DNS", "PORT", "BANNER", "KEY", "READY")
 
 
 def table(sights: Mapping[str, Sight], rows: int, columns: int) -> list[str]:
     """Lines of at most `columns` characters: who is stuck first, then the others, as many as fit."""
     hosts = sorted(sights, key=lambda host: sights[host].stage is Stage.READY)  # stable: the order of ranks stays
     shown = hosts if len(hosts) <= rows - 1 else hosts[: max(1, rows - 2)]
-    width = min(_MAX_NAME, max(4, *(len(host) for host in shown)) if shown else 4)
-    lines = [f"{'NAME':<{width}}  DNS  PORT  BANNER  KEY  READY"]
-    lines += [_row(host, sights[host], width) for host in shown]
+    lines = aligned([_HEAD, *(_row(host, sights[host]) for host in shown)])
     rest = [sights[host] for host in hosts[len(shown) :]]
     if rest:
         ready = sum(sight.stage is Stage.READY for sight in rest)
@@ -304,13 +303,12 @@ def table(sights: Mapping[str, Sight], rows: int, columns: int) -> list[str]:
     return [line[:columns].rstrip() for line in lines]
 
 
-def _row(host: str, sight: Sight, width: int) -> str:
-    name = host if len(host) <= width else f"{host[: width - 1]}…"
+def _row(host: str, sight: Sight) -> tuple[str, ...]:
+    name = host if len(host) <= _MAX_NAME else f"{host[: _MAX_NAME - 1]}…"
     marks = [_PASSED if s < sight.stage else _STUCK if s == sight.stage else _AHEAD for s in Stage]
     if sight.stage is Stage.READY:
-        return f"{name:<{width}}  {'ok':<4} {'ok':<5} {'ok':<7} {'':<4} yes"
-    cells = f"{marks[0]:<4} {marks[1]:<5} {marks[2]:<7} {marks[3]:<4}"
-    return f"{name:<{width}}  {cells} {sight.why}"
+        return (name, "ok", "ok", "ok", "", "yes")
+    return (name, *marks[:4], sight.why)
 
 
 def summary(sights: Mapping[str, Sight], most: int = 5) -> str:
@@ -325,10 +323,9 @@ def stuck(sights: Mapping[str, Sight]) -> dict[str, str]:
     return {host: str(sight) for host, sight in sights.items() if sight.stage is not Stage.READY}
 
 
-def ready(sights: Mapping[str, Sight], among: Sequence[str] | None = None) -> frozenset[str]:
+def ready(sights: Mapping[str, Sight]) -> frozenset[str]:
     """Who has passed everything."""
-    hosts = sights if among is None else among
-    return frozenset(host for host in hosts if sights.get(host, Sight()).stage is Stage.READY)
+    return frozenset(host for host, sight in sights.items() if sight.stage is Stage.READY)
 
 
 # -- calls that may block ----------------------------------------------------------------------

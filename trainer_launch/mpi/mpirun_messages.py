@@ -40,21 +40,37 @@ def heard(said: Said, line: str) -> Said:
     return said
 
 
-def _first(said: Said, rank: int | None, code: int | None, number: int | None, host: str | None) -> Said:
+def _failed(said: Said, found: re.Match[str]) -> Said:
     """What a rank itself has printed may look the same: no failure has the code 0, or one that no process has."""
+    told = found.groupdict()
+    if end := told.get("end"):  # MPICH's banner gives a signal that ranks have died of as their exit code
+        told["signal" if int(end) in _FATAL else "code"] = end
+    rank, code, number = (int(told[name]) if told.get(name) else None for name in ("rank", "code", "signal"))
     code, number = exit_codes.failing(code), exit_codes.deadly(number)
     return replace(
         said,
         rank=said.rank if said.rank is not None else rank,
         exit_code=said.exit_code if said.exit_code is not None else code,
         signal=said.signal if said.signal is not None else number,
-        host=said.host or host,
+        host=said.host or told.get("host"),
     )
 
 
-def _of_hydra(number: int) -> tuple[int | None, int | None]:
-    """MPICH's banner, which it prints for ranks that died of a signal, gives the signal as their exit code."""
-    return (None, number) if number in _FATAL else (number, None)
+def _failed_so(said: Said, found: re.Match[str]) -> Said:
+    """Below a rank's name only: programs write such lines, too."""
+    return said if said.rank is None else _failed(said, found)
+
+
+def _not_run(code: int) -> _Take:
+    return lambda said, _: said if said.exit_code is not None else replace(said, exit_code=code)
+
+
+def _lost(said: Said, found: re.Match[str]) -> Said:
+    return replace(said, lost=said.lost or found[1] or found[2])
+
+
+def _without_daemon(said: Said, found: re.Match[str]) -> Said:
+    return said if said.lost or said.words else replace(said, unreached="", words=found[0])
 
 
 def _unreached(said: Said, found: re.Match[str]) -> Said:
@@ -64,83 +80,39 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
 
 
 _Take = Callable[[Said, "re.Match[str]"], Said]
-_HOST = r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252})"
-_HOST2 = _HOST.replace("host", "host2")
-_PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = (
-    # -- Open MPI --
-    (
-        re.compile(rf"noticed that process rank (\d+) with PID \d+ on node {_HOST} exited on(?: signal (\d+))?"),
-        lambda said, f: _first(said, int(f[1]), None, int(f[3]) if f[3] else None, f["host"]),
-    ),
-    (  # Open MPI 5 breaks that line
-        re.compile(r"^signal (\d+) \("),
-        lambda said, f: _first(said, None, None, int(f[1]), None) if said.rank is not None else said,
-    ),
-    (
-        re.compile(r"^\s*Process name:\s*\[\S+,(\d+)\]\s*$"),
-        lambda said, f: _first(said, int(f[1]), None, None, None),
-    ),
-    (  # below the rank's name: programs write such a line, too
-        re.compile(r"^\s*Exit code:\s*(\d+)"),
-        lambda said, f: _first(said, None, int(f[1]), None, None) if said.rank is not None else said,
-    ),
-    (
-        re.compile(r"MPI_ABORT was invoked on rank (\d+) "),
-        lambda said, f: _first(said, int(f[1]), None, None, None),
-    ),
-    (
-        re.compile(rf"^\s*Remote daemon:? ?.*? on node {_HOST}"),
-        lambda said, f: replace(said, lost=said.lost or f["host"]),
-    ),
-    (
-        re.compile(
-            r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)|daemon failed to report back"
-        ),
-        lambda said, f: said if said.lost or said.words else replace(said, unreached="", words=f[0]),
-    ),
-    (
-        re.compile(r"unable to find the specified executable"),
-        lambda said, f: _first(said, None, exit_codes.NOT_FOUND, None, None),
-    ),
-    (
-        re.compile(r"unable to launch the specified application as it could not access"),
-        lambda said, f: _first(said, None, exit_codes.NOT_EXECUTABLE, None, None),
-    ),
-    # -- Hydra --
-    (
-        re.compile(r"execvp error on file .*\((No such file|Permission denied)"),
-        lambda said, f: _first(
-            said, None, exit_codes.NOT_FOUND if f[1].startswith("No") else exit_codes.NOT_EXECUTABLE, None, None
-        ),
-    ),
-    (
-        re.compile(rf"^=\s+(?:RANK (\d+) )?PID \d+ RUNNING AT {_HOST}"),
-        lambda said, f: _first(said, int(f[1]) if f[1] else None, None, None, f["host"]),
-    ),
-    (re.compile(r"^=\s+EXIT CODE: (\d+)"), lambda said, f: _first(said, None, *_of_hydra(int(f[1])), None)),
-    (re.compile(r"^=\s+KILLED BY SIGNAL: (\d+)"), lambda said, f: _first(said, None, None, int(f[1]), None)),
-    (
-        re.compile(r"THE EXIT STRING: .*\(signal (\d+)\)"),
-        lambda said, f: replace(_first(said, None, None, int(f[1]), None), exit_code=None),
-    ),
-    (
-        re.compile(r"MPI_Abort\(.*\) - process (\d+)"),
-        lambda said, f: _first(said, int(f[1]), None, None, None),
-    ),
-    (
-        re.compile(r"^Abort\(-?\d+\) on node \d+ \(rank (\d+) in comm 0\)"),
-        lambda said, f: _first(said, int(f[1]), None, None, None),
-    ),
-    # -- ssh --
-    # Hydra keeps one ssh for each host, and says nothing itself when that ends.
-    (
-        re.compile(rf"^(?:Connection to {_HOST} closed by remote host|Timeout, server {_HOST2} not responding)"),
-        lambda said, f: replace(said, lost=said.lost or f["host"] or f["host2"]),
-    ),
-    (re.compile(rf"ssh: connect to host {_HOST} port \d+: .*"), _unreached),
-    (re.compile(rf"ssh: Could not resolve hostname {_HOST}: .*"), _unreached),
-    (re.compile(rf"(?:\S+@)?{_HOST}: Permission denied \(.*"), _unreached),
-    (re.compile(r"Host key verification failed.*"), _unreached),
-    (re.compile(r"kex_exchange_identification: .*"), _unreached),
-    (re.compile(rf"No \S+ host key is known for \[?{_HOST}\]?.*"), _unreached),
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
+_HOST = rf"(?P<host>{_NAME})"
+_RANK, _SIGNAL = r"(?P<rank>\d+)", r"(?P<signal>\d+)"
+_PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = tuple(
+    (re.compile(pattern), take)
+    for pattern, take in (
+        # -- Open MPI; its 5 breaks the first line --
+        (rf"noticed that process rank {_RANK} with PID \d+ on node {_HOST} exited on( signal {_SIGNAL})?", _failed),
+        (rf"^signal {_SIGNAL} \(", _failed_so),
+        (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
+        (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
+        (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
+        (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
+        (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
+        (r"daemon failed to report back", _without_daemon),
+        (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
+        (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
+        # -- Hydra --
+        (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
+        (r"execvp error on file .*\(Permission denied", _not_run(exit_codes.NOT_EXECUTABLE)),
+        (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
+        (r"^=\s+EXIT CODE: (?P<end>\d+)", _failed),
+        (rf"^=\s+KILLED BY SIGNAL: {_SIGNAL}", _failed),
+        (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
+        (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
+        (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
+        # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
+        (rf"^(?:Connection to ({_NAME}) closed by remote host|Timeout, server ({_NAME}) not responding)", _lost),
+        (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
+        (rf"ssh: Could not resolve hostname {_HOST}: .*", _unreached),
+        (rf"(?:\S+@)?{_HOST}: Permission denied \(.*", _unreached),
+        (r"Host key verification failed.*", _unreached),
+        (r"kex_exchange_identification: .*", _unreached),
+        (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
+    )
 )

@@ -1,4 +1,8 @@
-"""ssh to the other pods of the job: everything it needs, in one private folder."""
+"""ssh to the other pods of the job: everything it needs, in one private folder.
+
+One key is all: every pod has it from the job's Secret. It opens each pod, and each pod shows it as its host key, so
+that both sides know each other, and nobody in between can pretend to be either.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,16 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.mpi import ssh_config
 
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
@@ -31,30 +35,62 @@ _PASSWD = "/etc/passwd"
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 
 
+ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
+ALIVE_MISSED = 3  # unanswered ones after which it is lost
+_CONNECT_S = 5  # for one attempt to connect
+# On launchers and workers alike, so that each finds its own by PATH; a worker's sessions find both.
+AGENT = "trainer-launch-ssh"
+_ENDER = "trainer-launch-end-sessions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Where the files of one pod's ssh are, all in one private folder."""
+
+    folder: str
+    key: str  # the job's private key, 0600
+    authorized: str  # the one key that opens this pod
+    known_hosts: str  # the one key that every pod has to show
+    client: str  # the configuration of ssh
+    server: str  # the configuration of sshd
+    bin: str  # to be put into PATH, so that the programs are found by their names
+    agent: str  # a program that is `ssh` with this configuration, for plm_rsh_agent and -launcher-exec
+    ender: str  # a program that ends what other sessions of this pod have started; on workers
+
+
+def files_in(folder: str) -> Files:
+    """The files of a folder."""
+    return Files(
+        folder=folder,
+        key=f"{folder}/job_key",
+        authorized=f"{folder}/authorized_keys",
+        known_hosts=f"{folder}/known_hosts",
+        client=f"{folder}/ssh_config",
+        server=f"{folder}/sshd_config",
+        bin=f"{folder}/bin",
+        agent=f"{folder}/bin/{AGENT}",
+        ender=f"{folder}/bin/{_ENDER}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A host whose name no resolver knows, or whose port differs."""
+
+    name: str
+    address: str
+    port: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """How to reach the pods of this job; `agent` is for mpirun's plm_rsh_agent and Hydra's -launcher-exec."""
+    """How to reach the pods of this job."""
 
     program: str  # ssh
-    files: ssh_config.Files
+    files: Files
     port: int
     public: str  # the job's key, as TYPE BASE64
     checks_host_keys: bool
-
-    @property
-    def config(self) -> str:
-        """The configuration of ssh."""
-        return self.files.client
-
-    @property
-    def agent(self) -> str:
-        """A program that is ssh with this configuration."""
-        return self.files.agent
-
-    @property
-    def bin(self) -> str:
-        """The folder to put into PATH, so that the agent is found by its name, `config.AGENT`."""
-        return os.path.dirname(self.files.agent)
 
     def argv(self, host: str, *command: str) -> tuple[str, ...]:
         """The command line that runs `command`, which the shell of the other side reads, on `host`."""
@@ -66,7 +102,7 @@ def prepared(
     folder: str,
     *,
     port: int | None = None,
-    aliases: Sequence[ssh_config.Alias] = (),
+    aliases: Sequence[Alias] = (),
     check_host_keys: bool = True,
     path: str | None = None,
 ) -> Client:
@@ -83,9 +119,9 @@ def prepared(
     files = made(folder)
     key = take(key_folder(job), files.key, find("ssh-keygen", path))
     used = port_of(program) if port is None else port
-    write(files.known_hosts, ssh_config.known_hosts(key.public))
-    write(files.client, ssh_config.client(files, used, aliases, check_host_keys=check_host_keys))
-    write(files.agent, ssh_config.agent(program, files), mode=0o700)
+    write(files.known_hosts, known_hosts(key.public))
+    write(files.client, configuration(files, used, aliases, check_host_keys=check_host_keys))
+    write(files.agent, f'#!/bin/sh\nexec {quote(program)} -F {quote(files.client)} "$@"\n', mode=0o700)
     return Client(program=program, files=files, port=used, public=key.public, checks_host_keys=check_host_keys)
 
 
@@ -162,7 +198,7 @@ def port_in(said: str) -> int | None:
     return parse_number(words[1], 1, 65535) if len(words) == 2 else None
 
 
-def made(folder: str) -> ssh_config.Files:
+def made(folder: str) -> Files:
     """The private folder, made if it is not there, with room for the agent.
 
     Raises:
@@ -171,18 +207,18 @@ def made(folder: str) -> ssh_config.Files:
     """
     if any(c in folder for c in _UNFIT):
         raise UsageError(f'the temporary folder {folder!r} has one of % " \\ $ in its name; set TMPDIR to another')
-    files = ssh_config.Files(folder=folder)
+    files = files_in(folder)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)
-        os.makedirs(os.path.dirname(files.agent), mode=0o700, exist_ok=True)
+        os.makedirs(files.bin, mode=0o700, exist_ok=True)
     except OSError as problem:
         raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     return files
 
 
-def write(path: str, text: str, *, mode: int = 0o600) -> None:
-    """Write a new file that is ours alone.
+def write(path: str, text: str | bytes, *, mode: int = 0o600, what: str = "") -> None:
+    """Write a new file that is ours alone; `what` begins the error.
 
     Raises:
         NodeError: it cannot be written.
@@ -190,9 +226,63 @@ def write(path: str, text: str, *, mode: int = 0o600) -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, mode), "wb") as file:
-            file.write(os.fsencode(text))
+            file.write(text if isinstance(text, bytes) else os.fsencode(text))
     except OSError as problem:
-        raise NodeError(f"{Path(path).name} cannot be written in the private folder: {problem.strerror}") from None
+        what = what or f"{Path(path).name} cannot be written in the private folder"
+        raise NodeError(f"{what}: {problem.strerror}") from None
+
+
+# -- what ssh is told --------------------------------------------------------------------------
+
+
+def configuration(files: Files, port: int, aliases: Iterable[Alias] = (), *, check_host_keys: bool = True) -> str:
+    """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed."""
+    lines: list[str] = []
+    for alias in aliases:
+        lines += [f"Host {alias.name}", f"  HostName {alias.address}", f"  Port {alias.port}"]
+    lines += [
+        "Host *",
+        f"  Port {port}",
+        f"  IdentityFile {quoted(files.key)}",
+        "  IdentitiesOnly yes",
+        "  IdentityAgent none",
+        f"  UserKnownHostsFile {quoted(files.known_hosts) if check_host_keys else '/dev/null'}",
+        "  GlobalKnownHostsFile /dev/null",
+        f"  StrictHostKeyChecking {'yes' if check_host_keys else 'no'}",
+        "  CheckHostIP no",
+        "  UpdateHostKeys no",
+        "  VerifyHostKeyDNS no",
+        "  BatchMode yes",
+        "  PreferredAuthentications publickey",
+        "  PasswordAuthentication no",
+        "  KbdInteractiveAuthentication no",
+        "  ForwardAgent no",
+        "  ForwardX11 no",
+        "  ClearAllForwardings yes",
+        "  PermitLocalCommand no",
+        "  ControlMaster no",
+        "  ControlPath none",
+        "  RequestTTY no",
+        "  EscapeChar none",
+        f"  ConnectTimeout {_CONNECT_S}",
+        "  ConnectionAttempts 1",
+        f"  ServerAliveInterval {ALIVE_EVERY_S}",
+        f"  ServerAliveCountMax {ALIVE_MISSED}",
+        "  TCPKeepAlive yes",
+        "  LogLevel ERROR",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def known_hosts(public: str) -> str:
+    """Every host, under any name and port, has to show the job's key."""
+    return f"* {public}\n"
+
+
+def quoted(text: str) -> str:
+    """One argument of a configuration line, of ssh or sshd."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 # -- the job's key -----------------------------------------------------------------------------
@@ -253,7 +343,7 @@ def take(folder: str, copy: str, keygen: str = "ssh-keygen") -> Key:
         UsageError: there is no key, it cannot be read, it is none, or authorized_keys names another.
     """
     source = _find(folder)
-    _write(copy, _read(source))
+    write(copy, _read(source), what="the copy of the job's ssh key cannot be written")
     public = _public(source, copy, keygen)
     _check_authorized(Path(folder, _AUTHORIZED), source, public)
     return Key(copy, public)
@@ -302,15 +392,6 @@ def _looks(path: Path) -> str:
         return problem.strerror or "no such file"
     kind = "" if stat.S_ISREG(found.st_mode) else "no regular file, "
     return f"{kind}mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}:{found.st_gid}"
-
-
-def _write(path: str, data: bytes) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except OSError as problem:
-        raise NodeError(f"the copy of the job's ssh key cannot be written: {problem.strerror}") from None
 
 
 def _public(source: Path, copy: str, keygen: str) -> str:

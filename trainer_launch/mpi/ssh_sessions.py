@@ -1,8 +1,8 @@
 """What ssh sessions leave behind in a worker, known by descent from its launcher, and how it is ended.
 
-Whoever comes in by ssh can call `trainer-launch-end-sessions` (our own launcher has no need of it: it knows what
-is its job's by a mark, `mpi.remote`). What nobody can ask for is noticed here: a session whose connection was lost
-under its command. Little is imported: `trainer-launch-end-sessions` runs by `python -S`, without other packages.
+Whoever comes in by ssh can call `trainer-launch-end-sessions`. Our own launcher has no need of it: it knows what
+is its job's by a mark (`mpi.agent_hosts`). What nobody can ask for is noticed here: a session whose connection was
+lost under its command. Little is imported: `trainer-launch-end-sessions` runs by `python -S`, without packages.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from trainer_launch.supervisor.events import Phase, State
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.observability import event_log, progress
     from trainer_launch.observability.metrics_server import Server
     from trainer_launch.observability.trainjob_status import Poster
 
@@ -54,8 +53,6 @@ class Observer:
 
     def latest(self) -> progress.Progress | None:
         """What the lowest rank of this node has reported last."""
-        from trainer_launch.observability import progress
-
         return progress.first(progress.read(self.view.run_dir))
 
     def progress_and_age(self) -> tuple[float | None, float] | None:
@@ -87,8 +84,6 @@ class Observer:
 
     def metrics(self) -> str:
         """This node in Prometheus' words; called by the server's threads."""
-        from trainer_launch.observability import event_log, progress
-
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
         return metrics_text(self.view, event_log.standing(folder), progress.read(folder), **clocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_launch.model.units import counted, printable
+from trainer_launch.model.units import aligned, counted, listed, printable
 
 _MOST_ROWS = 200
 _METRICS = 8
@@ -33,10 +33,12 @@ def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None =
     if table["end"]:
         line += f"\n     ended: {printable(table['end'])}"
     rows = [("NODE", "HOST", "STATE")]
-    rows += [(_or_dash(rank), host or "-", _state(word, away_s)) for rank, host, word, away_s in table["nodes"]]
+    for rank, host, word, away_s in table["nodes"]:
+        rows.append((_or_dash(rank), printable(host) or "-", _state(word, away_s)))
     left = table["n_nodes"] - min(len(table["nodes"]), _MOST_ROWS)
     more = f"  and {left} more\n" if left > 0 else ""
-    return f"{line}\n{_columns(rows[: _MOST_ROWS + 1])}{more}"
+    shown = "".join(f"  {row}\n" for row in aligned(rows[: _MOST_ROWS + 1]))
+    return f"{line}\n{shown}{more}"
 
 
 def duration(seconds: float) -> str:
@@ -76,15 +78,8 @@ def _report(report: Mapping[str, Any]) -> str:
     if report["eta_s"] is not None:
         words.append(f"{duration(report['eta_s'])} left,")
     words.append(f"reported {duration(report['age_s'])} ago")
-    metrics = list(report["metrics"].items())
-    shown = [f"{printable(name)}={_short(value)}" for name, value in metrics[:_METRICS]]
-    more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
-    return " ".join([*words, *shown, *more])
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "".join(f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}\n" for row in rows)
+    words += [f"{printable(name)}={_short(value)}" for name, value in report["metrics"].items()]
+    return listed(words, len(words) - len(report["metrics"]) + _METRICS, " ")
 
 
 def _state(word: str, away_s: float | None) -> str:

@@ -26,7 +26,7 @@ from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.gather import Reading
+from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.topology import place
 from trainer_launch.preflight.gpu.devices import Cards, cards
 
@@ -139,8 +139,8 @@ class Subject:
     lookup: dns.Lookup = dns.lookup
     ask: Callable[[str, float], dns.Answer] = dns.ask
     route_to: Callable[[str], Route] = network.route_to
-    port_trouble: Callable[[int], tuple[int, str] | None] = network.port_trouble
-    write_trouble: Callable[[int], int | None] = shm.write_trouble
+    port_trouble: Callable[[int], tuple[int, str] | None] = network.port_error
+    write_trouble: Callable[[int], int | None] = shm.write_error
     leftovers: Callable[[], tuple[shm.Segment, ...]] = shm.unheld
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 

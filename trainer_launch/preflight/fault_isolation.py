@@ -35,10 +35,6 @@ MAX_ROUNDS = 12
 _OF_TREES = 4  # more, at most, in a deep trial
 
 
-def _nothing() -> Mapping[Pair, tuple[int, int]]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What is known so far of nodes 0 to `n_nodes` - 1."""
@@ -47,7 +43,7 @@ class Trial:
     is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
     absent: frozenset[int] = frozenset()  # nodes that were found faulty before, by themselves
-    results: Mapping[Pair, tuple[int, int]] = field(default_factory=_nothing)  # passed, failed
+    results: Mapping[Pair, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))  # passed, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +240,7 @@ def _first_meetings(trial: Trial, standing: _Standing, busy: set[int]) -> Iterat
 # -- NCCL's trees ------------------------------------------------------------------------------
 
 
-Edge = tuple[int, int]  # the lower number first
-
-
-def double_tree(n_nodes: int) -> frozenset[Edge]:
+def double_tree(n_nodes: int) -> frozenset[Pair]:
     """The edges of both trees of nodes 0 to `n_nodes` - 1."""
     parents = [_parent(node, n_nodes) for node in range(1, n_nodes)]
     first = [(node, parent) for node, parent in enumerate(parents, 1)]
@@ -255,7 +248,7 @@ def double_tree(n_nodes: int) -> frozenset[Edge]:
         second = [((node + 1) % n_nodes, (parent + 1) % n_nodes) for node, parent in first]
     else:
         second = [(n_nodes - 1 - node, n_nodes - 1 - parent) for node, parent in first]
-    return frozenset((min(edge), max(edge)) for edge in (*first, *second))
+    return frozenset(pair(*edge) for edge in (*first, *second))
 
 
 def _parent(node: int, n_nodes: int) -> int:
@@ -265,11 +258,11 @@ def _parent(node: int, n_nodes: int) -> int:
     return parent if parent < n_nodes else node ^ bit
 
 
-def rounds(n_nodes: int) -> list[tuple[Edge, ...]]:
+def rounds(n_nodes: int) -> list[tuple[Pair, ...]]:
     """Both trees' edges but those of the ring, each node once in a round: three rounds."""
     left = [(one, other) for one, other in double_tree(n_nodes) if other - one not in (1, n_nodes - 1)]
     used: defaultdict[int, set[int]] = defaultdict(set)  # rounds by node
-    found: defaultdict[int, list[Edge]] = defaultdict(list)
+    found: defaultdict[int, list[Pair]] = defaultdict(list)
     for edge in _from_the_roots(left):
         taken = used[edge[0]] | used[edge[1]]
         number = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -279,7 +272,7 @@ def rounds(n_nodes: int) -> list[tuple[Edge, ...]]:
     return [tuple(sorted(found[number])) for number in sorted(found)]
 
 
-def _from_the_roots(edges: Iterable[Edge]) -> Iterator[Edge]:
+def _from_the_roots(edges: Iterable[Pair]) -> Iterator[Pair]:
     """In an order in which one end of each edge is new: then no more rounds are needed than a node has edges."""
     neighbours: defaultdict[int, list[int]] = defaultdict(list)
     for one, other in sorted(edges):
@@ -294,4 +287,4 @@ def _from_the_roots(edges: Iterable[Edge]) -> Iterator[Edge]:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
-                    yield (node, other) if node < other else (other, node)
+                    yield pair(node, other)

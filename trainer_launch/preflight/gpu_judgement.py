@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
-from trainer_launch.model.units import all_of, counted
+from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
+from trainer_launch.model.units import all_of, counted, listed
 from trainer_launch.preflight.check import Check, Needs, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
-from trainer_launch.preflight.measurements import Checksum, Measure
 from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
@@ -315,17 +314,14 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
 
 
 def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
-    told = [
-        f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members[:_GPUS_SHOWN]
-    ]
-    more = f" and {len(members) - _GPUS_SHOWN} more" if len(members) > _GPUS_SHOWN else ""
+    told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members]
     return Finding(
         check=GPU_CHECKSUM,
         status=Status.FAIL,
         fault=Fault.NODE,
         scope=Scope.JOB,
         text=f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{', '.join(told)}{more} computes wrong results",
+        f"{listed(told, _GPUS_SHOWN)} computes wrong results",
         basis=Basis.PEER,
         action=_ACTION,
     )

@@ -15,7 +15,7 @@ from typing import Any
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
+from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
@@ -26,7 +26,6 @@ from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.gpu import load_checks
 from trainer_launch.preflight.gpu.devices import Cards
-from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.mpi import launcher_checks
 from trainer_launch.preflight.report_formats import Place
 
@@ -86,7 +85,7 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
     else:
         told = _without_others(subject, settings, selection, doing)
         if subject.has_peers and not selection.chosen and not launcher_checks.concerns(subject):
-            told = _with(told, [present_nodes.not_held(obstacle)])
+            told = _with(told, [present_nodes.all_present.skipped(obstacle)])
         told = replace(told, is_cluster=False)
     doing.is_over = True
     return replace(told, report=replace(told.report, silenced=selection.skipped))
@@ -152,8 +151,11 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         findings = merged(own, decided, part.own, registry.ids(Where.CLUSTER))
         report = Report(findings=findings, took_s=time.monotonic() - began_s)
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
-        told = [finding for finding in part.decided() if finding.check not in selection.skipped]
-        return Told(report, part.measured(), part.seen(), told, part.home if is_elsewhere else "")
+        if part.server is None:
+            return Told(report, elsewhere=part.home if is_elsewhere else "")
+        held = part.server.preflight
+        told = [finding for finding in held.findings if finding.check not in selection.skipped]
+        return Told(report, held.measured(), held.seen, told)
 
 
 def place_of(subject: Subject) -> Place:

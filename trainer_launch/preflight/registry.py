@@ -9,13 +9,13 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
-from trainer_launch.preflight.container import dns_checks, job_checks, network_checks, resource_limits, storage
+from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
 from trainer_launch.preflight.gpu import fact_checks, load_checks
-from trainer_launch.preflight.mpi import launcher_checks
+from trainer_launch.preflight.mpi import launcher_checks, ring
 
 CHECKS: tuple[Check[Any], ...] = (
-    job_checks.program,
-    job_checks.rank_collision,
+    resource_limits.program,
+    dns_checks.rank_collision,
     resource_limits.memory,
     resource_limits.cpu,
     resource_limits.pids,
@@ -23,9 +23,9 @@ CHECKS: tuple[Check[Any], ...] = (
     resource_limits.memlock,
     resource_limits.shm,
     resource_limits.shm_leftovers,
-    storage.storage,
+    resource_limits.storage,
     dns_checks.own_name,
-    job_checks.subdomain,
+    dns_checks.subdomain,
     dns_checks.dns,
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
@@ -62,7 +62,7 @@ CHECKS: tuple[Check[Any], ...] = (
     launcher_checks.mpi_slots,
     launcher_checks.mpi_callback,
     launcher_checks.mpi_tree,
-    launcher_checks.mpi_ring,
+    ring.mpi_ring,
 )
 
 

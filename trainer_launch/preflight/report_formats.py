@@ -9,7 +9,7 @@ import os
 import tempfile
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from trainer_launch.host import files, logs
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.units import listed, printable
 
 FORMAT = "trainer-launch-preflight"
 VERSION = 1  # raised when a reader of the old form would misread the new one
@@ -121,13 +122,13 @@ def finding_of(told: Any) -> Finding:
         raise ValueError("a finding has a value that is neither number nor text")
     fault, basis = told.get("fault"), told.get("basis")
     return Finding(
-        **{key: _plain(text) for key, text in texts.items()},
-        **{key: _plain(value) if isinstance(value, str) else value for key, value in values.items()},
+        **{key: printable(text, " ") for key, text in texts.items()},
+        **{key: printable(value, " ") if isinstance(value, str) else value for key, value in values.items()},
         status=_one_of(Status, told.get("status")),
         scope=_one_of(Scope, told.get("scope")),
         fault=None if fault is None else _one_of(Fault, fault),
         basis=None if basis is None else _one_of(Basis, basis),
-        evidence=tuple(map(_plain, evidence)),
+        evidence=tuple(printable(text, " ") for text in evidence),
         took_s=float(took_s) if isinstance(took_s, (int, float)) and 0 <= took_s < _LONGEST_S else 0.0,
     )
 
@@ -137,11 +138,6 @@ def _one_of(words: type[_Word], value: Any) -> _Word:
         return words(value)
     except ValueError:
         raise ValueError(f"a finding's {words.__name__.lower()} is none of {', '.join(words)}") from None
-
-
-def _plain(text: str) -> str:
-    """Others wrote it: nothing of it may break a line or command a terminal."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def _listed(evidence: Any) -> list[Any]:
@@ -191,7 +187,7 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
         for finding in alike[:_SHOWN_ALIKE]:
             lines += ["", *_paragraph(finding, place)]
         likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
-        lines += _wrapped(f"likewise: {_few(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
+        lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
     quiet = [("passed", _names(report, Status.PASS)), ("skipped", _names(report, Status.SKIPPED))]
     quiet.append(("silenced", report.silenced))
     lines += [""]
@@ -206,7 +202,7 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
     here = "no check failed on this node"
     if own:
-        here += f" ({_few(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
+        here += f" ({listed(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
     parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
@@ -234,7 +230,7 @@ def at_fault(report: Report) -> str:
     blamed: dict[str, dict[str, None]] = {}
     for subject, finding in named or [("the job", one) for one in failed if one.scope is Scope.JOB]:
         blamed.setdefault(subject, {})[finding.check] = None
-    return _few([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
+    return listed([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
 
 
 def tally(report: Report) -> str:
@@ -267,11 +263,6 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
         key = number if is_single else (finding.check, finding.status, finding.action)
         groups.setdefault(key, []).append(finding)
     return groups.values()
-
-
-def _few(words: Sequence[str], count: int, between: str = ", ") -> str:
-    more = f"{between}and {len(words) - count} more" if len(words) > count else ""
-    return between.join(words[:count]) + more
 
 
 def last_words(report: Report, place: Place, code: int) -> str:

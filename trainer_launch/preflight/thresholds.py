@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.preflight.measurements import Measure
+from trainer_launch.model.findings import Measure
 
 FORMAT = "trainer-launch-references"
 VERSION = 1

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from trainer_launch.host import process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import fork_server_process, forked_process, messages
+from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_reset
 from trainer_launch.pytorch.forked_process import Origin, Signs
 from trainer_launch.pytorch.messages import ForkWorkers
 
@@ -108,7 +108,7 @@ def _fork_workers(
     for worker in request.workers:
         streams = dict(zip(worker.streams, given, strict=False))
         if forked_process.fork_one(signs):
-            forked_process.take_streams(streams)
+            process_reset.take_streams(streams)
             for fd in {*fds, signs.report} - {signs.go}:
                 os.close(fd)
             _become_worker(origin, {**request.environment, **worker.environment}, worker.stacks, signs, work)
@@ -122,7 +122,7 @@ def _become_worker(
     code = exit_codes.FAILED
     try:
         os.setsid()
-        forked_process.restore_signals(origin)
+        process_reset.restore_signals(origin.handlers)
         forked_process.wait_for_go(origin, signs)
         os.environ.clear()
         os.environ.update(environment)

@@ -19,7 +19,7 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint, FailureRecord, PortRange
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch.rendezvous_entry_point import BACKEND
-from trainer_launch.pytorch.worker_death import Ends, failed_message
+from trainer_launch.pytorch.worker_group import UNKNOWN_ENDS, Ends, failed_message
 
 _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it at once
 _log = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ class CoordinatedRendezvous(RendezvousHandler):
         me: Identity,
         first_death: Callable[[], FailureRecord | None],
         patience_s: float,
-        ends: Callable[[], Ends] = lambda: Ends(failed=True),
+        ends: Callable[[], Ends] = lambda: UNKNOWN_ENDS,
     ) -> None:
         self._client = client
         self._coordinator = coordinator
         self._me = me
         self._first_death = first_death
         self._look_at_ends = ends
-        self._ends = Ends(failed=True)  # of the last generation; as long as nobody has looked, nothing is proved
+        self._ends = UNKNOWN_ENDS  # of the last generation
         self._patience_s = patience_s  # how long the coordinator may stay away
         self._formed: say.Formed | None = None
         self._seen = 0  # the last generation that this node was in
@@ -176,11 +176,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._is_away(self._patience_s):
             text = f"the coordinator at {self._coordinator} did not answer for {self._patience_s:g} s"
             raise GaveUpError(say.GiveUp(text), None)
-        if isinstance(message, say.Waiting) and message.missing:
-            _log.info(
-                "%d of %d nodes are here; missing: %s", message.present, message.wanted, ", ".join(message.missing)
-            )
-        elif isinstance(message, say.Restart):
+        if isinstance(message, say.Restart):
             self._join()
         elif isinstance(message, say.Formed):
             self._form(message)
@@ -191,12 +187,10 @@ class CoordinatedRendezvous(RendezvousHandler):
     def _note(self, message: object) -> None:
         """Keep what outlasts a look: whether the coordinator is there, and whether the job goes on."""
         if isinstance(message, Disconnected):
-            _log.warning("the coordinator is unreachable: %s", message.reason)
             self._away_since_s = self._away_since_s or time.monotonic()
         elif isinstance(message, Connected):
             self._away_since_s = None
         elif isinstance(message, say.Restart):
-            _log.info("generation %d ends: %s", message.generation, message.reason)
             if self._going:
                 self._ends = self._look_at_ends()  # before torch stops the workers
             self._going = False
@@ -222,7 +216,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _form(self, formed: say.Formed) -> None:
         """Remember who is in; the store's host opens it on a port that nobody has used."""
-        self._formed, self._seen, self._ends = formed, formed.generation, Ends(failed=True)
+        self._formed, self._seen, self._ends = formed, formed.generation, UNKNOWN_ENDS
         if formed.is_store_host:
             self._store = open_store(self._me.ports)
             self._client.send(

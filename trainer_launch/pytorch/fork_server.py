@@ -1,24 +1,37 @@
-"""The fork server as PID 1 sees it: start it, hear whether it can serve, ask it for workers and stores."""
+"""Starts workers and stores for PID 1: by the fork server where that can be, else each as a new interpreter.
+
+Little is imported: the server of a torch job is started before all else is loaded.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainer_launch.model import exit_codes
+from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import MessageError
-from trainer_launch.pytorch import messages
-from trainer_launch.pytorch.messages import Failed, Forked, ForkWorkers, OpenStore, Ready, StoreOpen, Unfit
+from trainer_launch.model.units import counted
+from trainer_launch.pytorch import early_fork_server, messages
+from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit
+from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
-    from trainer_launch.model import PortRange
+    from trainer_launch.model import Exit, PortRange, Process, Workers
+    from trainer_launch.supervisor.system import System
+    from trainer_launch.supervisor.worker_samples import Place
 
+SERVER = "fork server "  # and its pid
+STORE = "store "  # and its generation
+_TRIES = 2  # a server that ends before it is ready is started again once
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
 # glibc asks for huge pages for what imports allocate: a fork then copies half of the page tables.
@@ -38,6 +51,7 @@ site = Site(path, {_ROOT!r})
 from trainer_launch.pytorch.fork_server_process import main
 main(recorder, site)
 """
+_log = logging.getLogger(__name__)
 
 
 class ServerError(Exception):
@@ -115,7 +129,7 @@ class ForkServer:
         if look.poll(0):
             answer = self._receive(_ANSWER_S)
             if self._told is not None or not isinstance(answer, Ready | Unfit):
-                raise ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
+                raise _unexpected(answer)
             self._told = answer
         return self._told
 
@@ -137,9 +151,9 @@ class ForkServer:
             ServerError: no worker was started.
         """
         answer = self._ask(request, fds, _ANSWER_S + _WORKER_S * len(request.workers))
-        if not isinstance(answer, Forked) or len(answer.pids) != len(request.workers):
-            raise ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
-        return answer.pids
+        if isinstance(answer, Forked) and len(answer.pids) == len(request.workers):
+            return answer.pids
+        raise _unexpected(answer)
 
     def open_store(self, ports: PortRange | None) -> tuple[int, int]:
         """Start a process with a store, which is our child then; its pid, and the port.
@@ -150,7 +164,7 @@ class ForkServer:
         request = OpenStore() if ports is None else OpenStore(ports.low, ports.high)
         answer = self._ask(request, (), _ANSWER_S)
         if not isinstance(answer, StoreOpen):
-            raise ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
+            raise _unexpected(answer)
         return answer.pid, answer.port
 
     def close(self) -> None:
@@ -168,7 +182,7 @@ class ForkServer:
             finally:
                 os.close(wait)
             answer = self._receive(within_s)
-            if isinstance(answer, Failed):
+            if isinstance(answer, RequestFailed):
                 raise ServerError(answer.reason)
             if isinstance(answer, Unfit):
                 raise UnfitError(answer.reason)
@@ -191,6 +205,10 @@ class ForkServer:
         return received[0]
 
 
+def _unexpected(answer: messages.Message) -> ServerError:
+    return ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
+
+
 def end_child(pid: int) -> None:
     """SIGKILL a child of ours, unless it has ended: a number that was collected may be somebody else's by now."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has been reaped
@@ -206,3 +224,271 @@ class CallerFork(ForkServer):
         self._connection = socket.socket(fileno=fd)
         self._connection.set_inheritable(False)
         self._told, self.pid = None, pid
+
+
+# -- what is started, and how ------------------------------------------------------------------
+
+
+class Starter:
+    """The fork server, the store process, and the ways to start workers.
+
+    `hosts_store` tells whether this node has the store of the present generation. What cannot be started, and never
+    will be, is a LaunchError of any method that tells whether workers and the store can be.
+    """
+
+    def __init__(self, workers: Workers, system: System, hosts_store: Callable[[], bool]) -> None:
+        self._workers = workers
+        self._system = system
+        self._hosts_store = hosts_store
+        self.forks = workers.forks  # whether workers are forked
+        self._caller = workers.caller  # until it is in use
+        self._server: ForkServer | None = None
+        self._is_ready = False
+        self._tries = 0
+        self._is_awaited = False  # somebody waits for the server to be ready
+        self._store: tuple[str, int] | None = None  # name and pid
+
+    # -- the fork server ----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the fork server, so that it imports torch while everything else goes on."""
+        if self.forks or self._hosts_store():
+            self._start_server()
+
+    def prepare(self) -> bool:
+        """Make sure of it; False: `answer` or `server_ended` will tell."""
+        if not (self.forks or self._hosts_store()):
+            return True
+        why = self._server.changed() if self._server is not None and self._is_ready else None
+        if why is not None:
+            _log.info("the fork server is restarted: %s", why)
+            self._end_server()
+        self._is_awaited = not self._is_ready
+        if self._server is None:
+            self._need_no_caller()
+            self._tries = 0
+            self._start_server()
+        return self._is_ready
+
+    def renew(self) -> bool:
+        """Start another server in place of one that has failed; False: `answer` or `server_ended` will tell."""
+        self._end_server()
+        return self.prepare()
+
+    def answer(self) -> bool:
+        """Whether the server has told since the last time that it is ready, and somebody waits for that."""
+        if self._server is None or self._is_ready:
+            return False
+        try:
+            said = self._server.answer()
+        except ServerError as problem:
+            return self._lost(str(problem))
+        if isinstance(said, Unfit):
+            return self._only_stores(said.reason)
+        return said is not None and self._ready()
+
+    def server_ended(self, end: Exit) -> bool:
+        """Start it again for the next generation; whether all can be started without it, and somebody waits."""
+        how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.code}"
+        if self._server is None or end.process != f"{SERVER}{self._server.pid}":
+            return False  # of one that was ended
+        if not self._is_ready:
+            return self._lost(f"the fork server ended during its imports ({how})")
+        self._end_server()
+        if self._workers.caller is None:  # else the next generation will miss it
+            _log.warning("the fork server ended (%s); it is started again", how)
+            self._tries = 0
+            self._start_server()
+        return False
+
+    def _lost(self, why: str) -> bool:
+        self._end_server()
+        self._need_no_caller()
+        if self._tries < _TRIES:
+            _log.warning("%s; it is started again", why)
+            self._start_server()
+            return False
+        return self._unfit(why)
+
+    def _need_no_caller(self) -> None:
+        """The process of a caller has the state that its workers would inherit: nothing can take its place."""
+        if self._workers.caller is not None:
+            raise NodeError("the process that was forked from the caller of launch() to start workers has ended")
+
+    def _only_stores(self, reason: str) -> bool:
+        """A server from which no worker can be forked has torch for the store all the same."""
+        has_torch = not reason.startswith("importing torch")
+        if not (self.forks and self._hosts_store() and has_torch) or self._workers.must_fork:
+            return self._unfit(reason)
+        _log.info("workers start without the fork server: %s", reason)
+        self.forks = False
+        return self._ready()
+
+    def _unfit(self, reason: str) -> bool:
+        """Workers start without it; a store still needs a process that has torch."""
+        self._end_server()
+        if not self.forks:
+            raise LaunchError(f"the store cannot be opened: {reason}")
+        if self._workers.must_fork:
+            raise UsageError(messages.cannot_fork(reason))
+        _log.info("workers start without the fork server: %s", reason)
+        self.forks = False
+        if self._hosts_store():
+            self._tries = 0
+            self._start_server()
+            return False
+        return self._prepared()
+
+    def _ready(self) -> bool:
+        self._is_ready = True
+        self._listen(wanted=False)
+        return self._prepared()
+
+    def _prepared(self) -> bool:
+        was_awaited, self._is_awaited = self._is_awaited, False
+        return was_awaited
+
+    def _start_server(self) -> None:
+        self._tries += 1
+        workers = self._workers
+        if self._caller is not None:
+            self._take_server(CallerFork(*self._caller))
+            self._caller = None
+            return
+        settings = ServerSettings(
+            python=workers.python,
+            script=workers.script,
+            module=workers.module,
+            preload=workers.preload if self.forks else (),
+            cwd=workers.cwd or os.getcwd(),
+            forks_workers=self.forks,
+        )
+        try:
+            self._take_server(early_fork_server.take(settings, workers.env) or ForkServer(settings, workers.env))
+        except ServerError as problem:
+            if self._is_awaited:  # else the next generation tries it again
+                raise NodeError(str(problem)) from None
+
+    def _take_server(self, server: ForkServer) -> None:
+        self._server = server
+        self._system.adopt(f"{SERVER}{server.pid}", server.pid, keep=True)
+        self._listen(wanted=True)
+
+    def _listen(self, *, wanted: bool) -> None:
+        if self._server is not None:
+            self._system.listen(self._server.fd, wanted=wanted)
+
+    def _end_server(self) -> None:
+        self._listen(wanted=False)
+        server, self._server, self._is_ready = self._server, None, False
+        if server is not None:
+            server.close()
+            self._system.forget(server.pid)
+
+    # -- the store ----------------------------------------------------------------------------
+
+    def open_store(self, generation: int, ports: PortRange | None) -> int:
+        """Start the store process of a generation; its port.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
+        self.close_store()
+        if self._server is None:
+            raise ServerError("the fork server has ended")
+        pid, port = self._server.open_store(ports)
+        self._store = f"{STORE}{generation}", pid
+        self._system.adopt(self._store[0], pid, keep=True)
+        return port
+
+    def close_store(self) -> None:
+        """End it: its generation is over."""
+        store, self._store = self._store, None
+        if store is not None:
+            end_child(store[1])
+
+    def store_ended(self, name: str) -> bool:
+        """Whether a store process that has ended is the present one, which nobody has closed."""
+        if self._store is None or self._store[0] != name:
+            return False
+        self._store = None
+        return True
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[tuple[str, int, str]]:
+        """Start all workers of a generation; the name of each that could not be, its exit code, and why."""
+        self._system.begin_start()
+        if not (self.forks and self._server is not None and self._is_ready):
+            return self._execute(processes)
+        try:
+            return self._fork(self._server, processes, places)
+        except NotRunnableError as problem:
+            code, text = problem.exit_code, str(problem)
+        except UnfitError as problem:
+            code, text = exit_codes.MISCONFIGURED, messages.cannot_fork(str(problem))
+            if not self._workers.must_fork:
+                _log.info("workers start without the fork server: %s", problem)
+                self._end_server()
+                self.forks = False
+                return self._execute(processes)
+        except ServerError as problem:
+            code, text = exit_codes.FAILED, str(problem)
+            if self._workers.caller is None:
+                _log.warning("workers start without the fork server this time: %s", problem)
+                self._end_server()
+                return self._execute(processes)
+        return [(process.name, code, text) for process in processes]
+
+    def _fork(
+        self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]
+    ) -> list[tuple[str, int, str]]:
+        common = self._workers.env
+        streams: list[dict[int, int]] = []
+        try:
+            for process in processes:
+                streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
+            request = ForkWorkers(
+                argv=processes[0].argv,
+                environment=dict(common),
+                cwd=self._workers.cwd or os.getcwd(),
+                workers=tuple(
+                    messages.ForkedWorker(
+                        local_rank=local_rank,
+                        environment={k: v for k, v in process.env.items() if common.get(k) != v},
+                        streams=tuple(sorted(streams[local_rank])),
+                        stacks=places[process.name].stacks,
+                    )
+                    for local_rank, process in enumerate(processes)
+                ),
+                must_fork=self._workers.must_fork,
+            )
+            pids = server.fork(request, [ours[stream] for ours in streams for stream in sorted(ours)])
+        finally:
+            for fd in {fd for ours in streams for fd in ours.values()}:
+                os.close(fd)
+        for process, pid in zip(processes, pids, strict=True):
+            self._system.adopt(process.name, pid)
+        _say_started(pids)
+        return []
+
+    def _execute(self, processes: Sequence[Process]) -> list[tuple[str, int, str]]:
+        prepare = inherited.dying_with_us()
+        failed, pids = [], []
+        for process in processes:
+            try:
+                pids.append(self._system.spawn(process, prepare))
+            except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
+                failed.append((process.name, error.exit_code, str(error)))
+        _say_started(pids)
+        return failed
+
+    def close(self) -> None:
+        """End what is left of ours."""
+        self.close_store()
+        self._end_server()
+
+
+def _say_started(pids: Sequence[int]) -> None:
+    if pids:
+        _log.info("started %s (pids %s)", counted(len(pids), "worker"), ", ".join(map(str, pids)))

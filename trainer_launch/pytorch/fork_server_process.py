@@ -180,9 +180,9 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
             raise MessageError(f"{type(request).__name__} is not a request")
         answer: Message | Worker
         if len(fds) != request.fds:
-            answer = messages.Failed(f"{len(fds)} descriptors came with a request for {request.fds}")
+            answer = messages.RequestFailed(f"{len(fds)} descriptors came with a request for {request.fds}")
         elif no_workers and isinstance(request, messages.ForkWorkers):
-            answer = messages.Failed(no_workers)
+            answer = messages.RequestFailed(no_workers)
         elif isinstance(request, messages.ForkWorkers) and (replaced := origin.why_replaced()):
             answer = messages.Unfit(replaced)
         else:
@@ -266,14 +266,14 @@ def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
         *lines, rest = (rest + data).split(b"\n")
         for word, _, value in (line.decode(errors="replace").partition(" ") for line in lines):
             if word == "failed":
-                return messages.Failed(value)
+                return messages.RequestFailed(value)
             (ports if word == "port" else pids).append(int(value))
         if ports and pids:  # a store may tell its port before the process that has forked it tells its pid
             return messages.StoreOpen(pids[0], ports[0])
     if isinstance(request, messages.OpenStore):
-        return messages.Failed(f"the store did not open within {_STORE_S:g} s")
+        return messages.RequestFailed(f"the store did not open within {_STORE_S:g} s")
     if len(pids) < len(request.workers):
-        return messages.Failed(f"only {len(pids)} of {len(request.workers)} workers could be forked")
+        return messages.RequestFailed(f"only {len(pids)} of {len(request.workers)} workers could be forked")
     return messages.Forked(tuple(pids))
 
 

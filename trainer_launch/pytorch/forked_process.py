@@ -166,9 +166,9 @@ class Worker:
         main, failed = None, ""
         try:
             os.setsid()
-            restore_signals(self._origin)
-            take_streams(self._streams)
-            _close_descriptors({*self._origin.descriptors, self._signs.go})
+            process_reset.restore_signals(self._origin.handlers)
+            process_reset.take_streams(self._streams)
+            process_reset.close_descriptors({*self._origin.descriptors, self._signs.go})
             main = self._become()
         except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
             failed = f"{type(problem).__name__}: {problem}"
@@ -184,7 +184,7 @@ class Worker:
         os.environ.clear()  # the same object, which others have imported, in the order that python would see
         os.environ.update({**request.environment, **worker.environment})
         process_reset.reset(origin.main_process, origin.imports.modules)
-        _rebuild_streams()
+        process_reset.rebuild_streams()
         _look_like(request.argv)
         if worker.stacks is not None:
             arm(worker.stacks)
@@ -240,47 +240,6 @@ class Worker:
 
 
 # -- looks ------------------------------------------------------------------------------------
-
-
-def restore_signals(origin: Origin) -> None:
-    """Handlers as the server found them when it was started; all signals are still blocked."""
-    for number, handler in origin.handlers.items():
-        if handler is not None and signal.getsignal(number) != handler:
-            signal.signal(number, handler)
-
-
-def take_streams(streams: Mapping[int, int]) -> None:
-    """Put these descriptors where a process has its output."""
-    for number, fd in streams.items():
-        os.dup2(fd, number)
-
-
-def _close_descriptors(keep: set[int]) -> None:
-    """Nothing is open but the three streams and what loaded libraries hold."""
-    for word in os.listdir("/proc/self/fd"):
-        if int(word) > 2 and int(word) not in keep:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(int(word))
-
-
-def _rebuild_streams() -> None:
-    """As `python -u` makes them: the server's own may have looked at another file."""
-    names: Any = sys
-    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115  it stays open
-    raw.raw.name = "<stdin>"
-    like = names.__stdin__
-    names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
-    names.stdin.mode = "r"
-    names.stdout = names.__stdout__ = _writer(1, "<stdout>", names.__stdout__)
-    names.stderr = names.__stderr__ = _writer(2, "<stderr>", names.__stderr__)
-
-
-def _writer(fd: int, name: str, like: Any) -> Any:
-    raw: Any = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115  it stays open
-    raw.name = name
-    made: Any = io.TextIOWrapper(raw, like.encoding, like.errors, newline="\n", write_through=True)
-    made.mode = "w"
-    return made
 
 
 def _look_like(argv: Sequence[str]) -> None:

@@ -27,13 +27,14 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from trainer_launch.host import files, runtime_directory
-from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines, launch_spec
+from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
-REPORT = "report.json"  # from the launcher
-_LAUNCHER = "launcher.py"
+_LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
+_CALL, _RESULT = f"{runtime_directory.FUNCTION}call", f"{runtime_directory.FUNCTION}result."
+REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
 
 
 def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
@@ -102,7 +103,7 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", launch_spec.printed(spec_of(elastic, program))
+    launcher, spec = f"{folder}/{_LAUNCHER}", json_lines.printed_spec(spec_of(elastic, program))
     files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
@@ -225,7 +226,6 @@ def _raise(job: GivenUp, failure: Failure | None) -> NoReturn:
 
 
 RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
-_CALL, _PROGRAM, _RESULT = "call", "worker.py", "result."
 _importing: list[bool] = []  # not empty while a worker imports the user's script
 
 
@@ -244,7 +244,7 @@ def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
     """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
     data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
     files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
-    program = f"{folder}/{_PROGRAM}"
+    program = f"{folder}/{_WORKER}"
     files.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
     return program
 

@@ -6,8 +6,6 @@ import contextlib
 import importlib
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,21 +14,49 @@ from typing import Any
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
-from trainer_launch.membership.client import Client, Connected, Disconnected
-from trainer_launch.model import FailureRecord, Membership, Outcome, Plan, Process, Workers, exit_codes
-from trainer_launch.model.errors import InternalError, UsageError
+from trainer_launch.membership.client import Client
+from trainer_launch.model import (
+    Exit,
+    Failure,
+    FailureRecord,
+    GivenUp,
+    Membership,
+    Outcome,
+    Plan,
+    Process,
+    Verdict,
+    Workers,
+    exit_codes,
+)
+from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
-from trainer_launch.planning import torchrun_options
-from trainer_launch.pytorch import group_ending, worker_group, worker_processes
-from trainer_launch.pytorch import group_events as ge
-from trainer_launch.pytorch.fork_server import ServerError
-from trainer_launch.pytorch.worker_group import Phase, State
-from trainer_launch.pytorch.worker_starter import SERVER, STORE, Starter
-from trainer_launch.supervisor import error_lines, loop
+from trainer_launch.pytorch import worker_group, worker_processes
+from trainer_launch.pytorch.fork_server import SERVER, STORE, ServerError, Starter
+from trainer_launch.pytorch.worker_group import (
+    Action,
+    CannotStart,
+    CloseStore,
+    Event,
+    Heard,
+    HostStore,
+    Phase,
+    Prepare,
+    Prepared,
+    Refusal,
+    StartWorkers,
+    State,
+    StoreEnded,
+    StoreOpened,
+    Tell,
+    WorkerEnded,
+    code_of,
+    death_of,
+)
+from trainer_launch.pytorch.worker_processes import LogFolders
+from trainer_launch.supervisor import error_lines, failure, loop
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import events as supervisor
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.worker_samples import Place
 
@@ -51,40 +77,32 @@ def run(
         group.to_the_end()
     system.drain(loop.DRAIN_S)
     group.hand_up()
-    return group_ending.outcome(group.state, system, group.evidence)
+    return outcome(group.state, system, group.evidence)
 
 
 class Group:
     """The state, and who carries out what it asks for."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        system: System,
-        secret: bytes | None,
-        observer: loop.AnyObserver | None,
-    ) -> None:
-        if plan.workers is None or plan.membership is None:
-            raise InternalError("a worker group needs a plan with workers and a membership")
-        workers, membership = plan.workers, plan.membership
+    def __init__(self, plan: Plan, system: System, secret: bytes | None, observer: loop.AnyObserver | None) -> None:
+        incarnation = uuid.uuid4().hex
+        self.state, self._first = worker_group.begin(plan, incarnation, system.now())
+        workers, membership = self.state.workers, self.state.membership
         self.evidence = Evidence()
         self.watch: loop.AnyWatch | None = None
         self._observer = observer
         self._plan, self._workers, self._membership = plan, workers, membership
         self._system = system
         self._places: dict[str, Place] = {}
-        self._queue: list[ge.Event] = []
+        self._queue: list[Event] = []
         system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
         system.mark = runtime_directory.VARIABLE, workers.run_dir
         self._gpus = Watch(workers.env)
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
         self._store_failed_in = -1  # a generation
-        self._starter = Starter(workers, system)
-        self._starter.begin(hosts_store=membership.node_rank == 0)
-        incarnation = uuid.uuid4().hex
+        self._starter = Starter(workers, system, self._hosts_store)
+        self._starter.begin()
         self._client = _client(membership, workers, incarnation, secret, system)
-        self.state, self._first = worker_group.begin(plan, incarnation, system.now())
 
     def to_the_end(self) -> None:
         """Wait and act until the group has ended."""
@@ -116,18 +134,16 @@ class Group:
 
     # -- events -------------------------------------------------------------------------------
 
-    def _wait(self) -> list[ge.Event]:
+    def _wait(self) -> list[Event]:
         """Signals, news, ends, that nobody is left: a worker that had the same SIGTERM as we has not failed."""
         watch_s = self.watch.due_s if self.watch is not None and self._is_watched() else None
         times = [at_s for at_s in (self.state.deadline_s, watch_s) if at_s is not None]
         happened = self._system.wait(min(times, default=None))
         ends = [event for event in happened if isinstance(event, ev.Exited)]
         last = [event for event in happened if isinstance(event, ev.Childless)]
-        events: list[ge.Event] = [event for event in happened if event not in ends and event not in last]
-        events += self._news()
-        answer = self._starter.answer(self._system.now(), hosts_store=self._hosts_store())
-        events += [self._with_folder(answer)] if answer is not None else []
-        events += [event for end in ends if (event := self._ended(end)) is not None]
+        events: list[Event] = [event for event in happened if event not in ends and event not in last]
+        events += [*self._news(), *self._asked(self._starter.answer)]
+        events += [event for end in ends for event in self._ended(end)]
         events += last
         now_s = self._system.now()
         if self.state.deadline_s is not None and now_s >= self.state.deadline_s:
@@ -139,34 +155,32 @@ class Group:
 
     def _is_watched(self) -> bool:
         run = self.state.run
-        return self.state.phase is Phase.RUNNING and run is not None and run.phase is supervisor.Phase.RUNNING
+        return self.state.phase is Phase.RUNNING and run is not None and run.phase is ev.Phase.RUNNING
 
-    def _news(self) -> list[ge.Heard]:
+    def _news(self) -> list[Heard]:
         heard = []
         while (news := self._client.receive(0)) is not None:
-            _tell(news)
-            heard.append(ge.Heard(self._system.now(), news))
+            heard.append(Heard(self._system.now(), news))
         return heard
 
-    def _ended(self, event: ev.Exited) -> ge.Event | None:
+    def _ended(self, event: ev.Exited) -> list[Event]:
         """A worker's end with what it said; what else has ended is of our own making."""
-        name = event.exit.process
-        if name.startswith(SERVER):
-            answer = self._starter.server_ended(event.exit, event.at_s, hosts_store=self._hosts_store())
-            return None if answer is None else self._with_folder(answer)
-        if name.startswith(STORE):
-            return ge.StoreEnded(event.at_s, event.exit) if self._starter.store_ended(name) else None
-        place = self._places.get(name)
-        said = error_lines.read_error_file(place.error_file) if place is not None and place.error_file else {}
-        death = FailureRecord(
-            rank=place.rank if place else None,
-            local_rank=place.local_rank if place else None,
-            exit_code=event.exit.code,
-            signal=event.exit.signal,
-            message=error_lines.message_in(said),
-            lines=tuple(error_lines.traceback_in(said)),
-        )
-        return ge.WorkerEnded(event.exit, death)
+        end = event.exit
+        if end.process.startswith(SERVER):
+            return self._asked(lambda: self._starter.server_ended(end))
+        if end.process.startswith(STORE):
+            return [StoreEnded(event.at_s, end)] if self._starter.store_ended(end.process) else []
+        place = self._places.get(end.process)
+        said = error_lines.read_error_file(place.error_file if place is not None else None)
+        rank, local_rank = (None, None) if place is None else (place.rank, place.local_rank)
+        return [WorkerEnded(end, death_of(rank, local_rank, end.code, end.signal, said))]
+
+    def _asked(self, ask: Callable[[], bool]) -> list[Event]:
+        """What the starter has told; False: nothing new."""
+        try:
+            return [Prepared(self._system.now(), self._attempt_folder)] if ask() else []
+        except LaunchError as problem:
+            return [CannotStart(self._system.now(), str(problem), problem.exit_code)]
 
     def _hosts_store(self) -> bool:
         formed = self.state.formed
@@ -178,57 +192,49 @@ class Group:
         while self._queue:
             self._take(self._queue.pop(0))
 
-    def _take(self, event: ge.Event) -> None:
+    def _take(self, event: Event) -> None:
         before = self.state
         self.state, actions = worker_group.step(before, event)
         _log_step(event, before, self.state)
         self._observe(event, before)
         self._apply(actions)
 
-    def _observe(self, event: ge.Event, before: State) -> None:
+    def _observe(self, event: Event, before: State) -> None:
         """Observers know the supervisor's events; the others change what they see of the state."""
         if self._observer is None:
             return
         seen: ev.Event = ev.Deadline(self._system.now())
-        if isinstance(event, ge.WorkerEnded):
+        if isinstance(event, WorkerEnded):
             seen = ev.Exited(event.exit.at_s, event.exit)
         elif isinstance(event, ev.Event):
             seen = event
         self._observer.stepped(seen, snapshot(before), snapshot(self.state))
 
-    def _apply(self, actions: tuple[ge.Action, ...]) -> None:
+    def _apply(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
             self._do(action)
 
-    def _do(self, action: ge.Action) -> None:
+    def _do(self, action: Action) -> None:
         match action:
-            case ge.Tell(message=message):
+            case Tell(message=message):
                 self._client.send(message)
-            case ge.Prepare():
-                self._prepare()
-            case ge.OpenStore():
+            case Prepare():
+                self._queue += self._asked(self._prepare)
+            case HostStore():
                 self._open_store()
-            case ge.CloseStore():
+            case CloseStore():
                 self._starter.close_store()
-            case ge.StartWorkers(processes=processes):
+            case StartWorkers(processes=processes):
                 self._start(processes)
             case ev.Look():
                 self.evidence = self._system.look()
             case _:
                 loop.carry_out(self._system, action, self._plan)
 
-    def _prepare(self) -> None:
-        formed, now_s = self.state.formed, self._system.now()
-        try:
-            self._attempt_folder = self._folders.begin(0 if formed is None else formed.restarts)
-        except UsageError as problem:
-            self._queue.append(ge.CannotStart(now_s, str(problem), problem.exit_code))
-            return
-        prepared = self._starter.prepare(now_s, hosts_store=self._hosts_store())
-        self._queue += [self._with_folder(prepared)] if prepared is not None else []
-
-    def _with_folder(self, event: ge.Prepared | ge.CannotStart) -> ge.Event:
-        return replace(event, attempt_folder=self._attempt_folder) if isinstance(event, ge.Prepared) else event
+    def _prepare(self) -> bool:
+        formed = self.state.formed
+        self._attempt_folder = self._folders.begin(0 if formed is None else formed.restarts)
+        return self._starter.prepare()
 
     def _start(self, processes: tuple[Process, ...]) -> None:
         formed, go = self.state.formed, self.state.go
@@ -245,7 +251,8 @@ class Group:
         started = {"workers": len(processes), "first_rank": formed.first_rank}
         runtime_directory.tell(self._workers.run_dir, "workers_started", **started)
         self._gpus.tell(is_first=self.state.starts == 1)
-        self._queue += self._starter.start(processes, self._system.now)
+        failed = self._starter.start(processes, self._places)
+        self._queue += [ev.SpawnFailed(self._system.now(), *one) for one in failed]
         if self._observer is not None:
             for name, pid in self._system.pids().items():
                 self._observer.spawned(name, pid)
@@ -260,32 +267,29 @@ class Group:
             self._lost_store(str(problem))
             return
         host = self._client.own_address(self._membership.address, self._membership.host)
-        self._queue.append(ge.StoreOpened(self._system.now(), host, port))
+        self._queue.append(StoreOpened(self._system.now(), host, port))
 
     def _lost_store(self, why: str) -> None:
         """The fork server has failed while it opened the store: another one tries it again, once a generation."""
-        formed, now_s = self.state.formed, self._system.now()
-        generation = 0 if formed is None else formed.generation
+        generation = self.state.seen
         if self._store_failed_in == generation:
             text = f"the store cannot be opened: {why}"
-            self._queue.append(ge.CannotStart(now_s, text, exit_codes.INFRASTRUCTURE))
+            self._queue.append(CannotStart(self._system.now(), text, exit_codes.INFRASTRUCTURE))
             return
         self._store_failed_in = generation
         _log.warning("the store cannot be opened: %s; a new fork server tries it again", why)
-        prepared = self._starter.renew(now_s, hosts_store=True)
-        self._queue += [self._with_folder(prepared)] if prepared is not None else []
+        self._queue += self._asked(self._starter.renew)
 
 
-def snapshot(state: State) -> supervisor.State:
+def snapshot(state: State) -> ev.State:
     """The group as the supervisor's observers know a run."""
     run = state.run if state.phase is Phase.RUNNING and state.run is not None else None
     if run is None:
-        phase = {Phase.ENDED: supervisor.Phase.DONE, Phase.DONE: supervisor.Phase.CLEARING}.get(
-            state.phase, supervisor.Phase.WAITING
-        )
-        exit_codes = state.run.exits if state.run is not None else ()
-        run = supervisor.State(plan=state.plan, phase=phase, started_at_s=state.started_at_s, exits=exit_codes)
-    phase = supervisor.Phase.RUNNING if run.phase is supervisor.Phase.DONE else run.phase
+        phases = {Phase.ENDED: ev.Phase.DONE, Phase.DONE: ev.Phase.CLEARING}
+        phase = phases.get(state.phase, ev.Phase.WAITING)
+        exits = state.run.exits if state.run is not None else ()
+        run = ev.State(plan=state.plan, phase=phase, started_at_s=state.started_at_s, exits=exits)
+    phase = ev.Phase.RUNNING if run.phase is ev.Phase.DONE else run.phase
     return replace(run, phase=phase, restarts=max(0, state.starts - 1), stop_signal=state.stop_signal)
 
 
@@ -296,24 +300,12 @@ def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | 
     return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir)
 
 
-def _tell(news: object) -> None:
-    match news:
-        case Disconnected(reason=reason):
-            _log.warning("the coordinator is unreachable: %s", reason)
-        case Connected():
-            pass
-        case say.Restart(generation=number, reason=reason):
-            _log.info("generation %d ends: %s", number, reason)
-        case say.Waiting(present=present, wanted=wanted, missing=missing) if missing:
-            _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))
-
-
-def _log_step(event: ge.Event, before: State, after: State) -> None:
+def _log_step(event: Event, before: State, after: State) -> None:
     """What the supervisor's loop would log of its own steps, in fewer lines: workers are many."""
     match event:
-        case ge.WorkerEnded(exit=end) if after.failure is not None and before.failure is None:
+        case WorkerEnded(exit=end) if after.failure is not None and before.failure is None:
             _log.info("%s ended with %s", end.process, loop.how(end))
-        case ge.WorkerEnded(exit=end):
+        case WorkerEnded(exit=end):
             _log.debug("%s ended with %s", end.process, loop.how(end))
         case ev.SpawnFailed(text=text):
             _log.error("%s", text)
@@ -326,9 +318,7 @@ def _log_step(event: ge.Event, before: State, after: State) -> None:
 
 
 def _begins_to_kill(before: State, after: State) -> bool:
-    runs = (before.run, after.run)
-    kills = [run is not None and run.phase is supervisor.Phase.KILLING for run in runs]
-    return kills == [False, True]
+    return [run is not None and run.phase is ev.Phase.KILLING for run in (before.run, after.run)] == [False, True]
 
 
 # -- GPU memory in use -------------------------------------------------------------------------
@@ -401,66 +391,88 @@ def _in_mib(size: int | None) -> str:
     return "memory" if size is None else f"{size >> 20} MiB"
 
 
-# -- log folders -------------------------------------------------------------------------------
+# -- how a worker group ended, as the run's outcome --------------------------------------------
 
 
-class LogFolders:
-    """LOG_DIR/JOB_xxxxxxxx/attempt_N/LOCAL_RANK of one run.
+def outcome(state: State, system: System, evidence: Evidence) -> Outcome:
+    """How it ended, and why."""
+    run = state.run
+    return Outcome(
+        verdict=verdict(state),
+        failure=_failure(state, system, evidence),
+        given_up=_given_up(state.end),
+        stop_signal=state.stop_signal,
+        exits=run.exits if run is not None else (),
+        took_s=system.now() - state.started_at_s,
+        attempt=max(1, state.starts),
+        survivors=system.descendants() if run is not None and run.gave_up else (),
+    )
 
-    A generation after a membership change has the N of the one before: its output is appended there.
+
+def verdict(state: State) -> Verdict:
+    """How the job ended for this node."""
+    if state.stop_signal is not None:
+        return Verdict.STOPPED
+    return Verdict.SUCCEEDED if isinstance(state.end, say.Finished) else Verdict.FAILED
+
+
+def _failure(state: State, system: System, evidence: Evidence) -> Failure | None:
+    if state.stop_signal is not None:
+        return _how_it_stopped(state, system, evidence)
+    match state.end:
+        case say.Finished():
+            return None
+        case None:  # node 0's name
+            text = state.unresolved or f"the resolver has not answered for {', '.join(state.plan.wait_for)}"
+            return failure.unresolved(text)
+        case Refusal(text=text, code=code):
+            reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "PeerLost"
+            told = FailureRecord(reason=reason, message=text, exit_code=code)
+            return _classified(told, "", system, evidence)
+        case say.GiveUp() as given_up:
+            own = state.own if state.own is not None and state.own.rank == given_up.rank else None
+            name = "" if own is None or own.rank is None else f"rank {own.rank}"
+            return _classified(given_up_for(given_up, own), name, system, evidence)
+
+
+def _given_up(end: object) -> GivenUp | None:
+    if not isinstance(end, say.GiveUp):
+        return None
+    how = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
+    return GivenUp(reason=end.reason, message=end.message or "", **how)
+
+
+def given_up_for(given_up: say.GiveUp, own: FailureRecord | None) -> FailureRecord:
+    """Why the coordinator has ended the job, as this node tells it.
+
+    The faulty node has its worker's own code, the others have lost a peer; a cause of its own is everybody's.
     """
-
-    def __init__(self, workers: Workers, job: str) -> None:
-        self._workers = workers
-        self._job = job
-        self._of_this_run: str | None = None
-        self._last = ""  # the attempt before
-
-    def begin(self, restarts: int) -> str:
-        """Make the folders of a generation, without the error files of the one before; return their folder.
-
-        It is "" with --log-dir /dev/null: torchrun makes no folder then, and the workers have no error file.
-
-        Raises:
-            UsageError: a folder cannot be made.
-        """
-        logs = self._workers.logs
-        if logs.get("log_dir") == torchrun_options.NOWHERE:
-            return ""
-        try:
-            attempt = f"{self._of_the_run()}/attempt_{restarts}"
-            if self._last != attempt and not torchrun_options.writes_files(logs):
-                shutil.rmtree(self._last, ignore_errors=True)  # nobody reads it again
-            self._last = attempt
-            for local_rank in range(self._workers.count):
-                os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{attempt}/{local_rank}/error.json")
-            for path in torchrun_options.copies(logs, attempt):
-                with open(path, "ab"):
-                    pass
-        except OSError as problem:
-            name = f"--log-dir {logs['log_dir']}" if "log_dir" in logs else "the folder of the workers' error files"
-            raise UsageError(
-                f"{name}: cannot create {problem.filename}: {problem.strerror}; "
-                f"set --log-dir to a writable directory"
-            ) from problem
-        return attempt
-
-    def _of_the_run(self) -> str:
-        if self._of_this_run is None:
-            base = self._base()
-            os.makedirs(base, exist_ok=True)
-            self._of_this_run = tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)
-        return self._of_this_run
-
-    def _base(self) -> str:
-        """Where the user wants the logs, else a new folder as torchrun's; the run's own if nobody wants logs."""
-        logs = self._workers.logs
-        if "log_dir" in logs:
-            return os.path.abspath(logs["log_dir"])
-        return (
-            tempfile.mkdtemp(prefix="torchelastic_")
-            if torchrun_options.writes_files(logs)
-            else self._workers.errors
+    if given_up.cause is not None:  # no code of ours may ask a controller for a restart
+        told = FailureRecord(
+            reason=given_up.cause,
+            message=given_up.reason,
+            exit_code=given_up.exit_code or exit_codes.FAILED,
+            why_not_again=given_up.message,
         )
+        return told if own is None else replace(told, rank=own.rank, local_rank=own.local_rank, lines=own.lines)
+    if own is None:
+        said = given_up.message  # of the faulty worker, on another node
+        text = f"{given_up.reason}; it said: {said}" if said else given_up.reason
+        return FailureRecord(reason="PeerLost", message=text, exit_code=exit_codes.INFRASTRUCTURE)
+    return replace(own, why_not_again=given_up.reason, exit_code=code_of(own))
+
+
+def _classified(told: FailureRecord, name: str, system: System, evidence: Evidence) -> Failure:
+    end = Exit(process=name, code=told.exit_code, signal=None, at_s=0.0)
+    lines = system.last_lines(name) if name else ()
+    return failure.classify(end, replace(evidence, agent=told, last_lines=lines))
+
+
+def _how_it_stopped(state: State, system: System, evidence: Evidence) -> Failure | None:
+    """How the workers took the request is worth a word when one did not leave with 0."""
+    ends = state.run.exits if state.run is not None else ()
+    cause = next((end for end in ends if end.exit_code != 0), None)
+    if cause is None:
+        return None
+    lines = system.last_lines(cause.process)
+    return failure.classify(cause, replace(evidence, agent=None, last_lines=lines, stopped=True))

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import Bound, Codec, Count, MessageError, Port
@@ -97,7 +97,7 @@ class StoreOpen:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The request was not carried out, and nothing of it is left."""
 
     reason: str
@@ -108,12 +108,8 @@ def cannot_fork(reason: str) -> str:
     return f"--start-method is forkserver, but {reason}; set it to auto, or remove the cause"
 
 
-Message: TypeAlias = "ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | Failed"
-
-
-_CODEC = Codec(
-    ForkWorkers, OpenStore, Ready, Unfit, Forked, StoreOpen, Failed, version=VERSION, max_bytes=MAX_BYTES
-)
+Message: TypeAlias = ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | RequestFailed
+_CODEC = Codec(*get_args(Message), version=VERSION, max_bytes=MAX_BYTES)
 printed = _CODEC.encode
 
 

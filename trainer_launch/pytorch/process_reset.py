@@ -1,14 +1,20 @@
-"""Private state of Python's library and torch that a fork would share: reset in each forked worker.
+"""What a forked worker would share with the fork server: reset to what a new process has.
 
-This is the one module that uses private names; each has its reason. Names that a Python or torch does not have are
-left out by the functions that use them.
+That is its signal handlers, its files, and private state of Python's library and torch. This is the one module that
+uses private names; each has its reason. Names that a Python or torch does not have are left out by the functions
+that use them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import itertools
 import logging
+import os
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -64,3 +70,47 @@ def _reset_caches() -> None:
     started._startTime = (
         time.time_ns() if is_ns else time.time()
     )  # of records: milliseconds since the program began
+
+
+# -- signals and files -------------------------------------------------------------------------
+
+
+def restore_signals(handlers: Mapping[int, Any]) -> None:
+    """Handlers as the server found them when it was started; all signals are still blocked."""
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def take_streams(streams: Mapping[int, int]) -> None:
+    """Put these descriptors where a process has its output."""
+    for number, fd in streams.items():
+        os.dup2(fd, number)
+
+
+def close_descriptors(keep: set[int]) -> None:
+    """Nothing is open but the three streams and what loaded libraries hold."""
+    for word in os.listdir("/proc/self/fd"):
+        if int(word) > 2 and int(word) not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(word))
+
+
+def rebuild_streams() -> None:
+    """As `python -u` makes them: the server's own may have looked at another file."""
+    names: Any = sys
+    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115  it stays open
+    raw.raw.name = "<stdin>"
+    like = names.__stdin__
+    names.stdin = names.__stdin__ = io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
+    names.stdin.mode = "r"
+    names.stdout = names.__stdout__ = _writer(1, "<stdout>", names.__stdout__)
+    names.stderr = names.__stderr__ = _writer(2, "<stderr>", names.__stderr__)
+
+
+def _writer(fd: int, name: str, like: Any) -> Any:
+    raw: Any = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115  it stays open
+    raw.name = name
+    made: Any = io.TextIOWrapper(raw, like.encoding, like.errors, newline="\n", write_through=True)
+    made.mode = "w"
+    return made

@@ -23,7 +23,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
-from trainer_launch.host import logs, process_attributes, process_tree, runtime_directory
+from trainer_launch.host import logs, network, process_attributes, process_tree, runtime_directory
 from trainer_launch.host.files import read_secret
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
@@ -36,7 +36,7 @@ from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
-from trainer_launch.pytorch.worker_death import Ends, code_of, ends_of
+from trainer_launch.pytorch.worker_group import Ends, code_of, death_of, ends_of
 from trainer_launch.supervisor import error_lines
 
 _UNLIMITED = 1_000_000  # torch's own agents count
@@ -71,8 +71,6 @@ class PlainTorchrun(CoordinatedRendezvous):
     ) -> None:
         self._server = server
         self._over = self._asked = False
-        deaths: dict[int, HowItDied] = {}
-        self._deaths = Deaths(deaths)
         name, address = _names(conf, endpoint, address)
         me = Identity(
             run_id=conf.run_id, incarnation=uuid.uuid4().hex, host=name, address=address, ports=conf.ports
@@ -80,18 +78,18 @@ class PlainTorchrun(CoordinatedRendezvous):
         hello = say.Hello(say.VERSION, conf.run_id, conf.node_rank, name, me.incarnation)
         self._folder = os.environ.get(runtime_directory.VARIABLE, "")  # a launcher's
         self._link = Client(endpoint, hello, secret, _log.info, conf.seats, run_dir=self._folder)
-        self._first = FirstDeath(deaths, "null", self._started)
+        self._deaths = Deaths(self._started)
         if self._folder:
             process_attributes.die_with_parent(signal.SIGTERM)
         # A launcher hands signals on.
         relayed = relayed_signals(os.environ) if self._folder else frozenset()
-        self._relay = Relay(relayed, self._first.living)
+        self._relay = Relay(relayed, self._deaths.living)
         StopRequest(stopping(os.environ), self._leave_when_asked)
         super().__init__(
             self._link,
             endpoint,
             me=me,
-            first_death=self._first,
+            first_death=self._deaths.first,
             patience_s=conf.patience_s,
             ends=self._how_all_ended,
         )
@@ -100,7 +98,7 @@ class PlainTorchrun(CoordinatedRendezvous):
         """Join and meet the others; the end of the job is the end of this torchrun."""
         with self._ending():
             met = super().next_rendezvous()
-        self._first.begin({})
+        self._deaths.forget()
         self._relay.given = False
         return met
 
@@ -140,16 +138,14 @@ class PlainTorchrun(CoordinatedRendezvous):
 
     def _how_all_ended(self) -> Ends:
         """Who was sent a signal may end with 0 because of it."""
-        return Ends() if self._asked or self._relay.given else ends_of(self._first.all())
+        return Ends() if self._asked or self._relay.given else ends_of(self._deaths.all())
 
     def _leave_when_asked(self) -> None:
         """torch's handler ends this process without a word to the others."""
         self._asked = True
         self._link.send(say.Leave(_LEAVE))
 
-    def _started(self, pid: int) -> None:
-        self._deaths.watch(pid)
-        env = process_tree.environment(pid) or {}
+    def _started(self, env: Mapping[str, str]) -> None:
         if env.get("LOCAL_RANK") == "0":
             first, count = env.get("RANK", ""), env.get("LOCAL_WORLD_SIZE", "")
             if first.isdigit() and count.isdigit():
@@ -168,17 +164,16 @@ class PlainTorchrun(CoordinatedRendezvous):
     def _close(self, reason: str | None) -> None:
         """Hang up; the host's coordinator goes last, with a reason if the job has failed."""
         self._over = True
-        self._first.close()
         self._link.close()
         if self._server is not None:
             self._server.stop(reason)
-        self._deaths.close()
+        self._deaths.stop()
 
 
 def _host(conf: Conf, secret: bytes | None) -> tuple[Server | None, Endpoint]:
     """The coordinator, if this is the node to host it, and where it is."""
     own = frozenset({"localhost", socket.gethostname(), socket.getfqdn()})
-    if not torchrun_rendezvous_options.is_host(conf, own, _is_here):
+    if not torchrun_rendezvous_options.is_host(conf, own, lambda host: network.is_here(host, all)):
         return None, conf.endpoint
     settings = Settings(
         job=conf.run_id,
@@ -210,22 +205,6 @@ def _names(conf: Conf, endpoint: Endpoint, address: str | None) -> tuple[str, st
     # All nodes are on this machine, and must differ.
     name = os.uname().nodename
     return name if conf.node_rank is not None else f"{name}-{os.getpid()}", endpoint.host
-
-
-def _is_here(host: str) -> bool:
-    """Whether all addresses of a name are this machine's own: only those can be bound."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return bool(found) and all(_can_bind(family, address) for family, _, _, _, address in found)
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind(address)
-        return True
-    return False
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -350,115 +329,84 @@ def relayed_signals(env: Mapping[str, str]) -> frozenset[int]:
 # -- how workers died --------------------------------------------------------------------------
 
 
-class Deaths:
-    """Looks at processes from a thread that sleeps until one of them ends."""
+class Deaths(logging.Handler):
+    """How the workers that torch starts die, in their order: a thread sleeps until one of them ends.
 
-    def __init__(self, seen: dict[int, HowItDied]) -> None:
-        self._seen = seen  # gets pids in the order they died
+    torch's own events tell of each start; `started` gets its environment.
+    """
+
+    def __init__(self, started: Callable[[Mapping[str, str]], None]) -> None:
+        super().__init__()
+        self._started = started
+        self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
+        self._error_files: dict[int | None, str | None] = {}  # by local rank
+        self._seen: dict[int, HowItDied] = {}  # by pid, in the order of their deaths
+        self._told = 0  # of them
+        self._first = 0  # of the present workers
         self._ends = select.epoll()
         self._pids: dict[int, int] = {}  # by descriptor
         self._wake, self._waker = os.pipe()
         self._ends.register(self._wake, select.EPOLLIN)
         self._thread = threading.Thread(target=self._look, name="deaths", daemon=True)
         self._thread.start()
+        self._events = logging.getLogger("torchelastic-events-null")
+        self._events.addHandler(self)
 
-    def watch(self, pid: int) -> None:
-        """Note the end of a process; where the kernel does not offer it, nothing will be known of it."""
-        try:
-            fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # an old kernel or a sandbox; or it was collected already
-            return
-        self._pids[fd] = pid
-        self._ends.register(fd, select.EPOLLIN)
-
-    def close(self) -> None:
-        """Look no more."""
+    def stop(self) -> None:
+        """Look no more; logging itself calls `close`, and later."""
+        self._events.removeHandler(self)
         os.write(self._waker, b".")
         self._thread.join()
         for fd in (*self._pids, self._wake, self._waker):
             os.close(fd)
         self._ends.close()
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """One event of torch's."""
+        event = json.loads(record.getMessage())
+        about = event.get("metadata", {})
+        if not event.get("name", "").endswith(".START") or not str(about.get("worker_id", "")).isdigit():
+            return
+        pid, local_rank = int(about["worker_id"]), int(json.loads(about["metadata"])["local_rank"][0])
+        environment = process_tree.environment(pid) or {}
+        self._ranks[pid] = int(about["global_rank"]), local_rank
+        self._error_files[local_rank] = environment.get(_ERROR_FILE)
+        with contextlib.suppress(AttributeError, OSError):  # an old kernel or a sandbox; or it was collected
+            fd = os.pidfd_open(pid)
+            self._pids[fd] = pid
+            self._ends.register(fd, select.EPOLLIN)
+        self._started(environment)
+
     def _look(self) -> None:
-        for fd in self._ended():
-            pid = self._pids.pop(fd)
-            self._seen[pid] = how_it_died(pid)
-            os.close(fd)
+        while self._wake not in (ended := [fd for fd, _ in self._ends.poll()]):
+            for fd in ended:
+                pid = self._pids.pop(fd)
+                self._seen[pid] = how_it_died(pid)
+                os.close(fd)
 
-    def _ended(self) -> Iterator[int]:
-        while True:
-            ended = [fd for fd, _ in self._ends.poll()]
-            if self._wake in ended:
-                return
-            yield from ended
-
-
-class FirstDeath:
-    """Which worker of this node failed first, since the last time it was asked; ranks are torch's own events'."""
-
-    def __init__(
-        self,
-        deaths: Mapping[int, HowItDied],
-        destination: str,
-        watch: Callable[[int], None] = lambda pid: None,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._look = look
-        self._deaths = deaths
-        self._watch = watch
-        self.environments: dict[int, dict[str, str]] = {}  # of the workers by local rank
-        self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
-        self._seen = 0  # deaths that were told
-        self._first = 0  # deaths of workers before the present ones
-        self._starts = Starts(destination, self._started)
-
-    def close(self) -> None:
-        """Listen to torch no more."""
-        self._starts.close()
-
-    def begin(self, environments: dict[int, dict[str, str]]) -> None:
+    def forget(self) -> None:
         """New workers are about to start; whoever died before is no failure of theirs."""
-        self.environments = environments
-        self._seen = self._first = len(self._deaths)
-
-    def _started(self, pid: int, rank: int, local_rank: int) -> None:
-        self._ranks[pid] = rank, local_rank
-        if local_rank not in self.environments:
-            self.environments[local_rank] = process_tree.environment(pid) or {}
-        self._watch(pid)
+        self._error_files.clear()
+        self._told = self._first = len(self._seen)
 
     def living(self) -> list[int]:
         """Workers that have not been seen to end."""
-        return [pid for pid in self._ranks if pid not in self._deaths]
+        return [pid for pid in self._ranks if pid not in self._seen]
 
-    def __call__(self) -> FailureRecord | None:
-        """The first death that has not been told yet, None when there is none."""
-        self._look()
-        deaths = list(self._deaths.items())[self._seen :]
-        self._seen += len(deaths)
+    def first(self) -> FailureRecord | None:
+        """The first failure that has not been told yet, None when there is none."""
+        deaths = list(self._seen.items())[self._told :]
+        self._told += len(deaths)
         return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
 
     def all(self) -> list[FailureRecord]:
-        """All deaths of the present workers, in their order."""
-        self._look()
-        return [self._death(pid, how) for pid, how in list(self._deaths.items())[self._first :]]
+        """All deaths of the present workers."""
+        return [self._death(pid, how) for pid, how in list(self._seen.items())[self._first :]]
 
     def _death(self, pid: int, how: HowItDied) -> FailureRecord:
-        code, number = how or (None, None)
         rank, local_rank = self._ranks.get(pid, (None, None))
-        said = self._last_words(local_rank)
-        return FailureRecord(
-            rank=rank,
-            local_rank=local_rank,
-            exit_code=code,
-            signal=number,
-            message=error_lines.message_in(said),
-            lines=tuple(error_lines.traceback_in(said)),
-        )
-
-    def _last_words(self, local_rank: int | None) -> dict[str, Any]:
-        environment = self.environments.get(-1 if local_rank is None else local_rank, {})
-        return error_lines.read_error_file(environment.get("TORCHELASTIC_ERROR_FILE"))
+        said = error_lines.read_error_file(self._error_files.get(local_rank))
+        return death_of(rank, local_rank, *(how or (None, None)), said)
 
 
 def how_it_died(pid: int) -> HowItDied:
@@ -470,26 +418,3 @@ def how_it_died(pid: int) -> HowItDied:
     if ended is None:
         return None
     return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
-
-
-class Starts(logging.Handler):
-    """Tells pid, rank and local rank of each worker that torch starts: torch's own events say it."""
-
-    def __init__(self, destination: str, started: Callable[[int, int, int], None]) -> None:
-        super().__init__()
-        self._started = started
-        self._events = logging.getLogger(f"torchelastic-events-{destination}")
-        self._events.addHandler(self)
-
-    def close(self) -> None:
-        """Listen to torch no more."""
-        self._events.removeHandler(self)
-        super().close()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One event of torch's."""
-        event = json.loads(record.getMessage())
-        about = event.get("metadata", {})
-        if event.get("name", "").endswith(".START") and str(about.get("worker_id", "")).isdigit():
-            local_rank = json.loads(about["metadata"])["local_rank"][0]
-            self._started(int(about["worker_id"]), int(about["global_rank"]), int(local_rank))

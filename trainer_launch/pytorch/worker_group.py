@@ -16,25 +16,185 @@ machine starts, stops and clears the workers of one generation: `State.run`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.client import Connected, Disconnected
-from trainer_launch.model import FailureRecord, Membership, Plan, Workers
+from trainer_launch.membership.client import Connected, Disconnected, News
+from trainer_launch.model import Exit, FailureRecord, Membership, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
-from trainer_launch.pytorch import group_events as ge
 from trainer_launch.pytorch import worker_processes
-from trainer_launch.pytorch.worker_death import Ends, ends_of, failed_message, lost_peer
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state_machine
+from trainer_launch.supervisor.error_lines import error_name, message_in, recognise, traceback_in
 
-Step = tuple["State", tuple[ge.Action, ...]]
+# -- what may happen to it, beside the supervisor's events ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The coordinator said something, or is out of reach, or is back."""
+
+    at_s: float
+    news: News
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Workers, and a store, can be started."""
+
+    at_s: float
+    attempt_folder: str = ""  # for error files and logs, one folder for each worker in it; "": none
+
+
+@dataclass(frozen=True, slots=True)
+class CannotStart:
+    """Workers or a store cannot be started, and never will be."""
+
+    at_s: float
+    text: str
+    code: int  # the exit code that says it
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """The store process of this generation is there."""
+
+    at_s: float
+    host: str  # where the other nodes reach it
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEnded:
+    """The store process has ended, and not by us."""
+
+    at_s: float
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker has ended, with what it said of it in its error file."""
+
+    exit: Exit
+    death: FailureRecord
+
+
+Event = Heard | Prepared | CannotStart | StoreOpened | StoreEnded | WorkerEnded | ev.Event
+
+# -- what it may do, beside the supervisor's actions ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this to the coordinator."""
+
+    message: say.FromNode
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make sure of what starts workers; answered by Prepared or CannotStart."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostStore:
+    """Start the generation's store process; answered by StoreOpened or CannotStart."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStore:
+    """End the store process, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Start all workers of a generation; a failure comes back as `SpawnFailed`."""
+
+    processes: tuple[Process, ...]
+
+
+Action = Tell | Prepare | HostStore | CloseStore | StartWorkers | ev.Action
+
+
+# -- what a worker's end means ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How this node's workers of one generation ended before anybody stopped them."""
+
+    finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
+    failed: bool = False  # whether one failed for a reason of its own
+
+
+UNKNOWN_ENDS = Ends(failed=True)  # as long as nobody has looked, nothing is proved
+_OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
+
+
+def code_of(death: FailureRecord) -> int:
+    """The exit code that says it."""
+    return exit_codes.of_signal(death.signal) if death.signal is not None else death.exit_code or exit_codes.FAILED
+
+
+def death_of(
+    rank: int | None, local_rank: int | None, code: int | None, number: int | None, said: dict[str, Any]
+) -> FailureRecord:
+    """The death of a worker with what it has said in its error file."""
+    return FailureRecord(
+        rank=rank,
+        local_rank=local_rank,
+        exit_code=code,
+        signal=number,
+        message=message_in(said),
+        lines=tuple(traceback_in(said)),
+    )
+
+
+def lost_peer(death: FailureRecord) -> bool:
+    """Whether a worker says itself that its connection to a peer was closed, also if we ended it after that."""
+    said = death.message if death.signal in (None, *_OUR_SIGNALS) else None
+    found = recognise(said or "")
+    return found is not None and found[0].reason == "PeerLost"
+
+
+def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Failed:
+    """What the coordinator is told, which decides whether a restart can help."""
+    said, is_peers = death.message or "", lost_peer(death) and not ends.failed
+    how = (death.rank, death.exit_code, death.signal, said, error_name(said))
+    return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished)
+
+
+def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
+    """Sum up deaths in the order they were seen.
+
+    Who leaves with 0 after the first failure may have been asked to. Who was killed after it tells nothing, unless
+    an error was written first.
+    """
+    finished: list[int] = []
+    own = lost = False
+    for death in deaths:
+        if death.exit_code == 0:
+            if death.rank is not None and not (lost or own):
+                finished.append(death.rank)
+        elif lost_peer(death):
+            lost = True
+        else:
+            ended_by_us = (lost or own) and death.signal in _OUR_SIGNALS
+            own = own or death.message is not None or not ended_by_us
+    return Ends(tuple(finished[: say.MAX_RANKS]), own)
+
+
+# -- the group as a whole ------------------------------------------------------------------------
+
+
+Step = tuple["State", tuple[Action, ...]]
 
 
 class Phase(Enum):
@@ -87,9 +247,7 @@ class State:
     failure: FailureRecord | None = None  # the first of them, or what else has ended the generation here
     is_told: bool = False  # the coordinator knows of it
     own: FailureRecord | None = None  # the failure here that ended the last generation
-    ends: Ends = field(
-        default_factory=lambda: Ends(failed=True)
-    )  # of the last generation; as long as nobody has looked, nothing is proved
+    ends: Ends = UNKNOWN_ENDS  # of the last generation
     end: say.GiveUp | say.Finished | Refusal | None = None
     stop_signal: int | None = None  # what asked this pod to stop, or said that nothing is to be started again
 
@@ -133,7 +291,7 @@ def begin(plan: Plan, incarnation: str, at_s: float) -> Step:
     return state, (_join(state),)
 
 
-def step(state: State, event: ge.Event) -> Step:
+def step(state: State, event: Event) -> Step:
     """Decide what an event changes and what has to be done."""
     if state.phase is Phase.ENDED:
         return state, ()
@@ -151,14 +309,10 @@ def _open_gate(state: State, event: ev.GateOpened) -> Step:
     return state, (ev.CloseGate(), _join(state))
 
 
-def _unresolved(state: State, event: ev.Unresolved) -> Step:
-    return replace(state, unresolved=event.text), (ev.Say(event.text),)
-
-
 # -- the coordinator --------------------------------------------------------------------------
 
 
-def _hear(state: State, heard: ge.Heard) -> Step:
+def _hear(state: State, heard: Heard) -> Step:
     match heard.news:
         case Disconnected():
             since_s = heard.at_s if state.away_since_s is None else state.away_since_s
@@ -166,7 +320,7 @@ def _hear(state: State, heard: ge.Heard) -> Step:
         case Connected():
             state = replace(state, away_since_s=None)
             again = state.phase is Phase.DONE  # it may have been lost with the connection
-            return state, (_done(state),) if again else ()
+            return state, (Tell(say.Done(state.seen)),) if again else ()
         case say.Formed() as formed if state.phase is Phase.JOINING:
             return _form(state, formed)
         case say.Go() as go if state.phase is Phase.FORMED and state.formed:
@@ -182,45 +336,41 @@ def _hear(state: State, heard: ge.Heard) -> Step:
     return state, ()
 
 
-def _join(state: State) -> ge.Tell:
+def _join(state: State) -> Tell:
     ends = state.ends
-    return ge.Tell(say.Join(state.incarnation, state.seen, ends.finished, ends.failed))
-
-
-def _done(state: State) -> ge.Tell:
-    return ge.Tell(say.Done(state.seen))
+    return Tell(say.Join(state.incarnation, state.seen, ends.finished, ends.failed))
 
 
 def _form(state: State, formed: say.Formed) -> Step:
     """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
-    state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=Ends(failed=True))
-    return state, (ge.Prepare(),)
+    state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=UNKNOWN_ENDS)
+    return state, (Prepare(),)
 
 
-def _prepared(state: State, event: ge.Prepared) -> Step:
+def _prepared(state: State, event: Prepared) -> Step:
     if state.phase is not Phase.FORMED or state.formed is None or state.has_store:
         return state, ()
     state = replace(state, is_prepared=True, attempt_folder=event.attempt_folder)
     if state.formed is not None and state.formed.is_store_host:
-        return state, (ge.OpenStore(),)
+        return state, (HostStore(),)
     return _start(state, event.at_s)
 
 
-def _cannot_start(state: State, event: ge.CannotStart) -> Step:
+def _cannot_start(state: State, event: CannotStart) -> Step:
     return _end(replace(state, end=Refusal(event.text, event.code)), say.Leave(event.text[:200]))
 
 
-def _store_opened(state: State, opened: ge.StoreOpened) -> Step:
+def _store_opened(state: State, opened: StoreOpened) -> Step:
     if state.phase is not Phase.FORMED or state.formed is None:
         return state, ()
-    told = ge.Tell(say.Store(state.formed.generation, opened.host, opened.port))
+    told = Tell(say.Store(state.formed.generation, opened.host, opened.port))
     return replace(state, has_store=True), (told,)
 
 
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:
     """The coordinator ends the generation: what our workers did before we stop them may tell why."""
     if state.phase is Phase.RUNNING and state.stop_signal is not None:
-        actions: tuple[ge.Action, ...] = ()  # the workers end by themselves, or have been told to
+        actions: tuple[Action, ...] = ()  # the workers end by themselves, or have been told to
     elif state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
         state, actions = _stop(replace(state, ending=Ending.OVER, failure=None, ends=_ends(state)), at_s)
     elif state.phase is Phase.DONE:
@@ -240,7 +390,7 @@ def _ends(state: State) -> Ends:
 
 def _rejoin(state: State) -> Step:
     state = replace(state, phase=Phase.JOINING, formed=None, go=None, run=None, is_prepared=False, has_store=False)
-    return state, (ge.CloseStore(), _join(state), ev.Clean())
+    return state, (CloseStore(), _join(state), ev.Clean())
 
 
 def _break_off(state: State, at_s: float) -> Step:
@@ -253,8 +403,8 @@ def _break_off(state: State, at_s: float) -> Step:
 
 def _end(state: State, word: say.Leave | None = None) -> Step:
     gate = (ev.CloseGate(),) if state.phase is Phase.WAITING else ()
-    told = () if word is None else (ge.Tell(word),)
-    return replace(state, phase=Phase.ENDED, wait_until_s=None), (*gate, *told, ge.CloseStore())
+    told = () if word is None else (Tell(word),)
+    return replace(state, phase=Phase.ENDED, wait_until_s=None), (*gate, *told, CloseStore())
 
 
 # -- workers ----------------------------------------------------------------------------------
@@ -268,25 +418,12 @@ def _start(state: State, at_s: float) -> Step:
     processes = worker_processes.of(state.workers, state.membership, formed, go, state.attempt_folder)
     plan = replace(state.plan, processes=processes, wait_for=(), restarts=0)
     run, actions = state_machine.begin(plan, at_s)
-    state = replace(
-        state,
-        phase=Phase.RUNNING,
-        run=run,
-        starts=state.starts + 1,
-        ending=None,
-        deaths=(),
-        failure=None,
-        is_told=False,
-        own=None,
-    )
-    return state, _together(actions)
-
-
-def _together(actions: tuple[ev.Action, ...]) -> tuple[ge.Action, ...]:
-    """All that is to be started as one action."""
+    state = replace(state, phase=Phase.RUNNING, run=run, starts=state.starts + 1, ending=None, deaths=())
+    state = replace(state, failure=None, is_told=False, own=None)
+    # All that is to be started is one action.
     starts = tuple(action.process for action in actions if isinstance(action, ev.Spawn))
     others = tuple(action for action in actions if not isinstance(action, ev.Spawn))
-    return (ge.StartWorkers(starts), *others) if starts else others
+    return state, (StartWorkers(starts), *others) if starts else others
 
 
 def _inside(state: State, event: ev.Event) -> Step:
@@ -305,7 +442,7 @@ def _stop(state: State, at_s: float) -> Step:
     return replace(state, run=run), actions
 
 
-def _worker_ended(state: State, ended: ge.WorkerEnded) -> Step:
+def _worker_ended(state: State, ended: WorkerEnded) -> Step:
     state = replace(state, deaths=(*state.deaths, ended.death))
     state, told = _note_failure(state, ended.death) if ended.exit.exit_code != 0 else (state, ())
     state, actions = _inside(state, ev.Exited(ended.exit.at_s, ended.exit))
@@ -316,7 +453,7 @@ def _note_failure(state: State, death: FailureRecord) -> Step:
     """The first failure ends the generation; who only lost a peer may not be the first that failed."""
     if state.ending is not None or state.stop_signal is not None:
         if state.failure is not None and lost_peer(state.failure) and not state.is_told and _is_guiltier(death):
-            return _tell_failure(replace(state, failure=death))
+            return _tell_failure(replace(state, failure=_by_itself(death)))
         return state, ()
     state = replace(state, ending=Ending.FAILED, failure=death)
     return (state, ()) if lost_peer(death) else _tell_failure(state)
@@ -324,8 +461,13 @@ def _note_failure(state: State, death: FailureRecord) -> Step:
 
 def _is_guiltier(death: FailureRecord) -> bool:
     """Whether it failed for a reason of its own, not because we had asked it to end."""
-    ended_by_us = death.signal in (signal.SIGTERM, signal.SIGKILL)
-    return not lost_peer(death) and (death.message is not None or not ended_by_us)
+    return not lost_peer(death) and (death.message is not None or death.signal not in _OUR_SIGNALS)
+
+
+def _by_itself(death: FailureRecord) -> FailureRecord:
+    """As it would have ended: its error was written when our request to end came."""
+    was_ended = death.signal in _OUR_SIGNALS and death.message is not None
+    return replace(death, signal=None, exit_code=exit_codes.FAILED) if was_ended else death
 
 
 def _tell_failure(state: State) -> Step:
@@ -333,7 +475,7 @@ def _tell_failure(state: State) -> Step:
     if death is None or state.is_told or state.formed is None:
         return state, ()
     failed = failed_message(death, state.formed.generation, _ends(state))
-    return replace(state, is_told=True), (ge.Tell(failed),)
+    return replace(state, is_told=True), (Tell(failed),)
 
 
 def _not_spawned(state: State, failed: ev.SpawnFailed) -> Step:
@@ -362,7 +504,7 @@ def _hung(state: State, hung: ev.Hung) -> Step:
     return state, (*told, *(ev.SignalGroup(name, signal.SIGKILL) for name in alive))
 
 
-def _store_ended(state: State, event: ge.StoreEnded) -> Step:
+def _store_ended(state: State, event: StoreEnded) -> Step:
     """Without its store a generation cannot go on; who killed it is not known."""
     if state.formed is None or state.ending is not None or state.stop_signal is not None:
         return state, ()
@@ -395,7 +537,7 @@ def _settle(state: State, at_s: float) -> Step:
         state, actions = _rejoin(replace(state, ending=None))
     else:
         state = replace(state, phase=Phase.DONE)
-        actions = (_done(state),)
+        actions = (Tell(say.Done(state.seen)),)
     return state, (*told, *actions)
 
 
@@ -414,7 +556,7 @@ def _signalled(state: State, event: ev.Signalled) -> Step:
     if is_first:
         state = replace(state, stop_signal=event.number)
     state, actions = _inside(state, event)
-    return state, ((ge.Tell(say.Leave("asked to stop")),) if is_first and asks else ()) + actions
+    return state, ((Tell(say.Leave("asked to stop")),) if is_first and asks else ()) + actions
 
 
 def _tick(state: State, event: ev.Deadline) -> Step:
@@ -443,16 +585,16 @@ def _is_due(at_s: float | None, now_s: float) -> bool:
 
 _Handler = Callable[[State, Any], Step]
 _HANDLERS: dict[type, _Handler] = {
-    ge.Heard: _hear,
-    ge.Prepared: _prepared,
-    ge.CannotStart: _cannot_start,
-    ge.StoreOpened: _store_opened,
-    ge.StoreEnded: _store_ended,
-    ge.WorkerEnded: _worker_ended,
+    Heard: _hear,
+    Prepared: _prepared,
+    CannotStart: _cannot_start,
+    StoreOpened: _store_opened,
+    StoreEnded: _store_ended,
+    WorkerEnded: _worker_ended,
     ev.SpawnFailed: _not_spawned,
     ev.Hung: _hung,
     ev.Signalled: _signalled,
     ev.GateOpened: _open_gate,
-    ev.Unresolved: _unresolved,
+    ev.Unresolved: lambda state, event: (replace(state, unresolved=event.text), (ev.Say(event.text),)),
     ev.Deadline: _tick,
 }

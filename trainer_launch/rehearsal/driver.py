@@ -1,6 +1,6 @@
 """A job on this machine, from its first pod to its condition, whether flags or a manifest describe it.
 
-What happens is decided in `manifest.machine`; here it is done: processes, signals, folders.
+What happens is decided in `controllers/job_lifecycle.py`; here it is done: processes, signals, folders.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from pathlib import Path
 
 import psutil
 
-from trainer_launch.host import deadline_subprocess, logs
+from trainer_launch.host import deadline_subprocess, files, logs
 from trainer_launch.model import Exit, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability.termination_message import use_color
 from trainer_launch.rehearsal.controllers import job_lifecycle
-from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, State, StopAsked
+from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, Start, Stop, own_init
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
+from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults.injection import Faults
 from trainer_launch.rehearsal.faults.requests import NOTHING, Asked
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import summary
-from trainer_launch.rehearsal.report.history import Entry, History, Recorder, What
+from trainer_launch.rehearsal.report.history import INIT, Entry, History, Recorder, What
 from trainer_launch.rehearsal.report.reporting import SILENT, Reporting
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
@@ -89,7 +90,7 @@ class Rehearsal:
 
     def __init__(self, job: Job, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float) -> None:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
-        self._failed: list[job_lifecycle.Exited] = []  # what could not be started
+        self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
         self._grown = 0
         self.processes = PodProcesses(kubelet)
@@ -151,7 +152,7 @@ class Rehearsal:
     def _messages(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
         containers = {pod.name: summary.deciding_container(pod, states[pod.name]) for pod in pods}
-        return {pod.name: _text_of(self.kubelet.termination_message(pod, containers[pod.name])) for pod in pods}
+        return {pod.name: files.text(self.kubelet.termination_message(pod, containers[pod.name])) for pod in pods}
 
     def _words(self) -> dict[str, str]:
         return {name: text.partition("\n")[0] for name, text in self._messages().items()}
@@ -196,12 +197,12 @@ class Rehearsal:
 
     # -- events -------------------------------------------------------------------------------
 
-    def _events(self) -> list[job_lifecycle.Event]:
+    def _events(self) -> list[Event]:
         failed, self._failed = self._failed, []
         if failed:
             return list(failed)
         due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
-        made: list[job_lifecycle.Event] = [one for event in self._system.wait(due_s) if (one := self._event(event))]
+        made: list[Event] = [one for event in self._system.wait(due_s) if (one := self._event(event))]
         if due_s is not None and self._system.now() >= due_s:
             made.append(job_lifecycle.Due(self._system.now()))
         return made
@@ -212,7 +213,7 @@ class Rehearsal:
         if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
             yield self._began_s + due_s
 
-    def _event(self, event: ev.Event) -> job_lifecycle.Event | None:
+    def _event(self, event: ev.Event) -> Event | None:
         if isinstance(event, ev.Exited):
             made = _exited(event.at_s, event.exit)
             self._clear(made.pod, made.container)
@@ -220,7 +221,7 @@ class Rehearsal:
         if isinstance(event, ev.Signalled):
             if event.number in STOP_SIGNALS:
                 self._stop_signal = self._stop_signal or event.number
-                return job_lifecycle.StopAsked(event.at_s, self._grace_s)
+                return StopAsked(event.at_s, self._grace_s)
             for name in self._system.pids():  # such as USR1: what it is for, each pod's launcher knows
                 self._system.signal_leader(name, event.number)
         return None
@@ -238,16 +239,14 @@ class Rehearsal:
                 return
             psutil.wait_procs(left, timeout=_SWEEP_S)
 
-    def take(self, event: job_lifecycle.Event) -> None:
+    def take(self, event: Event) -> None:
         """Let the machine decide what comes of it, and do that."""
         before = self.state
         self.state, actions, said = job_lifecycle.step(before, event)
-        if isinstance(event, job_lifecycle.Exited):
+        if isinstance(event, Exited):
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
-            said = [
-                *filter(None, [told(before, self.state, event, _text_of(path).partition("\n")[0])]),
-                *said,
-            ]
+            sentence = told(before, self.state, event, files.text(path).partition("\n")[0])
+            said = [sentence, *said] if sentence else said
         self._tell_all(happened(before, self.state, event, actions))
         self._do(actions, said)
 
@@ -282,19 +281,12 @@ class Rehearsal:
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND
-            self._failed.append(job_lifecycle.Exited(time.monotonic(), action.pod, action.container, code))
+            self._failed.append(Exited(time.monotonic(), action.pod, action.container, code))
 
 
-def _exited(at_s: float, end: Exit) -> job_lifecycle.Exited:
+def _exited(at_s: float, end: Exit) -> Exited:
     pod, _, container = end.process.partition("/")
-    return job_lifecycle.Exited(at_s, pod, container, end.exit_code)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return Exited(at_s, pod, container, end.exit_code)
 
 
 # -- watchdog ----------------------------------------------------------------------------------
@@ -327,7 +319,6 @@ def held(folder: Path) -> Iterator[None]:
 # -- history -----------------------------------------------------------------------------------
 
 
-INIT = "init"  # the text of the start of a container that ends before the others begin
 _ASKERS: tuple[tuple[type, str], ...] = ((PodDeleted, "fault"), (StopAsked, "user"))
 
 

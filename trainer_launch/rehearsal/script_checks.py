@@ -13,9 +13,8 @@ from enum import Enum
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted, listed
-from trainer_launch.rehearsal.report.fault_costs import Analysis
+from trainer_launch.rehearsal.report.fault_costs import Analysis, Resume
 from trainer_launch.rehearsal.report.history import INIT, Entry, History, What
-from trainer_launch.rehearsal.resume_check import Resume
 
 # -- the verdict -------------------------------------------------------------------------------
 

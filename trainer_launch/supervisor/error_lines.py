@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer_launch.model import exit_codes, typos
+from trainer_launch.model import exit_codes, suggestions
 from trainer_launch.model.frozen import dataclass
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
@@ -130,7 +130,7 @@ SYMPTOMS = (
     ),
     _symptom(
         "ProgramError",
-        _START + typos.PATTERN,
+        _START + suggestions.TYPO_IN_PROGRAM,
         what="because it uses a name, an attribute or a parameter that does not exist",
         hint="correct the program, or the version of the library that it calls; a restart will not help",
         again=False,

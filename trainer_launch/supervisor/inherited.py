@@ -86,7 +86,7 @@ def _is_open(fd: int) -> bool:
 # -- signals that arrive before PID 1 is ready -------------------------------------------------
 
 
-_leaving: list[bool] = []  # not empty once the termination message are written
+_leaving: list[bool] = []  # not empty once the termination message is written
 
 
 def end_on_stop() -> None:
@@ -106,7 +106,7 @@ def open_streams() -> None:
 
 
 def leave() -> None:
-    """Keep to the exit code that the termination message tell, also when asked to stop while the process ends."""
+    """Keep to the exit code that the termination message tells, also when asked to stop while the process ends."""
     _leaving.append(True)
 
 

@@ -10,60 +10,15 @@ from trainer_launch.model import Exit, Failure, FailureRecord, Outcome, Plan, Pr
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.signal_policy import SignalAction, signal_name
 from trainer_launch.model.units import counted
-from trainer_launch.supervisor import death_clues, failure, state_machine
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor import failure, state_machine
 from trainer_launch.supervisor.events import Phase, State
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.system import System
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
-
-
-class AnySystem(Protocol):
-    """What the loop needs of the operating system; `system.System` and the tests' fake have it."""
-
-    def now(self) -> float:
-        """Seconds of a clock that never goes back."""
-
-    def wait(self, until_s: float | None) -> list[ev.Event]:
-        """What has happened; returns at the latest at `until_s`, None: whenever something happens."""
-
-    def spawn(self, process: Process) -> int:
-        """Start a process, and return its pid. Raises: OSError."""
-
-    def signal_leader(self, name: str, number: int) -> None:
-        """Signal the process alone."""
-
-    def signal_group(self, name: str, number: int) -> int:
-        """Signal its whole group, and return how many processes that was."""
-
-    def signal_all(self, number: int, *, again: bool, sparing: frozenset[str]) -> int:
-        """Signal all below us but these processes' own trees, `again` those told before, too; return how many."""
-
-    def descendants(self) -> tuple[str, ...]:
-        """All that is below us, each in words for people."""
-
-    def open_gate(self, names: tuple[str, ...]) -> None:
-        """Begin to wait until these names resolve; `wait` tells."""
-
-    def close_gate(self) -> None:
-        """Wait for names no longer."""
-
-    def look(self) -> Evidence:
-        """What tells why a process died."""
-
-    def clean(self) -> None:
-        """Remove what an ended start has left in shared memory."""
-
-    def read_text(self, path: str) -> str | None:
-        """A file's text, None when it cannot be read."""
-
-    def last_lines(self, name: str) -> tuple[str, ...]:
-        """What a process has written last."""
-
-    def drain(self, wait_s: float) -> None:
-        """Write what is still in pipes, for so many seconds at most."""
 
 
 class AnyWatch(Protocol):
@@ -90,7 +45,7 @@ class AnyObserver(Protocol):
 
 def supervise(
     plan: Plan,
-    system: AnySystem,
+    system: System,
     watch: AnyWatch | None = None,
     observer: AnyObserver | None = None,
 ) -> Outcome:
@@ -104,7 +59,7 @@ def supervise(
 class _Run:
     """The state, and who carries out what it asks for."""
 
-    def __init__(self, plan: Plan, system: AnySystem, watch: AnyWatch | None, observer: AnyObserver | None) -> None:
+    def __init__(self, plan: Plan, system: System, watch: AnyWatch | None, observer: AnyObserver | None) -> None:
         self.evidence = Evidence()
         self._system = system
         self._watch = watch
@@ -164,7 +119,7 @@ class _Run:
             carry_out(self._system, action, self.state.plan)
 
 
-def carry_out(system: AnySystem, action: ev.Action, plan: Plan) -> None:
+def carry_out(system: System, action: ev.Action, plan: Plan) -> None:
     """Do what the machine asks for, but start and look."""
     match action:
         case ev.OpenGate(names=names):
@@ -222,7 +177,7 @@ def _is_request(number: int, before: Phase, state: State) -> bool:
     return purpose is SignalAction.TERMINATE and before is not Phase.DONE
 
 
-def _outcome(state: State, system: AnySystem, evidence: Evidence) -> Outcome:
+def _outcome(state: State, system: System, evidence: Evidence) -> Outcome:
     return Outcome(
         verdict=state.verdict,
         failure=_failure(state, system, evidence),
@@ -234,7 +189,7 @@ def _outcome(state: State, system: AnySystem, evidence: Evidence) -> Outcome:
     )
 
 
-def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | None:
+def _failure(state: State, system: System, evidence: Evidence) -> Failure | None:
     if state.gate_failed:
         return failure.unresolved(state.text)
     cause = state.cause
@@ -245,7 +200,7 @@ def _failure(state: State, system: AnySystem, evidence: Evidence) -> Failure | N
     if cause is None:
         return None
     note = system.read_text(state.plan.failure_file) if state.plan.failure_file else None
-    agent = death_clues.parse_agent_failure(note) if note else None
+    agent = failure.parse_agent_failure(note) if note else None
     lines = system.last_lines(cause.process)
     seen = replace(evidence, agent=agent, last_lines=lines, stopped=state.stopped, text=state.text)
     seen = replace(seen, handed_on=state.handed_on)

@@ -254,7 +254,8 @@ class _Pipe:
         return True
 
     def _take(self, data: bytes, now_s: float) -> None:
-        self.heard_at_s = now_s
+        if data:  # its end is no word
+            self.heard_at_s = now_s
         self.bytes += len(data)
         shown = data if self.sieve is None else self.sieve(data)
         self.show(lambda: self.source.feed(shown))

@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from trainer_launch.host import shm
 from trainer_launch.host.deadline_subprocess import try_out
-from trainer_launch.host.shm import Ground
-from trainer_launch.model import Job, Topology
+from trainer_launch.host.shm import Baseline
+from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.gather import Reading
+from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Decision, Need, decide
-from trainer_launch.planning.topology import hosts_no_rank
+from trainer_launch.planning.topology import hosts_no_rank, place
 
 _MPI = ("mpirun", "sshd")
 _TRY_S = 5.0  # it takes 50 ms
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
-    ground = Ground(os.uname().nodename)
+    ground = Baseline(os.uname().nodename)
 
     def sweep() -> None:
         removed = ground.sweep()
@@ -45,29 +45,29 @@ def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
         ground.close()
 
 
-def decided(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+def decided(reading: Reading, settings: Settings) -> Decision:
     """What to do about the size of /dev/shm; nothing is done yet.
 
     Raises:
-        UsageError: --shm-size is no size.
+        LaunchError: --shm-size is no size, or this node has no place in the job.
     """
-    return decide(reading.host, _need(reading, topology), settings.shm_size)
+    return decide(reading.host, _need(reading), settings.shm_size)
 
 
-def enlarged(reading: Reading, topology: Topology, settings: Settings) -> Decision:
+def enlarged(reading: Reading, settings: Settings) -> Decision:
     """Do it, or say what would help.
 
     Raises:
-        UsageError: --shm-size is no size.
+        LaunchError: --shm-size is no size, or this node has no place in the job.
     """
-    decision = decided(reading, topology, settings)
+    decision = decided(reading, settings)
     if decision.enlarge_to is not None:
         try:
             room = shm.enlarge(decision.enlarge_to)
             _log.info("enlarged /dev/shm to %.0f MiB", room.size_bytes / MIB)
         except NodeError:  # a user namespace's CAP_SYS_ADMIN is not enough
             reading = replace(reading, host=replace(reading.host, may_enlarge_shm=False))
-            decision = decided(reading, topology, settings)
+            decision = decided(reading, settings)
     if decision.warning:
         _log.warning("%s", decision.warning)
     return decision
@@ -88,7 +88,7 @@ def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -
     return is_refused
 
 
-def _need(reading: Reading, topology: Topology) -> Need:
+def _need(reading: Reading) -> Need:
     job = reading.job
     if job.role == "rank":
         return Need()  # one of several processes in a pod that somebody else owns
@@ -98,4 +98,4 @@ def _need(reading: Reading, topology: Topology) -> Need:
     if job.nproc_per_node is None and is_mpi:
         # Only the job's launcher knows; two are the least that share anything.
         return Need(workers=max(gpus, 2), on_gpus=gpus > 0, is_mpi=True, is_guess=True)
-    return Need(workers=topology.local_world_size or 1, on_gpus=gpus > 0, is_mpi=is_mpi)
+    return Need(workers=place(job, reading.host).local_world_size or 1, on_gpus=gpus > 0, is_mpi=is_mpi)

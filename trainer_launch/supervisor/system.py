@@ -16,16 +16,17 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from trainer_launch.host import cgroup, process_tree, shm
-from trainer_launch.host.dns import Gate, Resolve, resolve
+from trainer_launch.host.dns import Lookup, PendingNames, lookup
 from trainer_launch.model import Exit, Process, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inherited
-from trainer_launch.supervisor.death_clues import Evidence
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 from trainer_launch.supervisor.rate_limit import Flood
 
@@ -41,7 +42,7 @@ class System:
         color: bool = False,
         watched: bool = False,
         flood: Flood | None = None,
-        resolver: Resolve = resolve,
+        resolver: Lookup = lookup,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
@@ -54,9 +55,13 @@ class System:
         inherited.become_reaper()
         self._witness = Witness()
         self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
+        output = self._output
+        self.last_lines, self.last_line, self.heard = output.last_lines, output.last_line, output.heard
+        self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
+        self.print = partial(output.say, stream=1)
         self._resolver = resolver
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
-        self._gate: Gate | None = None
+        self._gate: PendingNames | None = None
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
@@ -225,7 +230,7 @@ class System:
 
     def open_gate(self, names: tuple[str, ...]) -> None:
         """Begin to resolve names; the answers come as events."""
-        self._gate = Gate(names, self._resolver)
+        self._gate = PendingNames(names, self._resolver)
         self._selector.register(self._gate.fd, selectors.EVENT_READ)
         self._gate.start()
 
@@ -307,29 +312,9 @@ class System:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def last_lines(self, name: str) -> tuple[str, ...]:
-        """Return what a process wrote last."""
-        return self._output.last_lines(name)
-
-    def last_line(self, name: str) -> str:
-        """Return the newest line of a process, of either stream."""
-        return self._output.last_line(name)
-
     def pids(self) -> dict[str, int]:
         """The processes that we started and that have not ended, by name."""
         return {name: pid for pid, (name, _) in self._popens.items()}
-
-    def heard(self, name: str) -> int:
-        """How many bytes of output a process has written so far."""
-        return self._output.heard(name)
-
-    def say(self, line: bytes) -> None:
-        """Write a line of the launcher's own to stderr, never inside a labelled process's line."""
-        self._output.say(line)
-
-    def print(self, line: bytes) -> None:
-        """Likewise to stdout."""
-        self._output.say(line, 1)
 
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
@@ -387,7 +372,7 @@ class Witness:
 
     def look(self) -> Evidence:
         """Return what can be seen now."""
-        room = shm.room(self._shm)
+        room = shm.space(self._shm)
         seen = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),

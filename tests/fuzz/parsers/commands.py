@@ -14,11 +14,11 @@ from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.commands import local, options, run
 from trainer_launch.commands import options as fields
-from trainer_launch.contracts.bare import NAME as BARE
+from trainer_launch.contracts import UNKNOWN
 from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
-from trainer_launch.planning import gather, horovodrun_options, torchrun_options, typed_mpirun
+from trainer_launch.planning import engines, horovodrun_options, reading, torchrun_options, typed_mpirun
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
@@ -40,7 +40,7 @@ def command(data: bytes) -> None:
     if not isinstance(found, Refused):
         assert found.argv == tuple(words)
         if found.torchrun is not None:
-            attempt(overlay, Job(contract=BARE), found.torchrun.options, Origin.COMMAND)
+            attempt(overlay, Job(contract=UNKNOWN.name), found.torchrun.options, Origin.COMMAND)
     taken = attempt(torchrun_options.split_command, words, kinds=(UsageError,))
     if not isinstance(taken, Refused):
         again = torchrun_options.split_command((*torchrun_options.render(taken.options), "--", *taken.program))
@@ -78,13 +78,13 @@ def setting(data: bytes) -> None:
             assert sentence.isprintable()
     if isinstance(found, Refused):
         return
-    job = attempt(with_hosts, Job(contract=BARE), found.hosts)
+    job = attempt(with_hosts, Job(contract=UNKNOWN.name), found.hosts)
     if not isinstance(job, Refused):
         job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
     if not isinstance(job, Refused):
         attempt(with_minimum, job, found.min_nodes)
-    attempt(gather.ports_of, found, names="--port-range")
-    attempt(gather._names, found.preload, names="--preload")
+    attempt(reading.ports_of, found, names="--port-range")
+    attempt(engines._names, found.preload, names="--preload")
     attempt(run.hang_timeout_s, found.hang_timeout or "auto", names="--hang-timeout")
 
 
@@ -134,7 +134,7 @@ def argv(data: bytes) -> None:
     if isinstance(found, Refused):
         return
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
-    attempt(gather.ports_of, found.settings, names="--port-range")
+    attempt(reading.ports_of, found.settings, names="--port-range")
     attempt(signal_policy.parse, found.settings.signals or "", names="--signals")
     if name == "local":
         attempt(local._nodes, found.settings, names="--nodes")

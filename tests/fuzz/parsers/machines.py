@@ -10,7 +10,7 @@ from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
 from trainer_launch.host import cgroup, dns, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
-from trainer_launch.mpi import ssh_config
+from trainer_launch.mpi import ssh_client, ssh_server
 from trainer_launch.planning import ssh_environment
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
@@ -80,12 +80,9 @@ def variables(data: bytes) -> None:
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
     env = {name: value for name, value in entries if name}
     handed = ssh_environment.handed_on(env, ())
-    files = ssh_config.Files(folder="/run/x")
-    server = ssh_config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env=handed.env)
-    text = ssh_config.server(server)
-    bare = ssh_config.server(
-        ssh_config.Server(files=files, port=22, addresses=(), user="root", is_root=True, env={"A": "b"})
-    )
+    files = ssh_client.files_in("/run/x")
+    config = ssh_server.configuration(files, port=22, addresses=(), user="root", is_root=True, log_level="INFO")
+    text, bare = config + ssh_server.set_env(handed.env), config + ssh_server.set_env({"A": "b"})
     assert text.count("\n") <= bare.count("\n")
     if handed.env:
         assert _arguments(text.split("\n")[-2]) == [f"{name}={value}" for name, value in handed.env.items()]

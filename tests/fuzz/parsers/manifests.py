@@ -14,7 +14,7 @@ from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.faults import chaos, grammar, requests
+from trainer_launch.rehearsal.faults import grammar, requests
 
 
 @target("yaml", 8000)
@@ -60,12 +60,12 @@ def fault(data: bytes) -> None:
     if not isinstance(found, Refused):
         assert grammar.parse(found.text) == found
         assert grammar.render(found) == found.text
-    drawn = attempt(chaos.parse, text, kinds=(UsageError,), names="--chaos")
+    drawn = attempt(grammar.parse_chaos, text, kinds=(UsageError,), names="--chaos")
     if not isinstance(drawn, Refused):
         over = attempt(drawn.over, range(4), kinds=(UsageError,))
         if not isinstance(over, Refused):
             for number in range(3):
-                made = chaos.draw(over, number, 0.0)
+                made = grammar.draw(over, number, 0.0)
                 assert made is None or grammar.parse(made.text) == made
 
 

@@ -14,17 +14,17 @@ from tests.fuzz.registry import target
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
-from trainer_launch.membership.client_connection import Lines, LostError
+from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
-from trainer_launch.membership.server_connections import Connection
+from trainer_launch.membership.server import Connection
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
 from trainer_launch.observability import tables
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.cluster import findings_json, nodes
-from trainer_launch.preflight.cluster import protocol as calling
-from trainer_launch.preflight.cluster import state_machine as hall
+from trainer_launch.preflight.cluster import cluster_preflight as hall
+from trainer_launch.preflight.cluster import nodes
+from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.cluster.nodes import Names
 
 _SETTINGS = (
@@ -154,7 +154,7 @@ def roll_call_talk(data: bytes) -> None:
         _said(room, nodes.Tick(), now_s)
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
-    findings_json.dumped(room.findings)
+    calling.dump_findings(room.findings)
 
 
 def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None:
@@ -168,9 +168,9 @@ def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None
 @target("json", 8000)
 def findings(data: bytes) -> None:
     """Findings of other nodes, and a report that another container has left."""
-    found = attempt(findings_json.loaded, data.decode("utf-8", "replace"), kinds=(ValueError,))
+    found = attempt(calling.load_findings, data.decode("utf-8", "replace"), kinds=(ValueError,))
     if not isinstance(found, Refused):
-        assert len(findings_json.loaded(findings_json.dumped(found))) <= len(found)
+        assert len(calling.load_findings(calling.dump_findings(found))) <= len(found)
     attempt(report_formats.parse, data, kinds=(ValueError,))
 
 

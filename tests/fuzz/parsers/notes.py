@@ -12,14 +12,13 @@ from pathlib import Path
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
-from trainer_launch.model import json_lines
+from trainer_launch.model import findings, json_lines
 from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
-from trainer_launch.preflight import measurements
 from trainer_launch.preflight.cluster import pair_tests
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.gpu import facts as bench_results
 from trainer_launch.preflight.mpi import ring
-from trainer_launch.supervisor import death_clues
+from trainer_launch.supervisor import failure
 
 _VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
@@ -32,7 +31,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/d
 @target("json")
 def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
-    found = death_clues.parse_agent_failure(data.decode("utf-8", "replace"))
+    found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
     if found is not None:
         for text in (found.reason, found.message, found.hostname, found.why_not_again):
             assert text is None or isinstance(text, str)
@@ -87,7 +86,7 @@ def childs_answer(data: bytes) -> None:
     tried = deadline_subprocess._tried(data)
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())
-    for seen in pair_tests._pair_test_read(_TEST, data, 1).seen:
+    for seen in pair_tests._pair_test_read(_TEST, data, 1):
         msg.render(msg.Result(1, (seen,)))
     with suppress(ValueError, RecursionError):
         told = json.loads(data)
@@ -109,7 +108,7 @@ def gpu_answer(data: bytes) -> None:
     for one in watched.values():
         assert isinstance(one.index, int)
     made = bench_results.benched(0, "", data, bench_results.Limits(status=1, timed_out=False, limit_s=1.0))
-    assert all(math.isfinite(one.value) for one in measurements.fitted(bench_results.measures([made])))
+    assert all(math.isfinite(one.value) for one in findings.fitted(bench_results.measures([made])))
     bench_results.network(made.lines)
     bench_results.measures([made])
     for check in bench_results.checksums([made], facts.driver):

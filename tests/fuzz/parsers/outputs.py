@@ -16,18 +16,18 @@ from trainer_launch.mpi import (
     agent_hosts,
     horovod_agent,
     host_readiness,
+    job_state_machine,
     mpirun_command,
     mpirun_messages,
     ssh_client,
-    sshd,
-    state_machine,
+    ssh_server,
 )
-from trainer_launch.mpi.state import Exited
+from trainer_launch.mpi.job_state import Exited
 from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.rehearsal import pod_watch, script_checks
-from trainer_launch.supervisor import death_clues, error_lines, failure, hang_watch, outcome
+from trainer_launch.supervisor import error_lines, failure, hang_watch, outcome
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
@@ -130,9 +130,9 @@ def ssh_said(data: bytes) -> None:
     port = ssh_client.port_in(text)
     assert port is None or 0 < port < 65536
     with suppress(UsageError):
-        sshd.check_capabilities(data)
-    assert_sentence(str(sshd._refusal("sshd", text)))
-    for pattern in (sshd._MISSING, sshd._UNSAFE):
+        ssh_server.check_capabilities(data)
+    assert_sentence(str(ssh_server._refusal("sshd", text)))
+    for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
     why = agent_hosts.words_of(text)
@@ -152,10 +152,10 @@ def ending(data: bytes) -> None:
     """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
-    agent = death_clues.parse_agent_failure(note.decode("utf-8", "replace"))
+    agent = failure.parse_agent_failure(note.decode("utf-8", "replace"))
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
         death = Exit(process="p", code=code, signal=number, at_s=1.0)
-        found = failure.classify(death, death_clues.Evidence(agent=agent, last_lines=lines))
+        found = failure.classify(death, failure.Evidence(agent=agent, last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
         assert len(outcome.summary(ended).splitlines()) == 1
@@ -166,5 +166,5 @@ def ending(data: bytes) -> None:
         said = mpirun_messages.heard(said, line)
         elastic = horovod_agent.heard(elastic, line, is_elastic=True)
     for one in (said, elastic):
-        assert 0 < state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
-        assert_encodable(json.dumps(state_machine.failure_note(Exited(1, one, lines, 1.0), None)))
+        assert 0 < job_state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
+        assert_encodable(json.dumps(job_state_machine.failure_note(Exited(1, one, lines, 1.0), None)))

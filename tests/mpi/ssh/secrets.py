@@ -17,11 +17,11 @@ import psutil
 
 from tests.cli.launching import clean_env
 from tests.conftest import require
+from tests.ports import free_port
 from tests.process.world import DEADLINE_S, ROOT, end_all
 from tests.waiting import eventually
-from trainer_launch.host import network
 from trainer_launch.model import Job
-from trainer_launch.mpi import ssh_client, ssh_config
+from trainer_launch.mpi import ssh_client
 
 LISTEN = ("--listen-address", "127.0.0.1")
 P521 = ("-t", "ecdsa", "-b", "521", "-m", "PEM")  # as the operators make it, in a file called id_rsa
@@ -55,7 +55,7 @@ def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = T
         Job(contract="trainer-v2-mpi", details={"ssh_dir": str(mount)}),
         str(folder / uuid.uuid4().hex),
         port=port,
-        aliases=[ssh_config.Alias("node-0", "127.0.0.1", port)],
+        aliases=[ssh_client.Alias("node-0", "127.0.0.1", port)],
         check_host_keys=check_host_keys,
     )
 
@@ -85,7 +85,7 @@ class Worker:
         wrap: Sequence[str] = (),
         port: int | None = None,
     ) -> None:
-        self.mount, self.port = mount, port or network.free_port()
+        self.mount, self.port = mount, port or free_port()
         self.token = uuid.uuid4().hex
         self.last_words_path = folder / f"last-words-{self.token}"
         self.last_words_path.touch()

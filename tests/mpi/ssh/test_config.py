@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from trainer_launch.mpi import ssh_config
+from trainer_launch.mpi import ssh_client, ssh_server
 
 PUBLIC = "ecdsa-sha2-nistp521 AAAAB3"
-FILES = ssh_config.Files(folder="/tmp/a folder")
+FILES = ssh_client.files_in("/tmp/a folder")
 
 
 def words(text: str) -> dict[str, str]:
@@ -15,8 +15,8 @@ def words(text: str) -> dict[str, str]:
 
 
 def server(**changes) -> str:
-    values = {"files": FILES, "port": 2222, "addresses": (), "user": "mpiuser", "is_root": False, "env": {}}
-    return ssh_config.server(ssh_config.Server(**{**values, **changes}))
+    values = {"port": 2222, "addresses": (), "user": "mpiuser", "is_root": False, "log_level": "INFO"}
+    return ssh_server.configuration(FILES, **{**values, **changes})
 
 
 def test_only_the_jobs_key_comes_in_and_only_for_commands() -> None:
@@ -29,7 +29,7 @@ def test_only_the_jobs_key_comes_in_and_only_for_commands() -> None:
         assert found[name] == "no"
     for name in ("AllowTcpForwarding", "AllowAgentForwarding", "X11Forwarding", "PermitTunnel", "PermitTTY"):
         assert found[name] == "no"
-    assert ssh_config.authorized_keys(PUBLIC) == f"restrict {PUBLIC}\n"
+    assert ssh_server.authorized_keys(PUBLIC) == f"restrict {PUBLIC}\n"
 
 
 def test_root_comes_in_by_key_where_sshd_is_roots() -> None:
@@ -38,32 +38,32 @@ def test_root_comes_in_by_key_where_sshd_is_roots() -> None:
 
 
 def test_a_client_takes_no_host_key_but_the_jobs() -> None:
-    found = words(ssh_config.client(FILES, 2222))
+    found = words(ssh_client.configuration(FILES, 2222))
     assert found["StrictHostKeyChecking"] == "yes"
     assert found["UserKnownHostsFile"] == '"/tmp/a folder/known_hosts"'
     assert found["GlobalKnownHostsFile"] == "/dev/null"
     assert found["BatchMode"] == found["IdentitiesOnly"] == "yes"
     assert found["IdentityAgent"] == "none"
-    assert ssh_config.known_hosts(PUBLIC) == f"* {PUBLIC}\n"
+    assert ssh_client.known_hosts(PUBLIC) == f"* {PUBLIC}\n"
 
 
 def test_insecure_is_only_what_is_asked_for() -> None:
-    careless = ssh_config.client(FILES, 2222, check_host_keys=False)
+    careless = ssh_client.configuration(FILES, 2222, check_host_keys=False)
     assert words(careless)["StrictHostKeyChecking"] == "no"
     assert "IdentitiesOnly yes" in careless
 
 
 def test_a_lost_host_is_noticed_in_seconds() -> None:
-    found = words(ssh_config.client(FILES, 2222))
+    found = words(ssh_client.configuration(FILES, 2222))
     assert int(found["ServerAliveInterval"]) * int(found["ServerAliveCountMax"]) <= 10
     assert int(found["ConnectTimeout"]) <= 10
 
 
 def test_an_alias_stands_before_what_holds_for_all() -> None:
-    text = ssh_config.client(FILES, 2222, [ssh_config.Alias("node-0", "127.0.0.2", 4022)])
+    text = ssh_client.configuration(FILES, 2222, [ssh_client.Alias("node-0", "127.0.0.2", 4022)])
     assert re.match(r"Host node-0\n  HostName 127\.0\.0\.2\n  Port 4022\nHost \*\n  Port 2222\n", text)
 
 
 def test_values_are_quoted_for_sshd() -> None:
-    line = words(server(env={"A": 'say "hi" \\ #1', "B": ""}))["SetEnv"]
+    line = words(ssh_server.set_env({"A": 'say "hi" \\ #1', "B": ""}))["SetEnv"]
     assert line == r'"A=say \"hi\" \\ #1" "B="'

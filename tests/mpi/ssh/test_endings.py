@@ -143,7 +143,7 @@ def test_ranks_save_with_all_of_the_grace_though_their_daemon_would_kill_them(tm
     orted = program(
         tmp_path,
         "orted",
-        f"{rank} &\ntrap 'kill -9 $!; echo killed >\"{tmp_path}/killed\"; exit 1' TERM\nwait $!\n",
+        f"trap 'kill -9 $!; echo killed >\"{tmp_path}/killed\"; exit 1' TERM\n{rank} &\nwait $!\n",
     )
     with worker(tmp_path, mount, "--grace", "40") as it:
         client = it.start(f"x=1; {orted}; y=1")  # with a shell between sshd and the daemon

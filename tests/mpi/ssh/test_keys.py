@@ -108,11 +108,11 @@ def test_nothing_mounted_is_one_sentence(tmp_path) -> None:
 def test_a_client_is_all_in_one_private_folder(tmp_path) -> None:
     job = Job(contract="mpijob-v2beta1", details={"ssh_dir": str(secret(tmp_path / "mount"))})
     made = ssh_client.prepared(job, str(tmp_path / "private one"), port=4022)
-    for path in (made.files.key, made.files.known_hosts, made.config):
+    for path in (made.files.key, made.files.known_hosts, made.files.client):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "private one").stat().st_mode) == 0o700
-    told = subprocess.run([made.agent, "-G", "any-host"], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run([made.files.agent, "-G", "any-host"], capture_output=True, text=True, check=True).stdout
     assert "port 4022\n" in told
     assert f"identityfile {made.files.key}\n" in told
     assert "stricthostkeychecking true\n" in told
-    assert made.argv("node-0", "true") == (made.program, "-F", made.config, "--", "node-0", "true")
+    assert made.argv("node-0", "true") == (made.program, "-F", made.files.client, "--", "node-0", "true")

@@ -17,9 +17,9 @@ import pytest
 from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.mpi.ssh.secrets import Worker, client_of, require_openssh, secret
+from tests.ports import free_port
 from tests.process.world import survivors
 from tests.waiting import eventually
-from trainer_launch.host import network
 from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -35,7 +35,7 @@ class Job:
     """Two workers at 127.0.0.2 and 127.0.0.3, and an mpirun with a rank on each."""
 
     def __init__(self, folder: Path, mpirun: str) -> None:
-        self.notes, mount, port = folder, secret(folder / "mount"), network.free_port()
+        self.notes, mount, port = folder, secret(folder / "mount"), free_port()
         self.workers = [
             Worker(
                 folder,
@@ -103,9 +103,9 @@ def command(mpirun: str, reach: ssh_client.Client, folder: Path) -> Sequence[str
     hosts = folder / "hosts"
     if "mpich" in mpirun:
         hosts.write_text("127.0.0.2:1\n127.0.0.3:1\n")
-        return [mpirun, "-launcher", "ssh", "-launcher-exec", reach.agent, "-f", str(hosts), *words]
+        return [mpirun, "-launcher", "ssh", "-launcher-exec", reach.files.agent, "-f", str(hosts), *words]
     hosts.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n")
-    own = ["-mca", "plm_rsh_agent", reach.agent, "-mca", "oob_tcp_if_include", "lo", "--bind-to", "none"]
+    own = ["-mca", "plm_rsh_agent", reach.files.agent, "-mca", "oob_tcp_if_include", "lo", "--bind-to", "none"]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [mpirun, *root, *own, "--hostfile", str(hosts), *words]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.ssh.secrets import client_of, require_openssh, secret
-from trainer_launch.host import network
+from tests.ports import free_port
 from trainer_launch.model.errors import UsageError
-from trainer_launch.mpi import ssh_config, sshd
+from trainer_launch.mpi import ssh_server
 from trainer_launch.planning.ssh_environment import handed_on
 
 pytestmark = pytest.mark.process
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def reach(tmp_path):
     require_openssh()
-    return client_of(tmp_path, secret(tmp_path / "mount"), network.free_port())
+    return client_of(tmp_path, secret(tmp_path / "mount"), free_port())
 
 
-def prepared(reach, env) -> sshd.Ready:
-    return sshd.prepared(reach, handed_on(env, ()), addresses=["127.0.0.1"], log_level="INFO")
+def prepared(reach, env) -> ssh_server.Ready:
+    return ssh_server.prepared(reach, handed_on(env, ()), addresses=["127.0.0.1"], log_level="INFO")
 
 
 def test_the_installed_one_takes_every_value_as_it_is(reach) -> None:
@@ -40,9 +40,11 @@ def test_the_installed_one_takes_every_value_as_it_is(reach) -> None:
 
 def test_what_an_older_one_reads_otherwise_is_left_out_and_named(reach, monkeypatch) -> None:
     """Before 8.7 a quote could not be escaped; rather without than with another value."""
-    real = sshd._tried
+    real = ssh_server._tried
     monkeypatch.setattr(
-        sshd, "_tried", lambda argv, aside: ((), frozenset(x for x in real(argv, aside)[1] if "AWKWARD" not in x))
+        ssh_server,
+        "_tried",
+        lambda argv, aside: ((), frozenset(x for x in real(argv, aside)[1] if "AWKWARD" not in x)),
     )
     assert prepared(reach, {"AWKWARD": 'a"b', "PLAIN": "c"}).unfit == ("AWKWARD",)
     text = Path(reach.files.server).read_text()
@@ -51,6 +53,6 @@ def test_what_an_older_one_reads_otherwise_is_left_out_and_named(reach, monkeypa
 
 
 def test_one_that_does_not_take_its_configuration_at_all_is_quoted(reach, monkeypatch) -> None:
-    monkeypatch.setattr(ssh_config, "server", lambda settings: "Port no-number\n")
+    monkeypatch.setattr(ssh_server, "configuration", lambda *_, **__: "Port no-number\n")
     with pytest.raises(UsageError, match=r"rejects its configuration: .*Badly formatted port number"):
         prepared(reach, {})

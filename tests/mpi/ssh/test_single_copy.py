@@ -92,7 +92,16 @@ def test_each_worker_finds_out_for_its_own_ranks(train, tmp_path, mount) -> None
     with worker(tmp_path, mount, "--listen-address", "127.0.0.2,127.0.0.1", wrap=FILTER) as it:
         it.await_port("127.0.0.2")
         reach = client_of(tmp_path, mount, it.port)
-        own = ("-mca", "plm_rsh_agent", reach.agent, "-mca", "oob_tcp_if_include", "lo", "--hostfile", str(hosts))
+        own = (
+            "-mca",
+            "plm_rsh_agent",
+            reach.files.agent,
+            "-mca",
+            "oob_tcp_if_include",
+            "lo",
+            "--hostfile",
+            str(hosts),
+        )
         for chosen, lines in (({}, 0), ({f"OMPI_MCA_{PARAMETER}": "cma"}, 16)):
             done = subprocess.run(
                 ("mpirun", *own, sys.executable, train),

@@ -19,8 +19,8 @@ from tests.mpi.ssh.secrets import (
     ssh,
     worker,
 )
+from tests.ports import free_port
 from tests.waiting import eventually
-from trainer_launch.host import network
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
@@ -95,7 +95,7 @@ def test_nothing_is_forwarded_and_there_is_no_terminal(tmp_path, mount) -> None:
 
 def test_a_man_in_the_middle_is_refused_unless_host_keys_are_not_checked(tmp_path, mount) -> None:
     """He has not the job's key; he lets in whoever comes, and is there where a worker should be."""
-    port, theirs = network.free_port(), secret(tmp_path / "his own key")
+    port, theirs = free_port(), secret(tmp_path / "his own key")
     (tmp_path / "config").write_text(
         f'Port {port}\nListenAddress 127.0.0.1\nHostKey "{theirs}/id_rsa"\nUsePAM no\nStrictModes no\n'
         f'PidFile none\nAuthorizedKeysFile "{mount}/authorized_keys"\n'

@@ -18,7 +18,7 @@ from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import Worker, refused, require_openssh, require_root, secret, worker
 from tests.process.world import ROOT
 from trainer_launch.model.errors import UsageError
-from trainer_launch.mpi import sshd
+from trainer_launch.mpi import ssh_server
 
 pytestmark = pytest.mark.process
 AS_USER = {"HOME": "/tmp"}
@@ -195,7 +195,7 @@ def test_the_port_is_the_images_own(folder, image, user, port) -> None:
 
 
 def test_capabilities_are_read_from_the_kernels_text() -> None:
-    sshd.check_capabilities(b"CapEff:\t00000000a80425fb\n")  # docker's
-    sshd.check_capabilities(b"nothing that we know")
+    ssh_server.check_capabilities(b"CapEff:\t00000000a80425fb\n")  # docker's
+    ssh_server.check_capabilities(b"nothing that we know")
     with pytest.raises(UsageError, match="SETGID, SETUID, SYS_CHROOT"):  # as by `drop: [ALL]`
-        sshd.check_capabilities(b"Name:\tsh\nCapEff:\t0000000000000000\nCapBnd:\t0\n")
+        ssh_server.check_capabilities(b"Name:\tsh\nCapEff:\t0000000000000000\nCapBnd:\t0\n")

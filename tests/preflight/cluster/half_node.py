@@ -13,8 +13,8 @@ import sys
 import time
 
 from trainer_launch.model import Endpoint
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.client import Caller
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import NodeLink
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         time.sleep(600)
         raise AssertionError
 
-    caller = Caller(Endpoint(home, port), present, deadline_s=600, port=port, bench=never)
+    caller = NodeLink(Endpoint(home, port), present, deadline_s=600, port=port, bench=never)
     while True:
         news = caller.receive(1.0)
         if isinstance(news, msg.Complete) and stage == "record":

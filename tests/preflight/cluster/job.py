@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainer_launch.model import Endpoint
-from trainer_launch.model.findings import Fault, Finding, Scope, Status
-from trainer_launch.preflight.cluster import findings_json
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight, Phase
 from trainer_launch.preflight.cluster.nodes import (
     Event,
     Gone,
@@ -22,8 +22,6 @@ from trainer_launch.preflight.cluster.nodes import (
     Stuck,
     Tick,
 )
-from trainer_launch.preflight.cluster.state_machine import ClusterPreflight, Phase
-from trainer_launch.preflight.measurements import Measure
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -100,7 +98,7 @@ class Simulation:
             return
         if isinstance(message, msg.Complete):
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
-            own = findings_json.dumped(self.own.get(rank, ()))
+            own = msg.dump_findings(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
             self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
         elif isinstance(message, msg.Seek):

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import Listener
 from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
 
 # As where it is started by path: what lies beside it can be imported, and it takes that back.
@@ -43,12 +43,12 @@ class Node:
     """One node's child and listener."""
 
     def __init__(self) -> None:
-        self.ear = Ear(None, lambda: msg.Here("host", "x", "waiting"))
+        self.listener = Listener(None, lambda: msg.Here("host", "x", "waiting"))
         self.collectives = Collectives((sys.executable,), ENV)
 
     def close(self) -> None:
         self.collectives.close()
-        self.ear.close()
+        self.listener.close()
 
     @property
     def child(self) -> psutil.Process:
@@ -73,7 +73,7 @@ def held(tests: Mapping[int, tuple[Node, msg.Test]]) -> dict[int, tuple[msg.Seen
     seen: dict[int, tuple[msg.Seen, ...]] = {}
     threads = [
         threading.Thread(
-            target=lambda n=n, node=node, test=test: seen.update({n: node.collectives.run(test, node.ear)})
+            target=lambda n=n, node=node, test=test: seen.update({n: node.collectives.run(test, node.listener)})
         )
         for n, (node, test) in tests.items()
     ]
@@ -88,7 +88,7 @@ def order(
     members: Sequence[Node], number: int, *, rails: int = 1, is_whole: bool = False, limit_s: float = LIMIT_S
 ) -> list[tuple[Node, msg.Test]]:
     """The parts of these in one test."""
-    port = members[0].ear.port
+    port = members[0].listener.port
     return [
         (
             node,
@@ -181,8 +181,8 @@ def test_a_partner_that_stops_midway_is_a_failure_of_this_test_and_not_of_the_ne
 
 def test_a_probe_and_a_word_of_an_earlier_test_disturb_nobody(nodes: list[Node]) -> None:
     parts = order(nodes[:2], 50)
-    silent = socket.create_connection(("127.0.0.1", nodes[0].ear.port))
-    late = socket.create_connection(("127.0.0.1", nodes[0].ear.port))
+    silent = socket.create_connection(("127.0.0.1", nodes[0].listener.port))
+    late = socket.create_connection(("127.0.0.1", nodes[0].listener.port))
     late.sendall(b"s-49-0-1\n")
     seen = held(dict(enumerate(parts)))
     silent.close()
@@ -217,9 +217,9 @@ def test_a_python_that_is_not_there_is_told() -> None:
     made = Collectives(("/no/such/python",), ENV)
     assert "its process could not be started: No such file" in made.ability()
     test = msg.Test(0, 1, 2, "127.0.0.1", 1, "t", 1.0, "gloo")
-    ear = Ear(None, lambda: msg.Here("host", "x", "waiting"))
-    assert "could not be started" in made.run(test, ear)[0].why
-    ear.close()
+    listener = Listener(None, lambda: msg.Here("host", "x", "waiting"))
+    assert "could not be started" in made.run(test, listener)[0].why
+    listener.close()
     made.close()
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.ports import free_port
 from tests.waiting import eventually
 from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import free_port, make_room, spare_files
+from trainer_launch.host.network import allow_connections, spare_files
 from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client
@@ -26,18 +27,17 @@ from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status
-from trainer_launch.preflight.cluster import client as meeting
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.client import Caller, Verdict
-from trainer_launch.preflight.cluster.listener import Ear
-from trainer_launch.preflight.cluster.nodes import Event, Names, Reply, Said, Settings, Stage, look
-from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster import node_link as meeting
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import Listener, NodeLink, Verdict, look
+from trainer_launch.preflight.cluster.nodes import Event, Names, Reply, Said, Settings, Stage
+from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 JOB = "job"
 LATEST_S = 30.0
 
 
-def well(test: msg.Test, ear: Ear) -> msg.Result:
+def well(test: msg.Test, listener: Listener) -> msg.Result:
     return msg.Result(test.round, (msg.Seen("", 10**9),) * test.rails)
 
 
@@ -54,8 +54,8 @@ class Job:
         self.secret = secret
         self.undo = contextlib.ExitStack()
 
-    def hold(self) -> Server:
-        server = Server(self.settings, Endpoint("", self.port), self.secret)
+    def hold(self) -> PreflightServer:
+        server = PreflightServer(self.settings, Endpoint("", self.port), self.secret)
         server.start()
         self.undo.callback(server.stop)
         return server
@@ -65,12 +65,12 @@ class Job:
         rank: int,
         *,
         clock: Callable[[], float] = time.time,
-        bench: Callable[[msg.Test, Ear], msg.Result] = well,
+        bench: Callable[[msg.Test, Listener], msg.Result] = well,
         secret: bytes | None = None,
         deadline_s: float | None = None,
-    ) -> Caller:
+    ) -> NodeLink:
         said = msg.Present(msg.VERSION, JOB, rank, f"host-{rank}", secrets.token_hex(8), 1)
-        caller = Caller(
+        caller = NodeLink(
             self.home,
             said,
             deadline_s=self.deadline_s if deadline_s is None else deadline_s,
@@ -95,7 +95,7 @@ def job() -> Iterator[Callable[..., Job]]:
         yield made
 
 
-def verdict(caller: Caller, facts: dict[str, str] | None = None) -> tuple[Finding, ...]:
+def verdict(caller: NodeLink, facts: dict[str, str] | None = None) -> tuple[Finding, ...]:
     """Take part as the command does, to the end."""
     until_s = time.monotonic() + LATEST_S
     while time.monotonic() < until_s:
@@ -107,7 +107,7 @@ def verdict(caller: Caller, facts: dict[str, str] | None = None) -> tuple[Findin
     raise AssertionError("no verdict came")
 
 
-def verdicts(*callers: Caller) -> list[tuple[Finding, ...]]:
+def verdicts(*callers: NodeLink) -> list[tuple[Finding, ...]]:
     found: dict[int, tuple[Finding, ...]] = {}
     threads = [
         threading.Thread(target=lambda n=n, c=c: found.update({n: verdict(c)})) for n, c in enumerate(callers)
@@ -226,59 +226,59 @@ def test_without_descriptors_the_roll_call_goes_on_says_so_once_and_does_not_spi
 def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
     one = job(2)
     server = one.hold()
-    step = server._preflight.step
+    step = server.preflight.step
 
     def stumble(event: Event, now_s: float) -> list[Reply]:
         if isinstance(event, Said) and isinstance(event.message, msg.Record):
             raise IndexError("list index out of range")
         return step(event, now_s)
 
-    server._preflight.step = stumble  # type: ignore[method-assign]
+    server.preflight.step = stumble  # type: ignore[method-assign]
     callers = [one.call(rank) for rank in range(2)]
     for (found,) in verdicts(*callers):
         assert (found.status, found.subject) == (Status.UNKNOWN, "")
         assert "IndexError: list index out of range" in found.text
-    assert server.findings()
+    assert server.preflight.findings
 
 
 def test_room_is_made_for_a_large_job_as_far_as_the_hard_limit_goes() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        assert make_room(10)
+        assert allow_connections(10)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
-        assert make_room(1500)
+        assert allow_connections(1500)
         assert spare_files() >= 1500
-        assert not make_room(hard)
+        assert not allow_connections(hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
-    ear = Ear(None, lambda: msg.Here("host-1", "x", "it waits"))
+    listener = Listener(None, lambda: msg.Here("host-1", "x", "it waits"))
     try:
         with no_descriptors() as late:
-            late.connect(("127.0.0.1", ear.port))
+            late.connect(("127.0.0.1", listener.port))
             before_s = time.process_time()
             threading.Event().wait(1.5)
             assert time.process_time() - before_s < 0.7
-            stage = look(Endpoint("127.0.0.1", ear.port), 0.1).stage  # no socket, no look
+            stage = look(Endpoint("127.0.0.1", listener.port), 0.1).stage  # no socket, no look
         assert stage is not Stage.RUNS
-        assert look(Endpoint("127.0.0.1", ear.port), LATEST_S).stage is Stage.RUNS
+        assert look(Endpoint("127.0.0.1", listener.port), LATEST_S).stage is Stage.RUNS
     finally:
-        ear.close()
+        listener.close()
 
 
 def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_there_is_none() -> None:
     low = free_port()
     among = PortRange(low, low)
-    ear = Ear(None, lambda: msg.Here("host-1", "x", "it waits"), among)
+    listener = Listener(None, lambda: msg.Here("host-1", "x", "it waits"), among)
     try:
-        assert ear.port == low
+        assert listener.port == low
         with pytest.raises(NodeError, match=f"--port-range {among} is taken"):
-            Ear(None, lambda: msg.Here("host-1", "x", "it waits"), among)
+            Listener(None, lambda: msg.Here("host-1", "x", "it waits"), among)
     finally:
-        ear.close()
+        listener.close()
 
 
 def test_who_stops_after_it_has_said_who_it_is_is_silent_at_the_deadline(job: Callable[..., Job]) -> None:
@@ -411,7 +411,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
     monkeypatch.setattr(meeting, "_SILENCE_S", 0.2)
     monkeypatch.setattr(meeting, "_LATE_S", 0.1)
     released = threading.Event()
-    monkeypatch.setattr(Caller, "_use_one_connection", lambda caller: released.wait(LATEST_S))
+    monkeypatch.setattr(NodeLink, "_use_one_connection", lambda caller: released.wait(LATEST_S))
     caller = job(2, deadline_s=0.5).call(1)
     caller.hurry()
     assert caller.receive(0.01) is None  # not before the deadline
@@ -429,7 +429,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
 def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:
     home = Endpoint("127.0.0.1", free_port())
     said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
-    caller = Caller(home, said, deadline_s=20, port=free_port())
+    caller = NodeLink(home, said, deadline_s=20, port=free_port())
     try:
         until_s = time.monotonic() + 10
         stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
@@ -453,7 +453,7 @@ def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> Non
     """With hostNetwork two pods may share a machine, and the one that is not node 0 may come first."""
     one = job(2)
     said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
-    early = Caller(one.home, said, deadline_s=20, port=one.port, bench=well)
+    early = NodeLink(one.home, said, deadline_s=20, port=one.port, bench=well)
     one.undo.callback(early.close)
     until_s = time.monotonic() + 10
     started = False

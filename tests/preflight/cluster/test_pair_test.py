@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from trainer_launch.preflight.cluster import pair_tests
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.listener import Ear
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import Listener
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    made = Ear(None, lambda: msg.Here("host", "x", "waiting"))
+def listener() -> Iterator[Listener]:
+    made = Listener(None, lambda: msg.Here("host", "x", "waiting"))
     yield made
     made.close()
 
@@ -32,29 +32,31 @@ def whys(result: msg.Result) -> list[str]:
     return [seen.why for seen in result.seen]
 
 
-def test_both_ends_measure_what_came(ear: Ear) -> None:
+def test_both_ends_measure_what_came(listener: Listener) -> None:
     results: list[msg.Result] = []
-    other = threading.Thread(target=lambda: results.append(pair_tests.run(order(ear.port, dials=False), ear)))
+    other = threading.Thread(
+        target=lambda: results.append(pair_tests.run(order(listener.port, dials=False), listener))
+    )
     other.start()
-    results.append(pair_tests.run(order(ear.port, dials=True), ear))
+    results.append(pair_tests.run(order(listener.port, dials=True), listener))
     other.join(10)
     assert [whys(result) for result in results] == [[""]] * 2
     assert all(result.seen[0].rate > 1_000_000 for result in results)
 
 
-def test_who_dials_nobody_says_so(ear: Ear) -> None:
+def test_who_dials_nobody_says_so(listener: Listener) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        result = pair_tests.run(order(probe.getsockname()[1], dials=True, limit_s=1.0), ear)
+        result = pair_tests.run(order(probe.getsockname()[1], dials=True, limit_s=1.0), listener)
     assert "Connection refused" in whys(result)[0]
 
 
-def test_who_waits_for_nobody_says_so_in_time(ear: Ear) -> None:
-    result = pair_tests.run(order(ear.port, dials=False, limit_s=0.3), ear)
+def test_who_waits_for_nobody_says_so_in_time(listener: Listener) -> None:
+    result = pair_tests.run(order(listener.port, dials=False, limit_s=0.3), listener)
     assert whys(result) == ["the other end did not connect in time"]
 
 
-def test_data_that_arrives_damaged_is_found(ear: Ear) -> None:
+def test_data_that_arrives_damaged_is_found(listener: Listener) -> None:
     """A middleman that answers as the other end would, with zeros."""
     with socket.create_server(("127.0.0.1", 0)) as forger:
 
@@ -75,20 +77,20 @@ def test_data_that_arrives_damaged_is_found(ear: Ear) -> None:
         done = threading.Event()
         thread = threading.Thread(target=forge)
         thread.start()
-        result = pair_tests.run(order(forger.getsockname()[1], dials=True), ear)
+        result = pair_tests.run(order(forger.getsockname()[1], dials=True), listener)
         done.set()
         thread.join(10)
     assert whys(result) == ["the data arrives damaged"]
 
 
-def test_a_child_that_hangs_is_killed_and_named(ear: Ear) -> None:
+def test_a_child_that_hangs_is_killed_and_named(listener: Listener) -> None:
     stuck = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
-    result = pair_tests.run(order(1, dials=True, limit_s=0.2), ear, child=stuck)
+    result = pair_tests.run(order(1, dials=True, limit_s=0.2), listener, child=stuck)
     assert whys(result) == ["its test hung and was killed after 0.2 s"]
 
 
-def test_a_child_that_says_nothing_is_no_pass(ear: Ear) -> None:
+def test_a_child_that_says_nothing_is_no_pass(listener: Listener) -> None:
     result = pair_tests.run(
-        order(1, dials=True), ear, child=(sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
+        order(1, dials=True), listener, child=(sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
     )
     assert whys(result) == ["its test ended with 3 and said nothing"]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.launching import LAUNCHER
 from tests.hosts.network import hosts
+from tests.ports import free_port
 from tests.survival.jobs import ELASTIC
-from trainer_launch.host.network import free_port
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
@@ -22,8 +22,8 @@ from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
 from trainer_launch.preflight.cluster import participation, present_nodes
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
 from trainer_launch.preflight.cluster.nodes import Names
 from trainer_launch.preflight.cluster.participation import Lookout
 
@@ -61,7 +61,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
     survivor = Client(standby, hello)
     away = Endpoint("127.0.0.1", free_port())
-    caller = Caller(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None)
+    caller = NodeLink(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None)
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)

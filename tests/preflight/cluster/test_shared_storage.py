@@ -12,7 +12,7 @@ import pytest
 from tests.preflight.cluster.job import Simulation, failure
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 
 AT = "/checkpoints"

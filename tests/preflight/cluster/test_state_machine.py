@@ -8,11 +8,9 @@ import pytest
 
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch.membership.protocol import Hello
-from trainer_launch.model.findings import Fault, Scope, Status
-from trainer_launch.preflight.cluster import findings_json
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.model.findings import Fault, Measure, Scope, Status
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Stage
-from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.thresholds import load_table
 
 
@@ -305,7 +303,7 @@ def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> No
     job.wait(31)
     verdict = next(iter(job.verdicts().values()))
     assert len(verdict) <= msg.MAX_FINDINGS_BYTES
-    found = findings_json.loaded(verdict)
+    found = msg.load_findings(verdict)
     assert found[0].measured == 3000
     assert "node 3000 (job-node-0-3000.job)" in found[0].text
 
@@ -313,7 +311,7 @@ def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> No
 def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_never_come() -> None:
     job = Simulation(3)
     job.come(0, 1)
-    job.say(1, msg.Found(findings_json.dumped([failure("shm", "too small")])))
+    job.say(1, msg.Found(msg.dump_findings([failure("shm", "too small")])))
     job.wait(130)
     assert job.is_over
     told = {(found.check, found.subject) for found in job.loud()}
@@ -325,7 +323,7 @@ def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_n
 def test_what_was_found_early_is_replaced_by_the_record() -> None:
     job = Simulation(2)
     job.come(0)
-    job.say(0, msg.Found(findings_json.dumped([failure("dns", "no such name")])))
+    job.say(0, msg.Found(msg.dump_findings([failure("dns", "no such name")])))
     job.come(1)
     assert job.is_over
     assert not job.loud()

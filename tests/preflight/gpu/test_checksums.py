@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainer_launch.model.findings import Fault, Scope, Status
+from trainer_launch.model.findings import Checksum, Fault, Scope, Status
 from trainer_launch.preflight.gpu_judgement import differing
-from trainer_launch.preflight.measurements import Checksum
 
 H200, H100 = "NVIDIA H200, driver 580", "NVIDIA H100, driver 580"
 

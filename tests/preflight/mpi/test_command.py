@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from trainer_launch.planning.command import parse_command
-from trainer_launch.preflight.mpi import launcher_checks
+from trainer_launch.preflight.mpi import launcher_checks, ring
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from trainer_launch.preflight.mpi import launcher_checks
 )
 def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number: int | None, python: str) -> None:
     taken = launcher_checks._typed(parse_command(shlex.split(line)))
-    assert (taken.mpirun, taken.number, launcher_checks._python(taken.program)) == (mpirun, number, python)
+    assert (taken.mpirun, taken.number, ring._python(taken.program)) == (mpirun, number, python)
 
 
 def test_the_ring_talks_as_the_job_would_and_does_nothing_else_of_what_was_typed() -> None:
@@ -39,4 +39,4 @@ def test_the_ring_talks_as_the_job_would_and_does_nothing_else_of_what_was_typed
         "b",
     )
     talking = ("--mca", "btl", "^openib", "-x", "NCCL_DEBUG=INFO", "-genv", "A", "b")
-    assert launcher_checks._about_talking(kept) == talking
+    assert ring._about_talking(kept) == talking

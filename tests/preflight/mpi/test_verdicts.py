@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host.network import free_port
+from tests.ports import free_port
 from trainer_launch.model import Member, PortRange
 from trainer_launch.model.findings import Fault, Status
-from trainer_launch.preflight.mpi import host_findings, host_queries, launcher_checks
+from trainer_launch.preflight.mpi import host_queries, launcher_checks
 from trainer_launch.preflight.mpi.host_queries import Answer, Question, Refusal, Stage, refusal
 
 TOKEN = "t0k3n"
@@ -27,7 +27,7 @@ GOOD = Answer(
     gpus=0,
     calls={"10.0.0.1": ""},
 )
-OWN = host_findings.Own(mpirun="mpirun", version="4.1.4", daemons=("orted",), daemon="/usr/bin/orted")
+OWN = host_queries.Own(mpirun="mpirun", version="4.1.4", daemons=("orted",), daemon="/usr/bin/orted")
 
 
 def changed(**fields) -> Answer:
@@ -140,7 +140,7 @@ def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
 
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
     why = Refusal(Stage.KEY, "Permission denied (publickey).")
-    [hosts, ssh] = host_findings.reached({"w-0": why, "w-1": None, "w-2": why})
+    [hosts, ssh] = launcher_checks.reached({"w-0": why, "w-1": None, "w-2": why})
     assert hosts.status is Status.PASS
     assert (ssh.check, ssh.status, ssh.fault) == ("mpi-ssh", Status.FAIL, Fault.JOB)
     assert ssh.text == "the job's key is refused by w-0, w-2: Permission denied (publickey)."
@@ -148,34 +148,34 @@ def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
 
 
 def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> None:
-    found = list(host_findings.reached({"w-0": Refusal(Stage.DNS, "Name or service not known"), "w-1": None}))
+    found = list(launcher_checks.reached({"w-0": Refusal(Stage.DNS, "Name or service not known"), "w-1": None}))
     assert [(one.check, one.status) for one in found] == [("mpi-hosts", Status.FAIL), ("mpi-ssh", Status.PASS)]
     assert found[0].fault is Fault.NODE
     assert found[1].text.startswith("1 of 2 hosts")
 
 
 def test_a_pass_does_not_claim_what_nobody_checked() -> None:
-    *_, ssh = host_findings.reached({"w-0": None}, check_host_keys=False)
+    *_, ssh = launcher_checks.reached({"w-0": None}, check_host_keys=False)
     assert ssh.text == "the only host accept the job's key, and host keys are not checked (--insecure-host-keys)"
 
 
 def test_hosts_like_the_launcher_pass() -> None:
-    [found] = host_findings.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
+    [found] = launcher_checks.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
     assert found.status is Status.PASS
 
 
 def test_with_a_port_range_the_launcher_is_called_back_there() -> None:
     low = free_port()
-    ear = host_queries.Ear(TOKEN, PortRange(low, low))
+    listener = host_queries.CallbackListener(TOKEN, PortRange(low, low))
     try:
-        assert ear.port == low
+        assert listener.port == low
     finally:
-        ear.close()
+        listener.close()
 
 
 def test_a_launcher_without_mpirun_is_no_pass() -> None:
-    [found] = host_findings.alike(
-        host_findings.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, is_here=False), {}
+    [found] = launcher_checks.alike(
+        host_queries.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, is_here=False), {}
     )
     assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
@@ -183,8 +183,8 @@ def test_a_launcher_without_mpirun_is_no_pass() -> None:
 
 @pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
 def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = host_findings.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, **nobody_knows)
-    assert [one.status for one in host_findings.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
+    own = host_queries.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, **nobody_knows)
+    assert [one.status for one in launcher_checks.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
 def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
@@ -193,11 +193,11 @@ def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
         "w-1": changed(version="5.0.1"),
         "w-2": GOOD,
     }
-    missing, version = host_findings.alike(OWN, answers)
+    missing, version = launcher_checks.alike(OWN, answers)
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
     assert missing.evidence == ("w-0: PATH is /usr/bin",)
     assert (version.text, version.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
-    [place] = host_findings.alike(OWN, {"w-0": changed(daemons={"orted": "/opt/mpi/bin/orted"})})
+    [place] = launcher_checks.alike(OWN, {"w-0": changed(daemons={"orted": "/opt/mpi/bin/orted"})})
     assert place.status is Status.WARN
     assert "/opt/mpi/bin/orted on w-0, /usr/bin/orted on the launcher" in place.text
 
@@ -216,25 +216,25 @@ def test_slots_are_held_against_ranks_and_machines(
     slots: int, number: int | None, answer: Answer, says: str | None
 ) -> None:
     members = (Member("w-0", slots), Member("w-1", slots))
-    [found] = host_findings.room(members, number, {"w-0": answer, "w-1": answer})
+    [found] = launcher_checks.room(members, number, {"w-0": answer, "w-1": answer})
     assert (found.status is Status.PASS) == (says is None)
     assert says is None or found.text == says
 
 
 def test_who_cannot_call_back_is_named_with_the_reason() -> None:
     answers = {"w-0": GOOD, "w-1": changed(calls={"10.0.0.1": "TimeoutError: timed out"})}
-    [found] = host_findings.called_back(answers, ["w-0"])
+    [found] = launcher_checks.called_back(answers, ["w-0"])
     assert (found.check, found.status, found.fault) == ("mpi-callback", Status.FAIL, Fault.NODE)
     assert found.text == (
         "the launcher cannot be called back, as mpirun's daemons do, by w-1: 10.0.0.1: TimeoutError: timed out"
     )
-    [well] = host_findings.called_back(answers, ["w-0", "w-1"])
+    [well] = launcher_checks.called_back(answers, ["w-0", "w-1"])
     assert well.status is Status.PASS
 
 
 def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
     answer = changed(calls={"10.0.0.1": "neither python3 nor bash is there to try it with"})
-    [found] = host_findings.called_back({"w-0": answer}, [])
+    [found] = launcher_checks.called_back({"w-0": answer}, [])
     assert found.status is Status.UNKNOWN
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from tests.cli.launching import script
 from tests.conftest import require
+from tests.ports import free_port
 from tests.pytorch.torchrun.plugin import torchruns
 from tests.waiting import eventually
-from trainer_launch.host.network import free_port
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
-from trainer_launch.supervisor.death_clues import parse_agent_failure
+from trainer_launch.supervisor.failure import parse_agent_failure
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.rehearsal.controllers.manifests import cases
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import flat, pod_from_snapshot
-from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi, workload_of
+from trainer_launch.rehearsal.controllers import mpi_operator, v1, workload_of
 from trainer_launch.rehearsal.controllers import snapshot_of as snapshot
 from trainer_launch.rehearsal.controllers.documents import read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
@@ -76,6 +76,6 @@ def test_the_discovery_script_of_mpi_operator_names_who_runs_and_no_slots() -> N
 
 
 def test_the_discovery_script_of_v1_has_slots_and_ends_without_a_newline() -> None:
-    assert v1_mpi.discovery("j-launcher", ["j-worker-2", "j-worker-10"], 4) == (
+    assert v1.discovery("j-launcher", ["j-worker-2", "j-worker-10"], 4) == (
         "#!/bin/sh\necho j-worker-10:4\necho j-worker-2:4"
     )

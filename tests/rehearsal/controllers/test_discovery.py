@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import job_of, replica
-from trainer_launch.rehearsal.controllers import mpi_operator, v1_mpi
+from trainer_launch.rehearsal.controllers import mpi_operator, v1
 
 HEAD = "apiVersion: kubeflow.org/{}\nkind: MPIJob\nmetadata: {{name: j}}\n"
 
@@ -38,7 +38,7 @@ def test_of_v1_it_has_slots(gpu: str) -> None:
     first = ["j-launcher"] if gpu else []
     for running in ({"j-launcher"}, {"j-launcher", "j-worker-2", "j-worker-10"}):
         hosts = [*first, *sorted(running - {"j-launcher"})]
-        assert file.while_running(running) == v1_mpi.discovery("j-launcher", hosts, 4)
+        assert file.while_running(running) == v1.discovery("j-launcher", hosts, 4)
     assert file.while_running({draft.hostname for draft in job.drafts}) == file.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
+from tests.waiting import eventually
 from trainer_launch.model import Process
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.system import System
@@ -142,12 +144,19 @@ def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Pat
     assert "What to do (job-worker-0): mount the volume there" in ended.stderr
 
 
-def test_of_two_streams_the_line_that_came_last_is_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("closed", ["", "; exec >&-; sleep 0.2"], ids=["at once", "stderr later"])
+def test_of_two_streams_the_line_that_came_last_is_the_last_line(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a stream ends is no line."""
     monkeypatch.setattr(inherited, "become_reaper", lambda: None)  # pytest shall not adopt others' orphans
     system = System()
     with contextlib.closing(system):
-        script = "echo old >&2; sleep 0.1; echo step 7; echo 'step 6 (\u00d7 3 ranks)'; sleep 0.1"
-        system.spawn(Process(name="one", argv=("sh", "-c", script), env={}, label="one"))
+        script = "echo old >&2; until [ -e seen ]; do sleep 0.01; done; echo step 7; echo 'step 6 (\u00d7 3 ranks)'"
+        argv = ("sh", "-c", script + closed)
+        system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
+        eventually(lambda: system.last_line("one") == "old", "the first line is seen")
+        (tmp_path / "seen").touch()
         while system.pids():
             system.wait(None)
         system.drain(5.0)

@@ -12,4 +12,5 @@ while step < last:
     time.sleep(0.02)
     step += 1
     print(f"step {step}", flush=True)
-    checkpoint.write_text(str(step))
+    checkpoint.with_suffix(".new").write_text(str(step))  # it is killed at any moment
+    checkpoint.with_suffix(".new").replace(checkpoint)

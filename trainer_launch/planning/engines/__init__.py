@@ -5,13 +5,20 @@ A new engine is a file, a line in ENGINES, and its name in `settings.py` for `--
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Protocol
 
-from trainer_launch.model import Job, Plan
+from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.command import Command
+from trainer_launch.model.settings import PREFIX, Settings
+from trainer_launch.model.signal_policy import StopOrder
+from trainer_launch.planning.command import Command, parse_command
 from trainer_launch.planning.engines import horovodrun, mpirun, plain, sshd, torch, torch_options, torchrun
 from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.reading import Reading, grace, ports_of
+from trainer_launch.planning.ssh_environment import named
+from trainer_launch.planning.topology import place
 
 
 class Engine(Protocol):
@@ -66,3 +73,94 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
     workers = torch.serves_any_program(job, command) if engine is plain else None
     return (engine, reason) if workers is None else (torch, workers)
+
+
+# -- from what was read to a plan ---------------------------------------------------------------
+
+
+_PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
+
+
+def request_of(
+    reading: Reading,
+    settings: Settings,
+    *,
+    shm_is_short: bool,
+    copies_are_refused: bool,
+    replace_launcher: bool = False,
+    scratch: str,
+) -> Request:
+    """Everything an engine needs for its plan; what had to be done or tried on this machine first is a value.
+
+    Raises:
+        LaunchError: there is no command, or this node has no place in the job.
+    """
+    command = _command(reading)
+    return Request(
+        job=reading.job,
+        host=reading.host,
+        topology=place(reading.job, reading.host),
+        command=command,
+        env=_with_log_level(reading.pod.env, settings),
+        python=sys.executable,
+        python_is_ours=reading.python_is_ours,
+        engine=settings.engine,
+        grace_s=grace(settings, command, reading.pod)[0],
+        stop_order=StopOrder(settings.stop_order),
+        signals=signal_policy.parse(settings.signals or ""),
+        wait_s=settings.wait_timeout,
+        rejoin_timeout_s=settings.rejoin_timeout,
+        our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
+        loopback_port=reading.loopback_port,
+        shrink_after_s=_patience(settings),
+        restart_window_s=settings.restart_window,
+        hosts=settings.hosts,
+        discovery=settings.host_discovery_script,
+        forward_env=tuple(sorted(named(settings.forward_env))),
+        ssh_port=settings.ssh_port,
+        check_host_keys=not settings.insecure_host_keys,
+        port_range=ports_of(settings),
+        secret_file=settings.secret_file,
+        start_method=settings.start_method,
+        preload=_names(settings.preload),
+        prefix=settings.prefix,
+        watches_output=settings.hang_timeout is not None,
+        scratch=scratch,
+        shm_is_short=shm_is_short,
+        copies_are_refused=copies_are_refused,
+        replace_launcher=replace_launcher,
+    )
+
+
+def _command(reading: Reading) -> Command:
+    if reading.command is None and reading.job.engine == "sshd":
+        raise UsageError("missing command; this pod is an MPI worker, whose command is: trainer-launch sshd")
+    return reading.command or parse_command(reading.pod.command)
+
+
+def _with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
+    """The agents of torch and MPI read their level there."""
+    given = "log_level" in settings.model_fields_set
+    return {**env, f"{PREFIX}LOG_LEVEL": settings.log_level} if given else env
+
+
+def _patience(settings: Settings) -> float:
+    """A platform that allows fewer nodes means it; who lowers a fixed number still wants the lost node back."""
+    if settings.shrink_after is not None:
+        return settings.shrink_after
+    return 0.0 if settings.min_nodes is None else _PATIENCE_S
+
+
+def _names(words: str | None) -> tuple[str, ...]:
+    """A list of modules.
+
+    Raises:
+        UsageError: one of them is no module's name.
+    """
+    names = tuple(name.strip() for name in (words or "").split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"invalid value {name!r} for --preload: expected Python modules, such as numpy,my_package.data"
+            )
+    return names

@@ -24,7 +24,7 @@ def workers(request: Request) -> dict[str, str]:
     threads, _ = usable_threads(request.host, request.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
         env["OMP_NUM_THREADS"] = threads
-    return sparing(request, env)
+    return _unbuffered(request, sparing(request, env))
 
 
 def agent(request: Request) -> dict[str, str]:
@@ -35,7 +35,11 @@ def agent(request: Request) -> dict[str, str]:
 
 def plain(request: Request) -> dict[str, str]:
     """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
-    env = sparing(request, _plain(request.env, request.job, request.topology))
+    return _unbuffered(request, sparing(request, _plain(request.env, request.job, request.topology)))
+
+
+def _unbuffered(request: Request, env: dict[str, str]) -> dict[str, str]:
+    """Who is watched for output must not keep it in a buffer."""
     return {"PYTHONUNBUFFERED": "1", **env} if request.watches_output else env
 
 

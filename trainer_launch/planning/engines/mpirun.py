@@ -1,4 +1,4 @@
-"""mpirun over the job's hosts: one agent that waits for them, runs mpirun, and starts it again (`mpi.machine`).
+"""mpirun over the job's hosts: one agent waits for them, runs mpirun, starts it again (`mpi.job_state_machine`).
 
 Which MPI it is (Open MPI, MPICH, Intel) the program itself says, so its command line is made by the agent.
 """

@@ -153,7 +153,7 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: sock
             children += [_started(order, rail, until, ports[0]) for rail in range(n_stores, n_rails)]
             welcome(order, listener, until, ports, orders)
         seen = [_seen(child.line(until)) for child in children]
-    except pair_bench.Failed as problem:
+    except pair_bench.PairTestFailed as problem:
         seen = [(str(problem), 0)] * n_rails
     gone = [child.end() for child in children] + [True] * (n_rails - len(children))
     stuck = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
@@ -167,7 +167,7 @@ def _started(order: Mapping[str, Any], rail: int, until: float, port: int | None
 def _port(said: object) -> int:
     if isinstance(said, int):
         return said
-    raise pair_bench.Failed(f"its store could not be opened: {_seen(said)[0]}")
+    raise pair_bench.PairTestFailed(f"its store could not be opened: {_seen(said)[0]}")
 
 
 def _seen(said: object) -> tuple[str, int]:
@@ -185,12 +185,12 @@ def welcome(
     while left:
         ready, _, _ = select.select([listener, orders], [], [], max(0.0, until - time.monotonic()))
         if not ready or orders in ready:  # who gave the order is gone
-            raise pair_bench.Failed(f"{left} of {int(order['size']) - 1} others did not connect in time")
+            raise pair_bench.PairTestFailed(f"{left} of {int(order['size']) - 1} others did not connect in time")
         try:
             sock, _ = listener.accept()
         except OSError:
             continue
-        with sock, contextlib.suppress(pair_bench.Failed):
+        with sock, contextlib.suppress(pair_bench.PairTestFailed):
             sock.setblocking(True)
             said = pair_bench.line(sock, min(until, time.monotonic() + pair_bench.TOKEN_S), "no token")
             if said == order["token"]:  # else a probe, or who is late from an earlier test
@@ -212,7 +212,7 @@ def dial(order: Mapping[str, Any], until: float) -> list[int]:
         if word == "ok" and numbers:
             return numbers
         if time.monotonic() + _AGAIN_S > until:
-            raise pair_bench.Failed(f"{where} was not ready for the test in time")
+            raise pair_bench.PairTestFailed(f"{where} was not ready for the test in time")
         time.sleep(_AGAIN_S)  # it has not begun yet
 
 

@@ -24,7 +24,7 @@ _AGAIN_S = 0.02
 _LENGTH = struct.Struct("!Q")
 
 
-class Failed(Exception):
+class PairTestFailed(Exception):
     """The test failed; says at which step."""
 
 
@@ -39,7 +39,7 @@ def main() -> None:
             rate = dial(token, until, sys.argv[4], int(sys.argv[5]))
         else:
             rate = answer(token, until, int(sys.argv[4]))
-    except Failed as problem:
+    except PairTestFailed as problem:
         why = str(problem)
     os.write(1, json.dumps({"rate": rate, "why": why}).encode())
 
@@ -56,7 +56,7 @@ def dial(token: str, until: float, host: str, port: int) -> int:
                 send(sock, token, until)
                 return receive(sock, token, until)
         if time.monotonic() + _AGAIN_S > until:
-            raise Failed(f"{where} was not ready for the test in time")
+            raise PairTestFailed(f"{where} was not ready for the test in time")
         time.sleep(_AGAIN_S)  # it has not begun yet
 
 
@@ -65,9 +65,11 @@ def connected(where: str, host: str, port: int, until: float) -> socket.socket:
     try:
         return socket.create_connection((host, port), timeout=max(0.01, until - time.monotonic()))
     except TimeoutError:
-        raise Failed(f"cannot connect to {where}: no answer in time") from None
+        raise PairTestFailed(f"cannot connect to {where}: no answer in time") from None
     except (OSError, UnicodeError) as problem:
-        raise Failed(f"cannot connect to {where}: {getattr(problem, 'strerror', None) or problem}") from None
+        raise PairTestFailed(
+            f"cannot connect to {where}: {getattr(problem, 'strerror', None) or problem}"
+        ) from None
 
 
 def answer(token: str, until: float, descriptor: int) -> int:
@@ -78,12 +80,12 @@ def answer(token: str, until: float, descriptor: int) -> int:
         try:
             sock, _ = listener.accept()
         except OSError:
-            raise Failed("the other end did not connect in time") from None
+            raise PairTestFailed("the other end did not connect in time") from None
         with sock:
             try:
                 if line(sock, min(until, time.monotonic() + TOKEN_S), "no token") != token:
                     continue  # a probe, or who is late from an earlier test
-            except Failed:
+            except PairTestFailed:
                 continue
             with in_time(sock, until, "cannot answer"):
                 sock.sendall(b"ok\n")
@@ -117,10 +119,10 @@ def receive(sock: socket.socket, token: str, until: float) -> int:
         if size == 0:
             return int(total / max(1e-6, time.monotonic() - began))
         if size != BLOCK:
-            raise Failed("the data arrives damaged")
+            raise PairTestFailed("the data arrives damaged")
         fill(sock, buffer, until)
         if buffer != block:
-            raise Failed("the data arrives damaged")
+            raise PairTestFailed("the data arrives damaged")
         total += size
 
 
@@ -131,7 +133,7 @@ def fill(sock: socket.socket, buffer: memoryview, until: float) -> None:
         with in_time(sock, until, "receiving stalls"):
             taken = sock.recv_into(buffer[at:])
         if not taken:
-            raise Failed("the other end has ended the test")
+            raise PairTestFailed("the other end has ended the test")
         at += taken
 
 
@@ -154,9 +156,9 @@ def in_time(sock: socket.socket, until: float, what: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise Failed(f"{what}: out of time") from None
+        raise PairTestFailed(f"{what}: out of time") from None
     except OSError as problem:
-        raise Failed(f"{what}: {problem.strerror}") from None
+        raise PairTestFailed(f"{what}: {problem.strerror}") from None
 
 
 if __name__ == "__main__":

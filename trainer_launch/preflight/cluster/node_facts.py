@@ -18,16 +18,26 @@ from pathlib import Path
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
-from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.model import units
+from trainer_launch.model.findings import (
+    Basis,
+    Checksum,
+    Fault,
+    Finding,
+    Measure,
+    Scope,
+    Status,
+    fitted,
+    fitted_checksums,
+)
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted
 from trainer_launch.planning.command import Command
 from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster.nodes import TOLD, Cluster
-from trainer_launch.preflight.cluster.protocol import MAX_VALUE
-from trainer_launch.preflight.container import storage
+from trainer_launch.preflight.cluster.preflight_messages import MAX_VALUE
+from trainer_launch.preflight.container import resource_limits
 from trainer_launch.preflight.gpu.devices import Cards
-from trainer_launch.preflight.measurements import Checksum, Measure, fitted, fitted_checksums
 
 FACTS = "facts"
 CLOCK = "clock"
@@ -98,32 +108,29 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
         yield from clocks(cluster.names, [node.offset for node in cluster.nodes])
 
 
-def differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
+def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     differing = 0
-    keys = dict.fromkeys(key for one in facts for key in sorted(one) if not key.startswith(TOLD))
-    is_told = any(_ALWAYS in one for one in facts)
-    unread = [node for node, one in enumerate(facts) if is_told and _ALWAYS not in one]
-    if unread:
-        yield _unread([names[node] for node in unread])
+    keys = dict.fromkeys(key for one in told for key in sorted(one) if not key.startswith(TOLD))
+    is_told = any(_ALWAYS in one for one in told)
+    unread = [node for node, one in enumerate(told) if is_told and _ALWAYS not in one]
+    if unread:  # a machine that is too busy to start a Python in time has no other versions for that
+        who = listed([names[node] for node in unread])
+        yield facts.unknown(
+            f"the versions of Python and torch could not be found out in time on {who}", subject=who
+        )
     for key in keys:
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for node, one in enumerate(facts):
+        for node, one in enumerate(told):
             if key in one or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
                 groups[one.get(key, UNSET)].append(node)
         if len(groups) > 1:
             differing += 1
             yield _difference(key, groups, names)
     if not differing and not unread:
-        n_known = sum(all(key in one for one in facts) for key in keys)
+        n_known = sum(all(key in one for one in told) for key in keys)
         text = f"{counted(n_known, 'fact')} alike on all {len(names)} nodes"
-        yield Finding(check=FACTS, status=Status.PASS, scope=Scope.JOB, text=text)
-
-
-def _unread(names: Sequence[str]) -> Finding:
-    """A machine that is too busy to start a Python in time has no other versions for that."""
-    text = f"the versions of Python and torch could not be found out in time on {listed(names)}"
-    return Finding(check=FACTS, status=Status.UNKNOWN, subject=listed(names), text=text)
+        yield facts.passed(text, scope=Scope.JOB)
 
 
 def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[str]) -> Finding:
@@ -139,13 +146,11 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
         odd = []
         told = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
         told.append("no value has a majority")
-    return Finding(
-        check=FACTS,
-        status=Status.WARN if rule.fault is None else Status.FAIL,
-        fault=rule.fault,
+    return facts.bad(
+        rule.fault,
+        f"{rule.word} differs: {', '.join(told)}",
         scope=Scope.NODE if has_majority else Scope.JOB,
         subject=", ".join(names[node] for node in sorted(odd)),
-        text=f"{rule.word} differs: {', '.join(told)}",
         measured=ordered[-1][0],
         expected=ordered[0][0] if has_majority else None,
         basis=Basis.PEER,
@@ -180,19 +185,15 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
             yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
     if not troubles:
         text = f"all clocks agree to {max(worst, 0.001):.3f} s"
-        yield Finding(
-            check=CLOCK, status=Status.PASS, scope=Scope.JOB, text=text, measured=round(worst, 3), unit="s"
-        )
+        yield clock.passed(text, scope=Scope.JOB, measured=round(worst, 3), unit="s")
 
 
 def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
     fails = off_s > CLOCK_FAIL_S
-    return Finding(
-        check=CLOCK,
-        status=Status.FAIL if fails else Status.WARN,
-        fault=Fault.NODE if fails else None,
+    return clock.bad(
+        Fault.NODE if fails else None,
+        f"the clock of {name} is {off_s:.1f} s {'ahead of' if is_ahead else 'behind'} the others'",
         subject=name,
-        text=f"the clock of {name} is {off_s:.1f} s {'ahead of' if is_ahead else 'behind'} the others'",
         measured=round(off_s, 3),
         expected=CLOCK_FAIL_S if fails else CLOCK_WARN_S,
         unit="s",
@@ -203,8 +204,7 @@ def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
 
 def listed(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return units.listed(names, _SHOWN)
 
 
 # -- what this node is -------------------------------------------------------------------------
@@ -215,21 +215,9 @@ _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _MAX_BYTES = 24_000
 _PREFIXES = (
-    "NCCL_",
-    "RCCL_",
-    "GLOO_",
-    "UCX_",
-    "FI_",
-    "TORCH_",
-    "PYTORCH_",
-    "OMP_",
-    "KMP_",
-    "GOMP_",
-    "MKL_",
-    "CUDA_",
-    "CUBLAS_",
-    "HSA_",
-)
+    "NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_",
+    "OMP_", "KMP_", "GOMP_", "MKL_", "CUDA_", "CUBLAS_", "HSA_",
+)  # fmt: skip
 _IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name; a container does not know it, and elsewhere --image tells
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
@@ -339,7 +327,7 @@ def cut(found: Mapping[str, str]) -> dict[str, str]:
         if len(value) > MAX_VALUE:
             number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
             shown = f"{value[: MAX_VALUE - 30]}... #{number}"
-        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
+        shown = units.printable(shown)
         size += len(json.dumps(key)) + len(json.dumps(shown)) + 2
         if size > _MAX_BYTES or len(key) > MAX_VALUE:
             break
@@ -406,7 +394,7 @@ _RECORD_S = 60.0  # for all nodes to say what they have found
 def record_s(subject: Subject) -> float:
     """What node 0 waits for all nodes' records: a GPU or a folder that hangs takes its time to tell."""
     load_s = subject.cards.load_limit_s if subject.cards is not None and subject.cards.has_load else 0.0
-    return _RECORD_S + max(load_s, storage.storage.limit_s(subject) if subject.storage else 0.0)
+    return _RECORD_S + max(load_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
 def of_gpus(cards: Cards | None) -> dict[str, str]:

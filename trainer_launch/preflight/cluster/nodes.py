@@ -1,24 +1,17 @@
-"""The nodes of a cluster preflight: their names, how far each has come, and what is said and known of them."""
+"""The nodes of a cluster preflight: their names, how far each has come, what is said and known of them. Pure."""
 
 from __future__ import annotations
 
-import errno
 import re
-import socket
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainer_launch.membership.protocol import Challenge
+from trainer_launch.membership.protocol import Hello
 from trainer_launch.model import Endpoint, Job, Topology
-from trainer_launch.model.findings import Finding
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.measurements import Checksum, Measure
+from trainer_launch.model.findings import Checksum, Finding, Measure
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
 
 if TYPE_CHECKING:
@@ -71,14 +64,6 @@ def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Nam
 # -- at which stage a node is stuck that should be there and is not ----------------------------
 
 
-if TYPE_CHECKING:
-    from trainer_launch.preflight.check import Check
-    from trainer_launch.preflight.cluster.pair_results import Rounds
-    from trainer_launch.preflight.cluster.shared_storage import Sharing
-
-_THREADS = 64
-
-
 class Stage(str, Enum):
     """How far a node has come, in the order of a pod's life."""
 
@@ -99,7 +84,7 @@ class Stuck:
     text: str
 
 
-MEANING: Mapping[Stage, str] = {
+_MEANING: Mapping[Stage, str] = {
     Stage.UNNAMED: "its host name is unknown",
     Stage.NO_RECORD: "its pod is not created, not scheduled, or its Service does not publish addresses of pods "
     "that are not ready (publishNotReadyAddresses)",
@@ -110,7 +95,7 @@ MEANING: Mapping[Stage, str] = {
     Stage.SILENT: "its process is stopped or stuck: it accepts connections but does not answer",
     Stage.RUNS: "its preflight runs, but could not reach node 0",
 }
-_ADVICE: Mapping[Stage, str] = {
+ADVICE: Mapping[Stage, str] = {
     Stage.UNNAMED: "check which pods of the job are not running",
     Stage.NO_RECORD: "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
     Stage.UNREACHABLE: "see the routes and the CNI of both machines",
@@ -121,92 +106,9 @@ _ADVICE: Mapping[Stage, str] = {
 }
 
 
-def advice(stage: Stage) -> str:
-    """What to do about it."""
-    return _ADVICE[stage]
-
-
-def look(place: Endpoint | None, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
-    if place is None:
-        return _stuck(Stage.UNNAMED, "")
-    until_s = time.monotonic() + limit_s
-    try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as problem:
-        return _stuck(Stage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
-    worst = _stuck(Stage.NO_RECORD, place.host)
-    for family, _, _, _, address in found[:4]:
-        at = str(Endpoint(str(address[0]), int(address[1])))
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.settimeout(max(0.05, until_s - time.monotonic()))
-                sock.connect(address)
-                return _hear(sock, at, until_s)
-        except TimeoutError:
-            worst = _stuck(Stage.TIMEOUT, at)
-        except OSError as problem:
-            stage = Stage.REFUSED if problem.errno == errno.ECONNREFUSED else Stage.UNREACHABLE
-            worst = _stuck(stage, f"{at}: {problem.strerror}")
-    return worst
-
-
-def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
-    """Whether somebody to whom there is a connection says anything."""
-    data = b""
-    while b"\n" not in data:
-        sock.settimeout(max(0.05, until_s - time.monotonic()))
-        try:
-            more = sock.recv(4096)
-        except OSError:
-            return _stuck(Stage.SILENT, f"{at} accepts connections")
-        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
-            return _stuck(Stage.SILENT, f"{at} accepts connections, and ends them")
-        data += more
-    try:
-        said = msg.parse(data.partition(b"\n")[0])
-    except MessageError:
-        return _stuck(Stage.SILENT, f"what listens at {at} is no preflight")
-    if isinstance(said, msg.Here):
-        return _stuck(Stage.RUNS, f"it says: {printable(said.stage)}")
-    return _stuck(Stage.RUNS, f"{at} is a coordinator" if isinstance(said, Challenge) else at)
-
-
-def _stuck(stage: Stage, seen: str) -> Stuck:
-    return Stuck(stage, f"{stage.value}{f' ({seen})' if seen else ''}: {MEANING[stage]}")
-
-
-def look_at_all(
-    places: Sequence[Endpoint | None], limit_s: float, by: Callable[[Endpoint | None, float], Stuck] = look
-) -> list[Stuck]:
-    """Many at once; who keeps even the resolver waiting has no DNS record that could be had in time."""
-    found: Queue[tuple[int, Stuck]] = Queue()
-    until_s = time.monotonic() + limit_s
-
-    def work(start: int) -> None:
-        for number in range(start, len(places), _THREADS):
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return
-            rounds = 1 + (len(places) - 1 - number) // _THREADS
-            found.put((number, by(places[number], left_s / rounds)))
-
-    for start in range(min(_THREADS, len(places))):
-        threading.Thread(target=work, args=(start,), daemon=True, name="look").start()
-    late = _stuck(Stage.NO_RECORD, "the resolver did not answer in time")
-    answers: list[Stuck] = [_stuck(Stage.UNNAMED, "") if place is None else late for place in places]
-    for _ in places:
-        try:
-            number, stuck = found.get(timeout=max(0.0, until_s + 0.3 - time.monotonic()))
-        except Empty:
-            break
-        answers[number] = stuck
-    return answers
-
-
-def printable(text: str) -> str:
-    """As a part of one line."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:300])
+def stuck_at(stage: Stage, seen: str) -> Stuck:
+    """With what was seen, and what it means."""
+    return Stuck(stage, f"{stage.value}{f' ({seen})' if seen else ''}: {_MEANING[stage]}")
 
 
 # -- what the cluster preflight is told --------------------------------------------------------
@@ -367,3 +269,53 @@ def label(key: Key, host: str | None) -> str:
     if isinstance(key, str):
         return key
     return f"node {key} ({host})" if host else f"node {key}"
+
+
+# -- who is a node of this job, who is not, and who is missing ---------------------------------
+
+
+# For who looks for a coordinator.
+NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
+
+
+def turned_away(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | None:
+    """Why a node is turned away for good, if it is."""
+    if said.version != msg.VERSION:
+        return msg.Refused(f"node 0 uses protocol version {msg.VERSION}, this node {said.version}", retry=False)
+    if said.job != settings.job:
+        return _another_job(said.job, settings)
+    if isinstance(key, int) and key >= settings.max_nodes:
+        last = settings.max_nodes - 1
+        return msg.Refused(f"node rank {key} is invalid: this job has nodes 0 to {last}", retry=False)
+    return None
+
+
+def not_now(said: Hello, settings: Settings) -> msg.Refused:
+    """What a node is told that looks for a coordinator: its job runs already, or it is of another one."""
+    if said.job != settings.job:
+        return _another_job(said.job, settings)
+    return NOT_YET
+
+
+def _another_job(name: str, settings: Settings) -> msg.Refused:
+    return msg.Refused(f"this is the preflight of job {settings.job}, not {name}", retry=False)
+
+
+def missing_keys(nodes: Mapping[Key, Node], min_nodes: int) -> list[Key]:
+    """Ranks that are not there; where nothing tells ranks, only those that came and went."""
+    gone: list[Key] = [key for key, node in nodes.items() if node.peer is None]
+    if any(isinstance(key, str) for key in nodes):
+        return sorted(gone, key=str)
+    return [rank for rank in range(min_nodes) if rank not in nodes or nodes[rank].peer is None]
+
+
+def place_of(key: Key, nodes: Mapping[Key, Node], names: Names) -> Endpoint | None:
+    """Where to look for a node: where it was, or should be."""
+    if key in nodes:
+        return Endpoint(nodes[key].address, nodes[key].port)
+    return names.place(key) if isinstance(key, int) else None
+
+
+def in_order(node: Node) -> tuple[int, str]:
+    """Nodes are numbered in this order."""
+    return (node.key, "") if isinstance(node.key, int) else (0, node.key)

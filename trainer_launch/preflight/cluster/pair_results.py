@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
+from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope
 from trainer_launch.model.units import counted
 from trainer_launch.preflight import fault_isolation, gpu_judgement
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster import transport
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
-from trainer_launch.preflight.cluster.transport import GLOO, NCCL, SOCKET
 from trainer_launch.preflight.fault_isolation import Guilty, Link, Pair, Trial
-from trainer_launch.preflight.measurements import Measure
 from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Thresholds
 
 NAME = "pairs"
-RATIOS = {
-    SOCKET: SHARE_OF_PLAIN_SOCKETS,
-    GLOO: SHARE_OF_PLAIN_SOCKETS,
-    NCCL: 0.75,
-}  # without accelerators, other work on a machine is seen, too
+FULL_JOB = "full-job"
+FACT = "pair tests"  # a node's own words, among its facts
+SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
+# Without accelerators, other work on a machine is seen, too.
+RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
 _ENOUGH = 4  # pairs that can be compared with each other
 _MAD_TO_SIGMA = 1.4826
 _SIGMAS = 4.0
 _SHOWN = 6
 _ACTION_NODE = "put the job on other machines than that one, and see its network card, cable and switch port"
+_ACTION_SOCKETS = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
 _ACTION_LINK = "see the switches, cables, routes and network policies between the two"
 _ACTION_SLOW = "see the network card, cable and switch port for errors and their negotiated speed"
 
@@ -94,9 +94,14 @@ class Standard:
         wanted = max(self.thresholds.floor, self.thresholds.expected)
         return any(not test.is_whole or test.rate < wanted for test in tests)
 
-    def expected(self, middle: float) -> float:
-        """MB/s."""
-        return round(max(self.thresholds.floor, self.thresholds.share * middle) / MBYTE, 1)
+    def compared(self, bad: Sequence[Tested], middle: float) -> dict[str, Any]:
+        """What a finding has of its figures."""
+        return {
+            "measured": round(max(test.rate for test in bad) / MBYTE, 1) if bad else None,
+            "expected": round(max(self.thresholds.floor, self.thresholds.share * middle) / MBYTE, 1),
+            "unit": "MB/s",
+            "basis": Basis.BOTH if self.is_hard(bad) else Basis.PEER,
+        }
 
 
 def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
@@ -138,13 +143,6 @@ def findings(
         yield _well(tests, guilty.rounds, standard)
 
 
-def not_as_asked(why: str) -> Finding:
-    """Another way than the one that was asked for."""
-    text = f"pairs were tested over plain sockets: {why}"
-    action = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
-    return Finding(check=NAME, status=Status.WARN, scope=Scope.JOB, text=text, action=action)
-
-
 def _of_node(
     node: int,
     rails: Sequence[int],  # of which only these are at fault
@@ -154,7 +152,7 @@ def _of_node(
 ) -> Finding:
     name = f"{names[node]}{_on(rails)}"
     bad = [test for test in its if standard.is_bad(test)]
-    partners = listed(list(dict.fromkeys(names[_other(test, node)] for test in bad)))
+    partners = listed(list(dict.fromkeys(names[sum(test.ends) - node] for test in bad)))
     hard = standard.is_hard(bad)
     text = (
         f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
@@ -163,59 +161,48 @@ def _of_node(
         else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, while nodes reach "
         f"{_shown(standard.of_nodes)} in the median"
     )
-    return Finding(
-        check=NAME,
-        status=Status.FAIL if hard else Status.WARN,
-        fault=Fault.NODE if hard else None,
-        scope=Scope.RAIL if rails else Scope.NODE,
-        subject=name,
-        text=text,
-        measured=_best(bad),
-        expected=standard.expected(standard.of_nodes),
-        unit="MB/s",
-        basis=Basis.BOTH if hard else Basis.PEER,
-        evidence=tuple(_evidence(test, names) for test in bad[:_SHOWN]),
-        action=_ACTION_NODE if hard else _ACTION_SLOW,
-    )
+    scope, action = Scope.RAIL if rails else Scope.NODE, _ACTION_NODE if hard else _ACTION_SLOW
+    compared = standard.compared(bad, standard.of_nodes)
+    return _blamed(bad, names, standard, text, scope=scope, subject=name, action=action, **compared)
 
 
 def _of_link(link: Link, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
     bad = [test for test in its if standard.is_bad(test)]
-    hard = standard.is_hard(bad)
     one, other = (names[end] for end in link.ends)
-    how = "fails" if hard else "is slow"
-    how_slow = "" if hard else f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
-    return Finding(
-        check=NAME,
-        status=Status.FAIL if hard else Status.WARN,
-        fault=Fault.NODE if hard else None,
-        scope=Scope.LINK,
-        subject=f"{one} - {other}{_on(link.rails)}",
-        text=f"the link between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
-        f"while both pass with other nodes{how_slow}",
-        measured=_best(bad),
-        expected=standard.expected(standard.of_pairs),
-        unit="MB/s",
-        basis=Basis.BOTH if hard else Basis.PEER,
-        evidence=tuple(_evidence(test, names) for test in bad[:_SHOWN]),
-        action=_ACTION_LINK,
+    how, how_slow = "fails", ""
+    if not standard.is_hard(bad):
+        how, how_slow = "is slow", f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
+    text = (
+        f"the link between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
+        f"while both pass with other nodes{how_slow}"
     )
+    subject, compared = f"{one} - {other}{_on(link.rails)}", standard.compared(bad, standard.of_pairs)
+    return _blamed(bad, names, standard, text, subject=subject, **compared)
 
 
 def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
-    hard = standard.is_hard(its)
     one, other = (names[end] for end in ends)
-    return Finding(
-        check=NAME,
-        status=Status.FAIL if hard else Status.WARN,
-        fault=Fault.NODE if hard else None,
-        scope=Scope.LINK,
-        subject=f"{one} - {other}",
-        text=f"{one} and {other} {'fail' if hard else 'are slow'} with each other; whether it is one of them or "
-        "the way between them cannot be told (unresolved)",
-        evidence=tuple(_evidence(test, names) for test in its[:_SHOWN]),
-        action=_ACTION_LINK,
+    how = "fail" if standard.is_hard(its) else "are slow"
+    text = (
+        f"{one} and {other} {how} with each other; whether it is one of them or the way between them cannot be "
+        "told (unresolved)"
     )
+    return _blamed(its, names, standard, text, subject=f"{one} - {other}")
+
+
+def _blamed(
+    bad: Sequence[Tested],
+    names: Sequence[str],
+    standard: Standard,
+    text: str,
+    *,
+    scope: Scope = Scope.LINK,
+    action: str = _ACTION_LINK,
+    **more: Any,
+) -> Finding:
+    evidence = tuple(_evidence(test, names) for test in bad[:_SHOWN])
+    fault = Fault.NODE if standard.is_hard(bad) else None
+    return pairs.bad(fault, text, scope=scope, evidence=evidence, action=action, **more)
 
 
 def _on(rails: Sequence[int]) -> str:
@@ -225,16 +212,12 @@ def _on(rails: Sequence[int]) -> str:
 def _well(tests: Sequence[Tested], rounds: int, standard: Standard) -> Finding:
     slowest = min(test.rate for test in tests)
     n_rails = len({test.rail for test in tests})
-    return Finding(
-        check=NAME,
-        status=Status.PASS,
-        scope=Scope.JOB,
-        text=f"{counted(len(tests) // n_rails, 'pair test')} in {counted(rounds, 'round')} passed"
+    text = (
+        f"{counted(len(tests) // n_rails, 'pair test')} in {counted(rounds, 'round')} passed"
         f"{f' on each of {n_rails} rails' if n_rails > 1 else ''}, from {_shown(slowest)} to "
-        f"{_shown(max(test.rate for test in tests))}, median {_shown(standard.of_pairs)}",
-        measured=round(slowest / MBYTE, 1),
-        unit="MB/s",
+        f"{_shown(max(test.rate for test in tests))}, median {_shown(standard.of_pairs)}"
     )
+    return pairs.passed(text, scope=Scope.JOB, measured=round(slowest / MBYTE, 1), unit="MB/s")
 
 
 def _evidence(test: Tested, names: Sequence[str]) -> str:
@@ -248,14 +231,6 @@ def _evidence(test: Tested, names: Sequence[str]) -> str:
     return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
 
 
-def _other(test: Tested, node: int) -> int:
-    return test.ends[1] if test.ends[0] == node else test.ends[0]
-
-
-def _best(tests: Sequence[Tested]) -> float | None:
-    return round(max(test.rate for test in tests) / MBYTE, 1) if tests else None
-
-
 def _rates(tests: Sequence[Tested]) -> str:
     return ", ".join(_shown(test.rate) for test in tests[:_SHOWN])
 
@@ -267,59 +242,85 @@ def _shown(rate: float) -> str:
 # -- what a collective of all nodes at once came to --------------------------------------------
 
 
-FULL_JOB = "full-job"
-
 _GBYTE = 1e9
 
 
-def finding(names: Sequence[str], way: str | None, rails: int, seen: Sequence[msg.Seen] | None) -> Finding:
+def together(names: Sequence[str], way: str | None, rails: int, seen: Sequence[msg.Seen] | None) -> Finding:
     """One sentence; without a result, why there is none."""
     if seen is None:
         why = "pairs of nodes fail already" if way is not None else "not all nodes have torch with gloo or NCCL"
-        text = f"all nodes were not tested together, since {why}"
-        return Finding(check=FULL_JOB, status=Status.SKIPPED, scope=Scope.JOB, text=text)
+        return full_job.skipped(f"all nodes were not tested together, since {why}", scope=Scope.JOB)
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for name, one in zip(names, seen, strict=True):
         if one.why:
             failed[one.why].append(name)
-    together = f"{len(names)} nodes together ({way}{f', {rails} GPUs each' if rails > 1 else ''})"
+    who = f"{len(names)} nodes together ({way}{f', {rails} GPUs each' if rails > 1 else ''})"
     if not failed:
         rate = statistics.median(one.rate for one in seen) / _GBYTE
-        text = f"all {together} reduce correctly, at {rate:.3g} GB/s"
-        return Finding(
-            check=FULL_JOB,
-            status=Status.PASS,
-            scope=Scope.JOB,
-            text=text,
-            measured=round(rate, 3),
-            unit="GB/s",
-        )
+        text = f"all {who} reduce correctly, at {rate:.3g} GB/s"
+        return full_job.passed(text, scope=Scope.JOB, measured=round(rate, 3), unit="GB/s")
     n_failed = sum(map(len, failed.values()))
     ordered = sorted(failed.items(), key=lambda group: (len(group[1]), group[0]))  # who differs tells most
-    return Finding(
-        check=FULL_JOB,
-        status=Status.FAIL,
-        fault=Fault.NODE,
+    return full_job.failed(
+        Fault.NODE,
+        f"all pairs pass, yet all {who} fail, as {n_failed} of them say: this shows at full scale only",
         scope=Scope.JOB,
-        text=f"all pairs pass, yet all {together} fail, as {n_failed} of them say: this shows at full scale only",
         measured=n_failed,
         expected=0,
         unit="nodes",
-        evidence=tuple(f"{listed(who)}: {why}" for why, who in ordered[:_SHOWN]),
+        evidence=tuple(f"{listed(its)}: {why}" for why, its in ordered[:_SHOWN]),
         action="see limits of open files and connections, tables of switches and network cards, and NCCL's "
         "topology and tuning files; try with half of the nodes",
     )
+
+
+# -- by what means pairs are tested: the fastest that all nodes have, unless one was asked for ---
+
+
+_NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How pairs are tested, and how all nodes together."""
+
+    pairs: str = SOCKET
+    rails: int = 1
+    whole: str | None = None  # None: nothing can test them together
+    trouble: str = ""  # why it is not what was asked for
+
+
+def means_told(gloo: bool, gpus: int, why: str) -> str:
+    """What a node can do, as its fact."""
+    if gpus:
+        return f"nccl on {gpus} GPUs"
+    return "gloo" if gloo else f"only plain sockets: {why}"
+
+
+def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
+    """From what all nodes said of themselves; `wanted` is a way, or auto."""
+    gpus = [_gpus(one) for one in facts]
+    has_gloo = all(one is not None and (one == GLOO or _NCCL_FACT.fullmatch(one)) for one in facts)
+    rails = min(*gpus, msg.MAX_RAILS) if gpus else 0
+    if rails and wanted in ("auto", NCCL):
+        return Way(NCCL, rails, NCCL)
+    whole = GLOO if has_gloo else None
+    if wanted == GLOO and has_gloo:
+        return Way(GLOO, 1, whole)
+    trouble = "" if wanted in ("auto", SOCKET) else f"{wanted} was asked for, and not all nodes have it"
+    return Way(SOCKET, 1, whole, trouble)
+
+
+def _gpus(fact: str | None) -> int:
+    found = _NCCL_FACT.fullmatch(fact or "")
+    return int(found[1]) if found is not None else 0
 
 
 # -- the rounds of pair tests ------------------------------------------------------------------
 
 
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
-_PATIENCE = {
-    transport.SOCKET: 1,
-    transport.GLOO: 2,
-    transport.NCCL: 4,
-}  # times a test's time, for who has to set more up
+_PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
 _WHOLE = 8
 _NO_REPORT = msg.Seen("no report", 0)
 
@@ -343,8 +344,8 @@ class Rounds:
         self._settings = settings
         self._nodes = nodes
         self._numbers = {node.key: number for number, node in enumerate(nodes)}
-        self._way = transport.choose(settings.pair_test, [node.facts.get(transport.FACT) for node in nodes])
-        self._model = _model(nodes) if self._way.pairs == transport.NCCL else ""
+        self._way = choose_means(settings.pair_test, [node.facts.get(FACT) for node in nodes])
+        self._model = _model(nodes) if self._way.pairs == NCCL else ""
         self._thresholds = self._with_reference()
         self._chosen: tuple[Pair, ...] = ()
         self._whole: list[msg.Seen] | None = None  # of all nodes together
@@ -369,7 +370,9 @@ class Rounds:
             yield from self._order(self._around(ends), self._way.pairs, limit_s)
         if self._chosen:
             return
-        self._is_whole = self._wants_whole and self._way.whole is not None and not self._has_failed()
+        self._is_whole = (
+            self._wants_whole and self._way.whole is not None and not any(one.fault for one in self._told())
+        )
         self.is_over = not self._is_whole
         if self._is_whole:
             self.until_s = now_s + self._settings.test_s * _WHOLE + _REPORT_S
@@ -446,14 +449,12 @@ class Rounds:
         seen = self.seen()
         return list(findings(seen.names, seen.guilty, seen.tests, self._thresholds))
 
-    def _has_failed(self) -> bool:
-        return any(finding.fault is not None for finding in self._told())
-
     def findings(self) -> list[Finding]:
         """What was found, when it is over."""
         found = self._told()
         if self._way.trouble:
-            found.append(not_as_asked(self._way.trouble))
+            text = f"pairs were tested over plain sockets: {self._way.trouble}"
+            found.append(pairs.warned(text, scope=Scope.JOB, action=_ACTION_SOCKETS))
         rates = [one.value for one in self.measured()]
         found += gpu_judgement.of_pairs(rates, self._model, self._settings.table) if rates else []
         return found
@@ -463,7 +464,7 @@ class Rounds:
         if not self._wants_whole:
             return []
         names = [node.name for node in self._nodes]
-        return [finding(names, self._way.whole, self._way.rails, self._whole)]
+        return [together(names, self._way.whole, self._way.rails, self._whole)]
 
     def seen(self) -> PairTests:
         """All tests, and what they come to."""
@@ -473,8 +474,8 @@ class Rounds:
 
     def measured(self) -> list[Measure]:
         """The rates of pairs of GPUs."""
-        whole = [test for test in self._tests() if test.is_whole]
-        return [Measure("pair", test.rate / 1e9, "GB/s", self._model, None) for test in whole if self._model]
+        whole = [test for test in self._tests() if test.is_whole and self._model]
+        return [Measure("pair", test.rate / 1e9, "GB/s", self._model, None) for test in whole]
 
     def _with_reference(self) -> Thresholds:
         """By comparison, plain sockets and gloo scatter more; of GPUs it is known what they should reach."""

@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster import transport
-from trainer_launch.preflight.cluster.listener import Ear
-from trainer_launch.preflight.cluster.transport import SOCKET
+from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.preflight.cluster import preflight_messages as msg
+
+if TYPE_CHECKING:
+    from trainer_launch.preflight.cluster.node_link import Listener
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 IMPORT_S = 45.0  # for torch, on a cold disk
@@ -65,9 +66,9 @@ class Collectives:
         with self._lock:
             told = self._ready(IMPORT_S)
         if told is None:
-            return transport.told(False, 0, self._trouble)
+            return pair_results.means_told(False, 0, self._trouble)
         gpus = told.get("gpus", 0)
-        return transport.told(
+        return pair_results.means_told(
             told.get("gloo") is True, gpus if type(gpus) is int else 0, str(told.get("why", ""))[:200]
         )
 
@@ -78,21 +79,21 @@ class Collectives:
                 self._trouble = self._trouble or f"torch was not imported within {limit_s:g} s"
         return self._told
 
-    def run(self, test: msg.Test, ear: Ear) -> tuple[msg.Seen, ...]:
+    def run(self, test: msg.Test, listener: Listener) -> tuple[msg.Seen, ...]:
         """Play this node's part; always comes back in time."""
         until_s = time.monotonic() + test.limit_s
         with self._lock:
             if self._ready(test.limit_s) is None:
                 return _failed(test, self._trouble)
-            told = self._asked(test, ear, until_s) if test.rank == 0 else self._ask(test, until_s, [])
+            told = self._asked(test, listener, until_s) if test.rank == 0 else self._ask(test, until_s, [])
             if told is None and not self._closing:
                 self._end()
                 self._start()
                 return _failed(test, f"its test hung and was killed after {test.limit_s:g} s")
         return _read(test, told or {})
 
-    def _asked(self, test: msg.Test, ear: Ear, until_s: float) -> Mapping[str, Any] | None:
-        with ear.lent() as descriptor:
+    def _asked(self, test: msg.Test, listener: Listener, until_s: float) -> Mapping[str, Any] | None:
+        with listener.lent() as descriptor:
             return self._ask(test, until_s, [descriptor])
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> Mapping[str, Any] | None:
@@ -155,10 +156,14 @@ class Collectives:
 def _read(test: msg.Test, told: Mapping[str, Any]) -> tuple[msg.Seen, ...]:
     rails = told.get("rails")
     try:
-        seen = [msg.Seen(str(why)[:300], max(0, min(int(rate), 2**52))) for why, rate in rails or ()]
+        seen = [_seen(why, rate) for why, rate in rails or ()]
     except MALFORMED:
         seen = []
     return tuple(seen) if len(seen) == test.rails else _failed(test, "its test said nothing of use")
+
+
+def _seen(why: object, rate: Any) -> msg.Seen:
+    return msg.Seen(str(why)[:300], max(0, min(int(rate), 2**52)))
 
 
 def _failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
@@ -178,45 +183,42 @@ class Bench:
     def __init__(self, collectives: Collectives | None = None) -> None:
         self._collectives = collectives
 
-    def __call__(self, test: msg.Test, ear: Ear) -> msg.Result:
+    def __call__(self, test: msg.Test, listener: Listener) -> msg.Result:
         """Play this node's part; always comes back in time."""
-        if test.way == SOCKET:
-            return run(test, ear)
+        if test.way == pair_results.SOCKET:
+            return run(test, listener)
         if self._collectives is None:
-            return _pair_test_failed(test, f"this node has no {test.way}")
-        return msg.Result(test.round, self._collectives.run(test, ear))
+            return msg.Result(test.round, _failed(test, f"this node has no {test.way}"))
+        return msg.Result(test.round, self._collectives.run(test, listener))
 
 
-def run(test: msg.Test, ear: Ear, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
+def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
     """A test over plain sockets."""
     limit = str(test.limit_s)
     if test.rank:
-        return _result(test, (*child, "dial", test.token, limit, test.host, str(test.port)), ())
-    with ear.lent() as descriptor:
-        return _result(test, (*child, "listen", test.token, limit, str(descriptor)), (descriptor,))
+        seen = _of_child(test, (*child, "dial", test.token, limit, test.host, str(test.port)), ())
+    else:
+        with listener.lent() as descriptor:
+            seen = _of_child(test, (*child, "listen", test.token, limit, str(descriptor)), (descriptor,))
+    return msg.Result(test.round, seen)
 
 
-def _result(test: msg.Test, argv: Sequence[str], descriptors: Sequence[int]) -> msg.Result:
+def _of_child(test: msg.Test, argv: Sequence[str], descriptors: Sequence[int]) -> tuple[msg.Seen, ...]:
     limit_s = test.limit_s + _PAIR_TEST_MARGIN_S
     streams = deadline_subprocess.Streams(pass_fds=descriptors)
     child = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
     if child.problem is not None:
-        return _pair_test_failed(test, f"its test could not be started: {child.problem.strerror}")
+        return _failed(test, f"its test could not be started: {child.problem.strerror}")
     if child.status is None:
-        return _pair_test_failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
+        return _failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
     if child.timed_out:
-        return _pair_test_failed(test, f"its test hung and was killed after {test.limit_s:g} s")
+        return _failed(test, f"its test hung and was killed after {test.limit_s:g} s")
     return _pair_test_read(test, child.stdout, child.status)
 
 
-def _pair_test_read(test: msg.Test, said: bytes, status: int) -> msg.Result:
+def _pair_test_read(test: msg.Test, said: bytes, status: int) -> tuple[msg.Seen, ...]:
     try:
         told = json.loads(said)
-        rate, why = int(told["rate"]), str(told["why"])
+        return (_seen(told["why"], told["rate"]),)
     except MALFORMED:
-        return _pair_test_failed(test, f"its test ended with {status} and said nothing")
-    return msg.Result(test.round, (msg.Seen(why[:300], max(0, min(rate, 2**52))),))
-
-
-def _pair_test_failed(test: msg.Test, why: str) -> msg.Result:
-    return msg.Result(test.round, (msg.Seen(why, 0),) * test.rails)
+        return _failed(test, f"its test ended with {status} and said nothing")

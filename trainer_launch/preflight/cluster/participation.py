@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer_launch.host.files import read_secret
-from trainer_launch.host.network import NO_ROOM, make_room
+from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership import candidates
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.errors import MALFORMED, NodeError
@@ -22,27 +22,23 @@ from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.engines.meeting import job_name
-from trainer_launch.planning.gather import ports_of
+from trainer_launch.planning.reading import ports_of
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import (
-    findings_json,
     node_facts,
     pair_results,
     present_nodes,
     shared_storage,
-    transport,
 )
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.client import Caller, Verdict
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
 from trainer_launch.preflight.cluster.nodes import TOLD, Names, label, names_of
 from trainer_launch.preflight.cluster.nodes import Settings as Calling
-from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.cluster.pair_tests import Bench, Collectives
-from trainer_launch.preflight.cluster.server import Server
+from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
-from trainer_launch.preflight.measurements import Measure
 
 FAILING_NODES = "failing_nodes.txt"
 _THOROUGH = ("standard", "deep")  # levels
@@ -78,45 +74,33 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
 class Gathering:
     """One node's part, while it goes on."""
 
-    caller: Caller
+    link: NodeLink
     own: str  # this node for people
     home: str  # node 0, likewise
     read_slowly: Callable[[], Mapping[str, str]]
     subject: Subject
     secret: bytes
     collectives: Collectives | None
-    server: Server | None  # on node 0
+    server: PreflightServer | None  # on node 0: its verdict is whole, the nodes are told as much as fits
     tokens: Tokens
     lookout: Lookout
-
-    def decided(self) -> Sequence[Finding]:
-        """On node 0, after `finish`: all of the verdict, of which the nodes are told as much as fits."""
-        return () if self.server is None else self.server.findings()
-
-    def measured(self) -> Sequence[Measure]:
-        """On node 0, after `finish`: what all nodes have measured."""
-        return () if self.server is None else self.server.measured()
-
-    def seen(self) -> PairTests:
-        """On node 0, after `finish`: the pair tests."""
-        return PairTests() if self.server is None else self.server.seen()
 
     def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
 
         What was found `early` is told at once: all end with one verdict, also when some nodes never come.
         """
-        self.caller.send(msg.Found(_dumped(early)))
+        self.link.send(msg.Found(_dumped(early)))
         said_s = -_SAY_AGAIN_S
         while True:
-            news = self.caller.receive(_POLL_S)
+            news = self.link.receive(_POLL_S)
             match news:
                 case None:
-                    self.caller.hurry()
+                    self.link.hurry()
                 case Verdict():
                     return news
                 case msg.Seek(ranks):
-                    self.caller.send(msg.Sought(self.tokens.seek(ranks)))
+                    self.link.send(msg.Sought(self.tokens.seek(ranks)))
                 case msg.Complete(salt, _):
                     self.lookout.stop()
                     self._tell(salt, check_here())
@@ -126,9 +110,9 @@ class Gathering:
 
     def waiting(self) -> str:
         """For whom this node waits, in words."""
-        news = self.caller.waiting
+        news = self.link.waiting
         if news is None:
-            return f"waiting for {self.home}: {self.caller.stage}"
+            return f"waiting for {self.home}: {self.link.stage}"
         if news.present < news.wanted:
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
@@ -141,19 +125,19 @@ class Gathering:
         )
         told |= self.read_slowly()
         if self.collectives is not None:
-            told[transport.FACT] = self.collectives.ability()
+            told[pair_results.FACT] = self.collectives.ability()
         for one in registry.at(Where.CLUSTER):
             if one.tell is not None:
                 with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
                     told[f"{TOLD}{one.id}"] = one.tell(subject)
-        offset_s, error_s = self.caller.offset
+        offset_s, error_s = self.link.offset
         told |= node_facts.of_gpus(subject.cards) | node_facts.of_adapters(subject.adapters)
         measured = node_facts.measured(subject.cards)
-        self.caller.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured))
+        self.link.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured))
 
 
 def _dumped(found: Sequence[Finding]) -> str:
-    return findings_json.dumped([one for one in found if one.status in _LOUD], _RECORD_BYTES)
+    return msg.dump_findings([one for one in found if one.status in _LOUD], _RECORD_BYTES)
 
 
 def _waiting(news: msg.Waiting) -> str:
@@ -180,14 +164,13 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         if collectives is not None:
             undo.callback(collectives.close)
         if topology.is_coordinator:
-            _warn_of_limits(nodes.max)
-            server = Server(calling, Endpoint("", place.port), secret)
-            problem = _started(server)
+            server = PreflightServer(calling, Endpoint("", place.port), secret)
+            problem = _started(server, nodes.max)
             if problem is not None:
                 yield problem
                 return
             undo.callback(server.stop)
-        caller = Caller(
+        link = NodeLink(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, calling.job, rank, hostname, secrets.token_hex(8), place.port),
             deadline_s=settings.deadline,
@@ -196,12 +179,12 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             secret=secret,
             bench=Bench(collectives),
         )
-        undo.callback(caller.close)
-        undo.callback((lookout := _lookout(caller, calling, rank, secret)).stop)
+        undo.callback(link.close)
+        undo.callback((lookout := _lookout(link, calling, rank, secret)).stop)
         undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
         read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
         yield Gathering(
-            caller,
+            link,
             label(rank, hostname),
             label(0, place.host),
             node_facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {}, read_s),
@@ -214,9 +197,9 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         )
 
 
-def _lookout(caller: Caller, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
+def _lookout(link: NodeLink, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
     places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
-    return Lookout(places, calling.job, secret, lambda host: caller.end((present_nodes.runs_already(host),)))
+    return Lookout(places, calling.job, secret, lambda host: link.end((present_nodes.runs_already(host),)))
 
 
 def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:
@@ -224,11 +207,6 @@ def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> M
     if settings.level not in _THOROUGH or shared_storage.NAME in skipped:
         return {}
     return {folder: folder in subject.shared for folder in subject.storage[:_MAX_FOLDERS]}
-
-
-def _warn_of_limits(nodes: int) -> None:
-    if not make_room(nodes):
-        _log.warning(NO_ROOM, nodes)
 
 
 def _calling(
@@ -261,7 +239,7 @@ def _has_pairs(settings: Settings, skipped: Collection[str]) -> bool:
 
 def _collectives(subject: Subject, settings: Settings, skipped: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    wanted = settings.pair_test in (transport.GLOO, transport.NCCL) or settings.level == "deep"
+    wanted = settings.pair_test in (pair_results.GLOO, pair_results.NCCL) or settings.level == "deep"
     wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.count > 0)
     if not wanted or not _has_pairs(settings, skipped):
         return None
@@ -270,15 +248,17 @@ def _collectives(subject: Subject, settings: Settings, skipped: Collection[str])
     return Collectives(python[:1], subject.env, ports_of(settings))
 
 
-def _started(server: Server) -> NodeError | None:
+def _started(server: PreflightServer, nodes: int) -> NodeError | None:
     """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
+    if not allow_connections(nodes):
+        _log.warning(TOO_FEW_FILES, nodes)
     until_s = time.monotonic() + _PORT_S
     while (problem := _trouble(server)) is not None and time.monotonic() < until_s:
         time.sleep(0.1)
     return problem
 
 
-def _trouble(server: Server) -> NodeError | None:
+def _trouble(server: PreflightServer) -> NodeError | None:
     try:
         server.start()
     except NodeError as problem:

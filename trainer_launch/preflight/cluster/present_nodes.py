@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster import findings_json
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import Cluster, Key, Names, Node, Settings, Stage, Stuck, advice, label
+from trainer_launch.preflight.cluster.nodes import ADVICE, Cluster, Key, Names, Node, Settings, Stage, Stuck, label
 
 NAME = "roll-call"
 AT_WORK = "at work"
@@ -40,143 +40,93 @@ def absent(
     shown = listed([name(key) for key in missing])
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
     text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and their names are unknown"
-    found = [
-        Finding(
-            check=NAME,
-            status=Status.FAIL,
-            fault=Fault.NODE,
-            scope=Scope.JOB,
-            text=text,
-            measured=n_present,
-            expected=settings.min_nodes,
-            unit="nodes",
-            action="check why these pods are not running, or wait longer with --deadline",
-        )
-    ]
+    counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
+    action = "check why these pods are not running, or wait longer with --deadline"
+    found = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
     for key in missing[:_MAX_TOLD]:
         stuck, node = looked.get(key), nodes.get(key)
-        stage = f" is missing: {stuck.text}" if stuck is not None else " is missing"
+        why = "" if stuck is None else f": {stuck.text}"
         was_here = f"; it was here before, and {node.lost}" if node is not None and node.lost else ""
-        found.append(
-            Finding(
-                check=NAME,
-                status=Status.FAIL,
-                fault=Fault.NODE,
-                subject=name(key),
-                text=f"{name(key)}{stage}{was_here}",
-                measured=None if stuck is None else stuck.stage.value,
-                action="" if stuck is None else advice(stuck.stage),
-            )
-        )
+        found.append(_absent(name(key), stuck, f"{name(key)} is missing{why}{was_here}"))
     rest = [name(key) for key in missing[_MAX_TOLD:]]
     if rest:
         text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
-        subject = ", ".join(rest)
-        found.append(Finding(check=NAME, status=Status.FAIL, fault=Fault.NODE, subject=subject, text=text))
+        found.append(_absent(", ".join(rest), None, text))
     return found
+
+
+def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
+    seen = {} if stuck is None else {"measured": stuck.stage.value, "action": ADVICE[stuck.stage]}
+    return all_present.failed(Fault.NODE, text, subject=who, **seen)
 
 
 def midway(node: Node) -> Finding:
     """It was there, and then it was not."""
     how = node.lost or "it did not report the results of its own checks"
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=Fault.NODE,
-        subject=node.name,
-        text=f"{node.name} was lost during the cluster preflight: {how}",
-        measured=Stage.SILENT.value,
-        action="see the log and the events of its pod",
+    text, action = (
+        f"{node.name} was lost during the cluster preflight: {how}",
+        "see the log and the events of its pod",
     )
+    return all_present.failed(Fault.NODE, text, subject=node.name, measured=Stage.SILENT.value, action=action)
 
 
 def broken(mistake: Exception) -> Finding:
     """No node is at fault for that."""
     text = f"the cluster preflight failed: {type(mistake).__name__}: {mistake}"
     action = "no node is faulty; report this bug with the log of node 0"
-    return Finding(check=NAME, status=Status.UNKNOWN, scope=Scope.JOB, text=text, action=action)
+    return all_present.unknown(text, scope=Scope.JOB, action=action)
 
 
-def all_here(count: int) -> Finding:
-    """The good end."""
-    text = f"all {count} nodes are present"
-    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=count, unit="nodes")
-
-
-def collision(key: Key, hosts: Sequence[str]) -> Finding:
-    """Two nodes want the same rank."""
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=Fault.JOB,
-        subject=label(key, hosts[0]),
-        text=f"{' and '.join(hosts)} both claim to be node {key}",
-        action="give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob",
-    )
+def collided(collisions: Mapping[Key, Collection[str]]) -> list[Finding]:
+    """Hosts that want the same rank."""
+    action = "give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob"
+    found = []
+    for key, hosts in collisions.items():
+        ordered = sorted(hosts)
+        text = f"{' and '.join(ordered)} both claim to be node {key}"
+        found.append(all_present.failed(Fault.JOB, text, subject=label(key, ordered[0]), action=action))
+    return found
 
 
 def runs_already(host: str | None) -> Finding:
     """A pod that was made again meets a job at work: there is nothing to wait for."""
     who = f"{host} is at work" if host else "node 0's coordinator is at work"
     text = f"the job is already running ({who}); this node rejoins it without a comparison of nodes"
-    return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=AT_WORK)
+    return all_present.passed(text, scope=Scope.JOB, measured=AT_WORK)
 
 
 def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
     """Said by each node on its own: nobody is there to decide."""
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=Fault.NODE,
-        subject=home,
-        text=f"{home} is missing after {waited_s:.0f} s: {stuck.text}",
-        measured=stuck.stage.value,
-        action=advice(stuck.stage),
-    )
+    return _absent(home, stuck, f"{home} is missing after {waited_s:.0f} s: {stuck.text}")
 
 
-def cut_off(host: str, stage: str, waited_s: float) -> Finding:
+def cut_off(host: str, doing: str, waited_s: float) -> Finding:
     """This node itself cannot ask node 0."""
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=Fault.NODE,
-        text=f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({stage})",
-        action="check DNS and the network of this node",
-    )
-
-
-def not_held(why: str) -> Finding:
-    """There was no cluster preflight."""
-    return Finding(check=NAME, status=Status.SKIPPED, text=why)
+    text = f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({doing})"
+    return all_present.failed(Fault.NODE, text, action="check DNS and the network of this node")
 
 
 def refused(reason: str) -> Finding:
     """Node 0 does not know this node."""
-    return Finding(
-        check=NAME,
-        status=Status.FAIL,
-        fault=Fault.JOB,
-        text=f"node 0 refuses this node: {reason}",
-        action="give all pods the same job name, number of nodes, secret, and version of this program",
-    )
+    action = "give all pods the same job name, number of nodes, secret, and version of this program"
+    return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action)
 
 
 @check(NAME, Where.CLUSTER)
 def all_present(cluster: Cluster) -> Iterator[Finding]:
     """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
-    yield all_here(cluster.n_present)
-    yield from (collision(key, sorted(hosts)) for key, hosts in cluster.collisions.items())
+    count = cluster.n_present
+    yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
+    yield from collided(cluster.collisions)
     yield from grouped({node.name: node.findings for node in cluster.nodes})
 
 
 def told(text: str) -> tuple[Finding, ...]:
     """What a node says that its own checks found."""
     try:
-        return tuple(findings_json.loaded(text)[:_MAX_OF_A_NODE])
+        return tuple(msg.load_findings(text)[:_MAX_OF_A_NODE])
     except ValueError as problem:
-        about = f"what this node has found cannot be read: {problem}"
-        return (Finding(check=NAME, status=Status.UNKNOWN, text=about),)
+        return (all_present.unknown(f"what this node has found cannot be read: {problem}"),)
 
 
 def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:

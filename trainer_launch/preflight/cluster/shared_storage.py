@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
 
@@ -66,13 +66,11 @@ class Sharing:
         groups = self._groups(folder)
         count = sum(map(len, groups))
         if count < 2:
-            return Finding(
-                check=NAME, status=Status.UNKNOWN, scope=Scope.JOB, text=f"no two nodes have looked into {folder}"
-            )
+            return shared_storage.unknown(f"no two nodes have looked into {folder}", scope=Scope.JOB)
         most = groups[0]
         if len(most) == count:
             text = f"{folder} is one shared directory on all {count} nodes"
-            return Finding(check=NAME, status=Status.PASS, scope=Scope.JOB, text=text, measured=True)
+            return shared_storage.passed(text, scope=Scope.JOB, measured=True)
         if len(most) == 1:
             return _own(folder, count, must)
         return self._divided(folder, groups, count, must)
@@ -85,13 +83,12 @@ class Sharing:
         else:
             told = "; ".join(listed([self._names[key] for key in group]) for group in groups[:4])
             text = f"{folder} is one folder for some nodes each, and not for all: {told}"
-        return Finding(
-            check=NAME,
-            status=Status.FAIL if must else Status.WARN,
-            fault=(Fault.NODE if has_majority else Fault.JOB) if must else None,
+        fault = Fault.NODE if has_majority else Fault.JOB
+        return shared_storage.bad(
+            fault if must else None,
+            text,
             scope=Scope.NODE if has_majority else Scope.JOB,
             subject=", ".join(odd),
-            text=text,
             measured=len(groups[0]),
             expected=count,
             unit="nodes",
@@ -120,16 +117,10 @@ class Sharing:
 
 
 def _own(folder: str, count: int, must: bool) -> Finding:
-    return Finding(
-        check=NAME,
-        status=Status.FAIL if must else Status.PASS,
-        fault=Fault.JOB if must else None,
-        scope=Scope.JOB,
-        text=f"{folder} is not shared: each of the {count} nodes has its own directory there",
-        measured=False,
-        expected=True if must else None,
-        action=_MOUNT if must else "",
-    )
+    text = f"{folder} is not shared: each of the {count} nodes has its own directory there"
+    if not must:
+        return shared_storage.passed(text, scope=Scope.JOB, measured=False)
+    return shared_storage.failed(Fault.JOB, text, scope=Scope.JOB, measured=False, expected=True, action=_MOUNT)
 
 
 def _has_failed(node: Node) -> bool:

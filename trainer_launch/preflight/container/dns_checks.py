@@ -1,4 +1,4 @@
-"""The DNS checks: all nodes' names resolve and are stable, and where not, what DNS says; this host's own name.
+"""The DNS checks: all nodes' names resolve and are stable, and where not, what DNS says; this pod's own name.
 
 In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
 Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
@@ -17,6 +17,7 @@ from trainer_launch.host.dns import Answer
 from trainer_launch.host.network import named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
+from trainer_launch.model.units import listed
 from trainer_launch.preflight.check import Needs, Subject, check
 
 ALIKE = 3  # equal answers in a row, before a name counts as stable
@@ -227,8 +228,7 @@ def _addresses(name: str, seen: Waiting) -> str:
 
 
 def _shown(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+    return listed(found, _SHOWN)
 
 
 # -- this host's own name -----------------------------------------------------------------------
@@ -274,3 +274,70 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
         expected="an address of an interface here, not loopback",
         action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or fix /etc/hosts",
     )
+
+
+# -- this pod's name and rank, and node 0's domain -----------------------------------------------
+
+
+@check("rank-collision")
+def rank_collision(subject: Subject) -> Iterator[Finding]:
+    """This pod's rank is its rank among the trainer's nodes, and not its index in another replicatedJob."""
+    rank = subject.job.node_rank
+    if subject.job.details.get("foreign_replicated_job"):  # the contract has found it out by the pod's name
+        yield rank_collision.failed(
+            Fault.JOB,
+            f"{subject.host.hostname} is of another replicatedJob than the trainer's nodes, yet it was told "
+            f"the node rank {rank}: there would be two of them",
+            measured=rank,
+            action="start workers in the replicatedJob node only; take this one out of envInjection.targets",
+        )
+    elif rank is None:
+        yield rank_collision.skipped("the platform told no node rank")
+    else:
+        yield rank_collision.passed(f"node rank {rank} is this pod's own")
+
+
+@check("subdomain")
+def subdomain(subject: Subject) -> Iterator[Finding]:
+    """Node 0's address is in this pod's DNS domain: Trainer v2 names it without regard to a JobSet's subdomain."""
+    if not subject.job.contract.startswith("trainer-v2"):
+        yield subdomain.skipped("only Kubeflow Trainer v2 makes such names")
+        return
+    own = own_subdomain(subject.hosts_file, subject.host.hostname)
+    told = subject.topology.coordinator.host.split(".") if subject.topology.coordinator else []
+    job = subject.host.hostname.rpartition("-")[0].rpartition("-")[0].rpartition("-")[0]
+    if own is None or len(told) < 2 or not told[0].startswith(f"{job}-"):
+        yield subdomain.skipped("this pod has no name in a domain to compare with")
+    elif told[1] == own:
+        yield subdomain.passed(f"node 0 is in this pod's domain {own}", measured=own)
+    else:
+        right = ".".join((told[0], own, *told[2:]))
+        yield subdomain.bad(
+            None if _resolves(subject, ".".join(told)) else Fault.JOB,
+            f"node 0 is said to be {'.'.join(told)}, but this job's pods are in the domain {own}",
+            measured=told[1],
+            expected=own,
+            action=f"remove network.subdomain from the JobSet template, or set --master-addr {right}",
+        )
+
+
+def _resolves(subject: Subject, name: str) -> bool:
+    try:
+        return bool(subject.lookup(name))
+    except OSError:
+        return False
+
+
+def own_subdomain(hosts_file: str, hostname: str) -> str | None:
+    """The label after the host's own in its full name, None when there is no full name.
+
+    Kubelet writes it to /etc/hosts: `address host.subdomain.namespace.svc.zone host`.
+    """
+    for line in hosts_file.splitlines():
+        names = line.partition("#")[0].split()[1:]
+        if hostname in names:
+            for name in names:
+                labels = name.split(".")
+                if labels[0] == hostname and len(labels) > 2 and "svc" in labels:
+                    return labels[1]
+    return None

@@ -108,13 +108,9 @@ def gloo_socket_ifname(subject: Subject) -> Iterator[Finding]:
 def _bad_for_gloo(subject: Subject, text: str) -> Finding:
     """A failure where gloo will be used; beside NCCL it may not be."""
     fails = subject.is_torch and not subject.may_use_gpus
-    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
-    return gloo_socket_ifname.bad(
-        Fault.JOB if fails else None,
-        text,
-        evidence=(f"here are {named(subject.interfaces)}",),
-        action=f"set GLOO_SOCKET_IFNAME={usable[0]}" if usable else "unset it",
-    )
+    usable = _usable(subject)
+    action = f"set GLOO_SOCKET_IFNAME={usable}" if usable else "unset it"
+    return gloo_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
 
 
 @check("nccl-socket-ifname")
@@ -145,13 +141,18 @@ def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
 def _bad_for_nccl(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
     """A failure where there are GPUs; elsewhere NCCL is not used, unless this container only does not see them."""
     fails = is_certain and subject.host.gpus.count > 0
-    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
-    return nccl_socket_ifname.bad(
-        Fault.JOB if fails else None,
-        text,
-        evidence=(f"here are {named(subject.interfaces)}",),
-        action=f"set NCCL_SOCKET_IFNAME=={usable[0]} (= for an exact name)" if usable else "give the pod a network",
-    )
+    usable = _usable(subject)
+    action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
+    return nccl_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
+
+
+def _usable(subject: Subject) -> str | None:
+    """The first interface that leads to other nodes."""
+    return next((found.name for found in subject.interfaces if found.is_up and not found.is_local_only), None)
+
+
+def _here(subject: Subject) -> tuple[str]:
+    return (f"here are {named(subject.interfaces)}",)
 
 
 @check("nccl-ib-hca")

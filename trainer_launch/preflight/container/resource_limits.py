@@ -1,23 +1,27 @@
-"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
+"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm, the program.
 
 An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report.
+The folders of --storage are in a section of their own.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.machine import probe
+from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.findings import Fault, Finding, Status, Value
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.units import MIB, counted, in_mib, in_units
-from trainer_launch.planning import shared_memory
-from trainer_launch.planning.gather import Reading
+from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
+from trainer_launch.planning import programs, shared_memory
+from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.planning.topology import hosts_no_rank
 from trainer_launch.preflight import report_formats
@@ -127,7 +131,7 @@ def memlock(subject: Subject) -> Iterator[Finding]:
         yield memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
         return
     if tried.errno is None:
-        why = tried.trouble or "the child did not end in time"
+        why = tried.problem or "the child did not end in time"
         yield memlock.unknown(f"whether memory can be locked is not known: {why}")
         return
     allowed = subject.limits.memlock_bytes
@@ -254,5 +258,101 @@ def _shown(value: Value, unit: str) -> str:
     """The other container wrote it: nothing of it may break a line of the log."""
     if value is None:
         return "no limit"
-    text = "".join(letter if letter.isprintable() else "?" for letter in str(value)[:40])
-    return f"{text} {unit}".strip()
+    return f"{printable(str(value)[:40])} {unit}".strip()
+
+
+# -- the folders of --storage, tried in children as a checkpoint would use them ----------------
+
+
+_STORAGE_CHILD_S = 20.0
+_LEAST_S = 5.0  # whatever the deadline
+_SLOW_S = 5.0  # for one file of 1 MiB
+_LOW_BYTES, _LOW_INODES = 1 << 30, 1000
+# Whatever node it is, these stay the same.
+_JOBS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT))
+
+
+@check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
+def storage(subject: Subject) -> Iterator[Finding]:
+    """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
+    if not subject.storage:
+        yield storage.skipped("no directory was given with --storage")
+    else:
+        limit_s = subject.left_s(_LEAST_S, _STORAGE_CHILD_S)
+        with ThreadPoolExecutor(len(subject.storage)) as pool:
+            tried = pool.map(lambda folder: subject.try_out("storage", folder, limit_s), subject.storage)
+        for folder, its in zip(subject.storage, tried, strict=True):
+            yield _judged(folder, its, limit_s)
+
+
+def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
+    if tried.timed_out:
+        text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
+        text += "; the process that waits for it cannot be killed" if tried.stuck else ""
+        return _failed(
+            folder, text, Fault.NODE, "check the file server and this node's connection to it (mount, CSI driver)"
+        )
+    if tried.errno is not None:
+        fault = Fault.JOB if tried.errno in _JOBS else Fault.NODE
+        return _failed(
+            folder, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", fault, _advice(tried.errno)
+        )
+    if tried.problem:
+        text = f"{folder} could not be tested: {tried.problem}"
+        return storage.unknown(text, subject=folder)
+    values = tried.values
+    if not values["same"]:
+        text = f"{folder}: the data read back differs from the data written"
+        return _failed(folder, text, Fault.NODE, "do not train on this volume; see its server and this node")
+    return _room(folder, values["seconds"], int(values["free_bytes"]), int(values["free_inodes"]))
+
+
+def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
+    text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
+    troubles = ["it is nearly full"] * (free < _LOW_BYTES)
+    troubles += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
+    troubles += ["it is slow"] * (seconds > _SLOW_S)
+    told = storage.warned if troubles else storage.passed
+    return told(
+        "; ".join((text, *troubles)),
+        subject=folder,
+        measured=round(seconds, 3),
+        expected=_SLOW_S,
+        unit="s",
+        action="make room on the volume, or see why it is slow" if troubles else "",
+    )
+
+
+def _failed(folder: str, text: str, fault: Fault, action: str) -> Finding:
+    return storage.failed(fault, text, subject=folder, action=action)
+
+
+def _advice(number: int) -> str:
+    words = {
+        errno.ENOENT: "mount the volume there, or make the folder",
+        errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
+        errno.EACCES: "let this user write there: securityContext.fsGroup or runAsUser",
+        errno.EPERM: "let this user write there: securityContext.fsGroup or runAsUser",
+        errno.ENOSPC: "make room on the volume",
+        errno.EDQUOT: "make room, or have the quota raised",
+    }
+    return words.get(number, "see the volume and its server")
+
+
+# -- the program ---------------------------------------------------------------------------------
+
+
+@check("program")
+def program(subject: Subject) -> Iterator[Finding]:
+    """The command's program is there and may be run; it is looked for as a shell would."""
+    if subject.command is None:
+        yield program.skipped("no command was given after --")
+        return
+    try:
+        programs.check(subject.command, subject.env.get("PATH"))
+    except NotRunnableError as problem:
+        text, _, action = str(problem).partition("; ")
+        action = action or "check the image and the command"
+        yield program.failed(Fault.JOB, text, measured=problem.exit_code, unit="exit code", action=action)
+        return
+    yield program.passed(f"{subject.command.argv[0]} can be run")

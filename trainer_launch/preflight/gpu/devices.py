@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from trainer_launch.host import deadline_subprocess
+from trainer_launch.model.findings import Checksum, Measure
 from trainer_launch.preflight.gpu import facts as values
 from trainer_launch.preflight.gpu.facts import Benched, Facts, Gpu, Watched
-from trainer_launch.preflight.measurements import Checksum, Measure
 
 _CHILD = Path(__file__).parents[1] / "children"
 FACTS = (sys.executable, str(_CHILD / "gpu_facts.py"))

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
-from trainer_launch.preflight.measurements import Checksum, Measure
+from trainer_launch.model.findings import Checksum, Fault, Finding, Measure, Scope, Status, Value
 
 MAX_GPUS = 64
 

@@ -1,22 +1,34 @@
-"""What each host of an MPI job is asked, over one ssh session each, what it answers, and why ssh was refused."""
+"""What each host of an MPI job is asked over one ssh session, what it answers, and why ssh was refused."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import secrets
+import selectors
 import shlex
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from trainer_launch.host.deadline_subprocess import Ended, run
-from trainer_launch.host.network import free_port
-from trainer_launch.model import PortRange
+from trainer_launch.host.network import free_port, is_here, listen, route_to
+from trainer_launch.model import Endpoint, Job, Member, PortRange, units
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.mpi import host_readiness
+from trainer_launch.mpi.host_readiness import Crew, Probes
+from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
+from trainer_launch.mpi.ssh_client import Client, prepared
+from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.preflight.thresholds import Thresholds
 
 _SHOWN = 200
 _MAX_LINES = 200
@@ -140,6 +152,11 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else None
 
 
+def listed(hosts: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    return units.listed(hosts, 5)
+
+
 # -- why a host did not run what ssh was asked for ---------------------------------------------
 
 
@@ -212,7 +229,6 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _LINE_BYTES = 400
-_BACKLOG = 512
 _CALLERS = 512  # that are heard at once
 _HEAR_S = 2.0  # for one line of who has called
 
@@ -227,7 +243,7 @@ def everywhere(
         return dict(zip(hosts, pool.map(lambda host: run(argv(host), env, limit_s), hosts), strict=True))
 
 
-class Ear:
+class CallbackListener:
     """Listens on a port of its own, `among` those allowed, for hosts that call back with `TOKEN HOST`.
 
     Raises NodeError where none of these is free.
@@ -237,7 +253,10 @@ class Ear:
         self._token = token
         self.heard: dict[str, str] = {}  # host: from which address
         self._room = threading.BoundedSemaphore(_CALLERS)  # anybody may call
-        self._listener = _listening(0 if among is None else free_port(among))
+        self._listener = listen(
+            Endpoint("", 0 if among is None else free_port(among)), "the MPI launcher's preflight"
+        )
+        self._listener.setblocking(True)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -277,14 +296,6 @@ class Ear:
                 made.sendall(b".")
 
 
-def _listening(port: int) -> socket.socket:
-    """On all addresses of both families, where there are both."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=_BACKLOG)
-
-
 def ways_back(hosts: Iterable[str], source_to: Callable[[str], str], most: int = 3) -> tuple[str, ...]:
     """Our own addresses that hosts would see: those from which packets to them go, without loopback's."""
     found: dict[str, None] = {}
@@ -296,3 +307,180 @@ def ways_back(hosts: Iterable[str], source_to: Callable[[str], str], most: int =
         if len(found) == most:
             break
     return tuple(found)
+
+
+# -- the launcher, and all that was found out of its hosts --------------------------------------
+
+
+_ASK_S = 20.0  # for all that a host is asked, with three addresses to call back at 3 s each
+_VERSION_S = 20.0
+_THREADS = 16
+_NEW_OPEN_MPI = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """What is known before any host was asked."""
+
+    job: Job
+    env: Mapping[str, str]
+    folder: str  # private and new
+    typed: Typed  # of which nothing but the program is known where ranks are started without MPI
+    has_command: bool = True  # that is to be run; without one nobody knows which mpirun it will use
+    port: int | None = None  # of the hosts' sshd
+    check_host_keys: bool = True
+    ports: PortRange | None = None  # what may be listened on here
+    deadline_s: float = 0.0  # for hosts to come
+    thresholds: Thresholds = field(default_factory=Thresholds)  # of pairs
+    with_ring: bool = True
+
+    @property
+    def mpirun(self) -> str | None:
+        """As typed; None: ranks are started without MPI."""
+        return self.typed.mpirun or None
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The hosts."""
+        return self.job.members or ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """All that was found out of the hosts; those that let us in may be asked more."""
+
+    launcher: Launcher
+    trouble: LaunchError | None = None  # no host was asked
+    client: Client | None = None
+    refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    own: Own | None = None
+    dialect: Dialect | None = None
+    callers: Sequence[str] = ()  # who called back
+
+    @property
+    def let_in(self) -> Mapping[str, Answer]:
+        """The hosts that ran the whole script."""
+        return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What the launcher itself has, by which the others are measured."""
+
+    mpirun: str  # as typed
+    version: str | None
+    daemons: Sequence[str]  # names, one of which every host needs; none: it is no mpirun that we know
+    daemon: str | None  # the file, where it is here
+    is_here: bool = True
+    is_needed: bool = True  # by a command that is known
+
+
+def look(launcher: Launcher) -> Hosts:
+    """Look at all hosts, to the end of the deadline at most if some are not there."""
+    try:
+        client = prepared(
+            launcher.job,
+            f"{launcher.folder}/ssh",
+            port=launcher.port,
+            check_host_keys=launcher.check_host_keys,
+            path=launcher.env.get("PATH"),
+        )
+    except LaunchError as problem:
+        return Hosts(launcher=launcher, trouble=problem)
+    hosts = [member.host for member in launcher.members]
+    stuck = _wait(hosts, client.port, launcher.deadline_s)
+    there = [host for host in hosts if host not in stuck]
+    dialect, own = _own(launcher)
+    token = secrets.token_hex(12)
+    listener = CallbackListener(token, launcher.ports)
+    try:
+        question = Question(
+            token=token,
+            mpirun=launcher.mpirun or "-",
+            daemons=own.daemons,
+            addresses=ways_back(there, _source_to),
+            port=listener.port,
+        )
+        told = everywhere(there, lambda host: argv_on(host, question.command(host), client), launcher.env, _ASK_S)
+    finally:
+        listener.close()
+    answers = {host: read(token, one.out) for host, one in told.items()}
+    refusals = {host: refusal(one.code, one.err, answers[host]) for host, one in told.items()}
+    return Hosts(
+        launcher=launcher,
+        client=client,
+        refusals={host: stuck.get(host) or refusals.get(host) for host in hosts},
+        answers=answers,
+        own=own,
+        dialect=dialect,
+        callers=[*listener.heard, *(host for host in there if is_here(host))],
+    )
+
+
+def argv_on(host: str, command: str, client: Client) -> Sequence[str]:
+    """How a shell's command is run on a host: here it needs no ssh."""
+    return ("/bin/sh", "-c", command) if is_here(host) else client.argv(host, command)
+
+
+def _source_to(host: str) -> str:
+    """Which of our addresses a host sees."""
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    return route_to(str(found[0][4][0])).source
+
+
+# -- waiting ----------------------------------------------------------------------------------
+
+
+def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refusal]:
+    """Wait until every host has shown its banner; who has not at the deadline, and where each is stuck."""
+    until_s = time.monotonic() + max(deadline_s, 5.0)
+    crew = Crew(_THREADS)
+    with selectors.DefaultSelector() as selector:
+        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
+        probes = Probes(selector, crew, port, lambda host: None)
+        probes.watch(hosts)
+        while time.monotonic() < until_s and len(host_readiness.ready(probes.sights)) < len(hosts):
+            due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
+            for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
+                key.data()
+            probes.tick(time.monotonic())
+        probes.rest()
+        return {
+            host: Refusal(Stage[sight.stage.name], sight.why)
+            for host, sight in probes.sights.items()
+            if sight.stage is not host_readiness.Stage.READY
+        }
+
+
+# -- the launcher itself ----------------------------------------------------------------------
+
+
+def _own(launcher: Launcher) -> tuple[Dialect | None, Own]:
+    """The launcher's mpirun, and what it starts on other hosts."""
+    path = launcher.env.get("PATH")
+    found = shutil.which(launcher.mpirun, path=path) if launcher.mpirun else None
+    if found is None or launcher.mpirun is None:
+        nothing = Own(mpirun=launcher.mpirun or "", version=None, daemons=(), daemon=None)
+        return None, replace(nothing, is_here=False, is_needed=launcher.has_command)
+    said = run((found, "--version"), launcher.env, _VERSION_S)
+    dialect = recognised(said.out + said.err)
+    daemons = _daemons(dialect)
+    if "/" in launcher.mpirun:  # it starts what lies beside itself
+        daemons = tuple(str(PurePosixPath(launcher.mpirun).parent / name) for name in daemons)
+    here = next((one for name in daemons if (one := shutil.which(name, path=path))), None)
+    line = next((text for text in said.out.splitlines() if version_in(text) != text[:200]), "")
+    return dialect, Own(
+        mpirun=found,
+        version=version_in(line),
+        daemons=daemons,
+        daemon=None if here is None else os.path.realpath(here),
+    )
+
+
+def _daemons(dialect: Dialect | None) -> tuple[str, ...]:
+    if dialect is None:
+        return ()
+    if dialect.name == OPEN_MPI:
+        return ("prted",) if dialect.major >= _NEW_OPEN_MPI else ("orted",)
+    return ("hydra_bstrap_proxy", "hydra_pmi_proxy") if dialect.name == INTEL else ("hydra_pmi_proxy",)

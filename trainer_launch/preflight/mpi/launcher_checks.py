@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
-import secrets
-import selectors
 import shutil
-import socket
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from typing import NamedTuple
 
-from trainer_launch.host import deadline_subprocess, network
-from trainer_launch.host.network import route_to
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.runtime_directory import private_folder
-from trainer_launch.model import Job, Member, PortRange, hostfile
+from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError, UsageError
-from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
-from trainer_launch.mpi import host_readiness, mpirun_command
-from trainer_launch.mpi.host_readiness import Crew, Probes
-from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.ssh_client import Client, prepared
-from trainer_launch.mpi.ssh_config import AGENT
+from trainer_launch.model.units import all_of, counted
+from trainer_launch.mpi.ssh_client import AGENT, Client
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.gather import ports_of
 from trainer_launch.planning.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC
+from trainer_launch.planning.reading import ports_of
 from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight.check import Check, Subject, Where, check
-from trainer_launch.preflight.mpi import host_findings, host_queries, ring
-from trainer_launch.preflight.mpi.host_queries import Answer, Question, Refusal, Stage, read, refusal, version_in
+from trainer_launch.preflight.mpi.host_queries import (
+    AT_ONCE,
+    Answer,
+    Hosts,
+    Launcher,
+    Own,
+    Refusal,
+    Stage,
+    listed,
+    look,
+)
 from trainer_launch.preflight.thresholds import Thresholds
 
-_ASK_S = 20.0  # for all that a host is asked, with three addresses to call back at 3 s each
-_VERSION_S = 20.0
-_THREADS = 16
-_NEW_OPEN_MPI = 5
-_STAGES = {
-    host_readiness.Stage.DNS: Stage.DNS,
-    host_readiness.Stage.PORT: Stage.PORT,
-    host_readiness.Stage.BANNER: Stage.BANNER,
-}
+_SHOWN = 5
+_WITHOUT_RING = ("container", "quick")
+_ACTION_CALLBACK = (
+    "let the workers connect to the launcher on any port: see NetworkPolicies, the mesh's sidecars, and firewalls"
+)
 
 
 def concerns(subject: Subject) -> bool:
@@ -56,8 +51,7 @@ def concerns(subject: Subject) -> bool:
 
 def named(subject: Subject) -> str:
     """The first few of the hosts."""
-    hosts = [member.host for member in subject.job.members or ()]
-    return ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
+    return listed([member.host for member in subject.job.members or ()])
 
 
 def findings(
@@ -98,261 +92,6 @@ def _obstacle(subject: Subject, settings: Settings) -> str | None:
     return None if subject.job.members else "no hosts are listed yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """What is known before any host was asked."""
-
-    job: Job
-    env: Mapping[str, str]
-    folder: str  # private and new
-    typed: Typed  # of which nothing but the program is known where ranks are started without MPI
-    has_command: bool = True  # that is to be run; without one nobody knows which mpirun it will use
-    port: int | None = None  # of the hosts' sshd
-    check_host_keys: bool = True
-    ports: PortRange | None = None  # what may be listened on here
-    deadline_s: float = 0.0  # for hosts to come
-    thresholds: Thresholds = field(default_factory=Thresholds)  # of pairs
-    with_ring: bool = True
-
-    @property
-    def mpirun(self) -> str | None:
-        """As typed; None: ranks are started without MPI."""
-        return self.typed.mpirun or None
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The hosts."""
-        return self.job.members or ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
-    """All that was found out of the hosts; those that let us in may be asked more."""
-
-    launcher: Launcher
-    trouble: LaunchError | None = None  # no host was asked
-    client: Client | None = None
-    refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    own: host_findings.Own | None = None
-    dialect: Dialect | None = None
-    callers: Sequence[str] = ()  # who called back
-
-    @property
-    def let_in(self) -> Mapping[str, Answer]:
-        """The hosts that ran the whole script."""
-        return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
-
-
-def look(launcher: Launcher) -> Hosts:
-    """Look at all hosts, to the end of the deadline at most if some are not there."""
-    try:
-        client = prepared(
-            launcher.job,
-            f"{launcher.folder}/ssh",
-            port=launcher.port,
-            check_host_keys=launcher.check_host_keys,
-            path=launcher.env.get("PATH"),
-        )
-    except LaunchError as problem:
-        return Hosts(launcher=launcher, trouble=problem)
-    hosts = [member.host for member in launcher.members]
-    stuck = _wait(hosts, client.port, launcher.deadline_s)
-    there = [host for host in hosts if host not in stuck]
-    dialect, own = _own(launcher)
-    token = secrets.token_hex(12)
-    ear = host_queries.Ear(token, launcher.ports)
-    try:
-        question = Question(
-            token=token,
-            mpirun=launcher.mpirun or "-",
-            daemons=own.daemons,
-            addresses=host_queries.ways_back(there, _source_to),
-            port=ear.port,
-        )
-        told = host_queries.everywhere(there, _asking(client, question), launcher.env, _ASK_S)
-    finally:
-        ear.close()
-    answers = {host: read(token, one.out) for host, one in told.items()}
-    refusals = {host: refusal(one.code, one.err, answers[host]) for host, one in told.items()}
-    return Hosts(
-        launcher=launcher,
-        client=client,
-        refusals={host: stuck.get(host) or refusals.get(host) for host in hosts},
-        answers=answers,
-        own=own,
-        dialect=dialect,
-        callers=[*ear.heard, *(host for host in there if network.is_here(host))],
-    )
-
-
-# -- the checks -------------------------------------------------------------------------------
-
-
-@check(host_findings.HOSTS, Where.MPI)
-def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
-    """Every host has an address, can be connected to, and its sshd answers."""
-    if hosts.trouble is not None:
-        yield _no_client(hosts.trouble)
-    elif hosts.client is not None:
-        yield from host_findings.reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
-        yield from host_findings.noisy({host: one for host, one in hosts.answers.items() if one.began})
-
-
-mpi_ssh = replace(
-    mpi_hosts,
-    id=host_findings.SSH,
-    title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
-)
-
-
-def _no_client(problem: LaunchError) -> Finding:
-    text, _, action = str(problem).partition("; ")
-    fault = Fault.JOB if isinstance(problem, UsageError) else Fault.NODE
-    return mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
-
-
-@check(host_findings.PROGRAMS, Where.MPI)
-def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
-    """Every host has what mpirun starts there, of the launcher's version and in the same place."""
-    if hosts.own is not None and hosts.launcher.mpirun:
-        yield from host_findings.alike(hosts.own, hosts.let_in)
-
-
-@check(host_findings.SLOTS, Where.MPI)
-def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
-    """The slots suffice for the ranks asked for, and each host for its slots."""
-    if hosts.client is not None:
-        yield from host_findings.room(hosts.launcher.members, hosts.launcher.typed.number, hosts.let_in)
-
-
-@check(host_findings.CALLBACK, Where.MPI)
-def mpi_callback(hosts: Hosts) -> Iterator[Finding]:
-    """Every host can connect to the launcher, as mpirun's daemons do."""
-    if hosts.client is not None:
-        yield from host_findings.called_back(hosts.let_in, hosts.callers)
-
-
-@check(host_findings.TREE, Where.MPI)
-def mpi_tree(hosts: Hosts) -> Iterator[Finding]:
-    """Hosts can log in to each other where mpirun's daemons start others: in jobs of more than 64 hosts."""
-    if hosts.client is not None:
-        yield from tree_findings(tuple(hosts.let_in), hosts.client, hosts.launcher.env)
-
-
-@check(host_findings.RING, Where.MPI)
-def mpi_ring(hosts: Hosts) -> Iterator[Finding]:
-    """A hello and a ring over MPI itself come to their end, and no pair of hosts is slow."""
-    if not hosts.launcher.with_ring:
-        return
-    launcher, client, dialect = hosts.launcher, hosts.client, hosts.dialect
-    if client is None or dialect is None:
-        unknown = f"{launcher.mpirun} is not a known MPI" if launcher.mpirun else "Horovod's ranks do not use MPI"
-        yield mpi_ring.skipped("no host accepts the key" if client is None else unknown)
-        return
-
-    def has(host: str, command: str) -> deadline_subprocess.Ended:
-        argv = ("/bin/sh", "-c", command) if network.is_here(host) else client.argv(host, command)
-        return deadline_subprocess.run(argv, launcher.env, _HAS_S)
-
-    way = _way(launcher, dialect, client.config)
-    yield from ring.findings(tuple(hosts.let_in), _python(launcher.typed.program), way, has, launcher.thresholds)
-
-
-def _asking(client: Client, question: Question) -> Callable[[str], tuple[str, ...]]:
-    """How the script is run on a host: here it needs no ssh."""
-
-    def argv(host: str) -> tuple[str, ...]:
-        command = question.command(host)
-        return ("/bin/sh", "-c", command) if network.is_here(host) else client.argv(host, command)
-
-    return argv
-
-
-def _source_to(host: str) -> str:
-    """Which of our addresses a host sees."""
-    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    return route_to(str(found[0][4][0])).source
-
-
-# -- waiting ----------------------------------------------------------------------------------
-
-
-def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refusal]:
-    """Wait until every host has shown its banner; who has not at the deadline, and where each is stuck."""
-    until_s = time.monotonic() + max(deadline_s, 5.0)
-    crew = Crew(_THREADS)
-    with selectors.DefaultSelector() as selector:
-        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-        probes = Probes(selector, crew, port, lambda host: None)
-        probes.watch(hosts)
-        while time.monotonic() < until_s and len(host_readiness.ready(probes.sights)) < len(hosts):
-            due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
-            for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
-                key.data()
-            probes.tick(time.monotonic())
-        probes.rest()
-        return {
-            host: Refusal(_STAGES.get(sight.stage, Stage.KEY), sight.why)
-            for host, sight in probes.sights.items()
-            if sight.stage is not host_readiness.Stage.READY
-        }
-
-
-# -- the launcher itself ----------------------------------------------------------------------
-
-
-def _own(launcher: Launcher) -> tuple[Dialect | None, host_findings.Own]:
-    """The launcher's mpirun, and what it starts on other hosts."""
-    path = launcher.env.get("PATH")
-    found = shutil.which(launcher.mpirun, path=path) if launcher.mpirun else None
-    if found is None or launcher.mpirun is None:
-        nothing = host_findings.Own(mpirun=launcher.mpirun or "", version=None, daemons=(), daemon=None)
-        return None, replace(nothing, is_here=False, is_needed=launcher.has_command)
-    said = deadline_subprocess.run((found, "--version"), launcher.env, _VERSION_S)
-    dialect = recognised(said.out + said.err)
-    daemons = _daemons(dialect)
-    if "/" in launcher.mpirun:  # it starts what lies beside itself
-        daemons = tuple(str(PurePosixPath(launcher.mpirun).parent / name) for name in daemons)
-    here = next((one for name in daemons if (one := shutil.which(name, path=path))), None)
-    line = next((text for text in said.out.splitlines() if version_in(text) != text[:200]), "")
-    return dialect, host_findings.Own(
-        mpirun=found,
-        version=version_in(line),
-        daemons=daemons,
-        daemon=None if here is None else os.path.realpath(here),
-    )
-
-
-def _daemons(dialect: Dialect | None) -> tuple[str, ...]:
-    if dialect is None:
-        return ()
-    if dialect.name == OPEN_MPI:
-        return ("prted",) if dialect.major >= _NEW_OPEN_MPI else ("orted",)
-    return ("hydra_bstrap_proxy", "hydra_pmi_proxy") if dialect.name == INTEL else ("hydra_pmi_proxy",)
-
-
-# -- what `preflight` does in an MPI job's launcher --------------------------------------------
-
-
-_WITHOUT_RING = ("container", "quick")
-_HAS_S = 20.0
-_SHOWN = 5
-_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-# Of the options of mpirun those that say how ranks talk; others would change what is printed, or where ranks are.
-_ABOUT_TALKING = {
-    "mca": 2,
-    "gmca": 2,
-    "prtemca": 2,
-    "pmixmca": 2,
-    "genv": 2,
-    "env": 2,
-    "x": 1,
-    "prefix": 1,
-    "iface": 1,
-}
-
-
 def _typed(command: Command | None) -> Typed:
     """The mpirun of the command, or the one that `run` puts before it; none for Horovod, which has gloo."""
     if command is not None and is_horovodrun(command.argv):
@@ -364,47 +103,285 @@ def _typed(command: Command | None) -> Typed:
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
 
 
-# -- the ring ---------------------------------------------------------------------------------
+# -- the checks -------------------------------------------------------------------------------
 
 
-def _way(launcher: Launcher, dialect: Dialect, config: str) -> ring.Way:
-    taken, numbers = launcher.typed, itertools.count()  # several run at once
+@check("mpi-hosts", Where.MPI)
+def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
+    """Every host has an address, can be connected to, and its sshd answers."""
+    if hosts.trouble is not None:
+        yield _no_client(hosts.trouble)
+    elif hosts.client is not None:
+        yield from reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
+        yield from noisy({host: one for host, one in hosts.answers.items() if one.began})
 
-    def way(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
-        path = f"{launcher.folder}/hosts-{next(numbers)}"
-        members = [Member(host, 1) for host in hosts]
-        ours = Typed(
-            mpirun=taken.mpirun, kept=_about_talking(taken.kept), named=taken.named, program=tuple(program)
+
+mpi_ssh = replace(
+    mpi_hosts,
+    id="mpi-ssh",
+    title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
+)
+
+
+def _no_client(problem: LaunchError) -> Finding:
+    text, _, action = str(problem).partition("; ")
+    fault = Fault.JOB if isinstance(problem, UsageError) else Fault.NODE
+    return mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
+
+
+@check("mpi-programs", Where.MPI)
+def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
+    """Every host has what mpirun starts there, of the launcher's version and in the same place."""
+    if hosts.own is not None and hosts.launcher.mpirun:
+        yield from alike(hosts.own, hosts.let_in)
+
+
+@check("mpi-slots", Where.MPI)
+def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
+    """The slots suffice for the ranks asked for, and each host for its slots."""
+    if hosts.client is not None:
+        yield from room(hosts.launcher.members, hosts.launcher.typed.number, hosts.let_in)
+
+
+@check("mpi-callback", Where.MPI)
+def mpi_callback(hosts: Hosts) -> Iterator[Finding]:
+    """Every host can connect to the launcher, as mpirun's daemons do."""
+    if hosts.client is not None:
+        yield from called_back(hosts.let_in, hosts.callers)
+
+
+@check("mpi-tree", Where.MPI)
+def mpi_tree(hosts: Hosts) -> Iterator[Finding]:
+    """Hosts can log in to each other where mpirun's daemons start others: in jobs of more than 64 hosts."""
+    if hosts.client is not None:
+        yield from tree_findings(tuple(hosts.let_in), hosts.client, hosts.launcher.env)
+
+
+# -- what the hosts' answers come to: findings, each with the hosts that it is about ----------
+
+
+class _Told(NamedTuple):
+    """What a stage is about: its check, whose fault it is, and what to do."""
+
+    check: Check[Hosts]
+    fault: Fault
+    says: str
+    action: str
+
+
+_TOLD: Mapping[Stage, _Told] = {
+    Stage.DNS: _Told(
+        mpi_hosts,
+        Fault.NODE,
+        "no address found for",
+        "see whether the pod and the job's headless Service are there",
+    ),
+    Stage.PORT: _Told(
+        mpi_hosts,
+        Fault.NODE,
+        "cannot connect to sshd of",
+        "check that its sshd runs, its port, and NetworkPolicies",
+    ),
+    Stage.BANNER: _Told(
+        mpi_hosts, Fault.NODE, "no sshd answers on", "see that pod's log; check that the port is sshd's"
+    ),
+    Stage.HOST_KEY: _Told(
+        mpi_ssh,
+        Fault.JOB,
+        "another host key than the job's is shown by",
+        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
+    ),
+    Stage.KEY: _Told(
+        mpi_ssh,
+        Fault.JOB,
+        "the job's key is refused by",
+        "mount the same Secret in all pods; see mode and owner of authorized_keys",
+    ),
+    Stage.SHELL: _Told(
+        mpi_ssh, Fault.JOB, "no command runs on", "see the login shell and its start-up files (.bashrc, .profile)"
+    ),
+}
+
+
+def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
+    """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
+    stuck: defaultdict[Refusal, list[str]] = defaultdict(list)
+    for host, refusal in refusals.items():
+        if refusal is not None:
+            stuck[refusal].append(host)
+    at = {_TOLD[refusal.stage].check.id for refusal in stuck}
+    if mpi_hosts.id not in at:
+        yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
+    for refusal, hosts in sorted(stuck.items(), key=lambda item: list(Stage).index(item[0].stage)):
+        told, who = _TOLD[refusal.stage], listed(hosts)
+        text, measured = f"{told.says} {who}: {refusal.why}", refusal.stage.value
+        yield told.check.failed(told.fault, text, subject=who, measured=measured, action=told.action)
+    let_in = [host for host, refusal in refusals.items() if refusal is None]
+    if let_in and mpi_ssh.id not in at:
+        shown = (
+            "present it as their host key"
+            if check_host_keys
+            else "host keys are not checked (--insecure-host-keys)"
         )
-        if dialect.is_hydra:
-            Path(path).write_text(hostfile.render_hydra(members), encoding="utf-8")
-            argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(launcher.env))
-            return argv, mpirun_command.hydra_env(launcher.env, dialect.name, config)
-        Path(path).write_text(hostfile.render_open_mpi(members), encoding="utf-8")
-        argv = mpirun_command.openmpi_argv(
-            ours, path, len(hosts), mpirun_command.allowed(launcher.env), is_root=os.geteuid() == 0
+        who = (
+            all_of(len(let_in), "host")
+            if len(let_in) == len(refusals)
+            else f"{len(let_in)} of {len(refusals)} hosts"
         )
-        return argv, mpirun_command.openmpi_env(launcher.env, dialect.major, config)
-
-    return way
+        yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
-def _about_talking(kept: Sequence[str]) -> tuple[str, ...]:
-    words = list(kept)
-    found: list[str] = []
-    while words:
-        word = words.pop(0)
-        count = _ABOUT_TALKING.get(word.lstrip("-"), 0) if word.startswith("-") else 0
-        if count:
-            found += [word, *words[:count]]
-            del words[:count]
-    return tuple(found)
+def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """Whose login shell prints something by itself."""
+    loud = [host for host, answer in answers.items() if answer.noise]
+    if loud:
+        noise = answers[loud[0]].noise
+        yield mpi_ssh.warned(
+            f"login shells print output on {listed(loud)}: {noise[0]!r}",
+            subject=listed(loud),
+            evidence=noise[:_SHOWN],
+            action="let .bashrc and .profile print only where there is a terminal ([ -t 1 ])",
+        )
 
 
-def _python(program: Sequence[str]) -> str:
-    """The interpreter that the job's own program uses."""
-    first = program[0] if program else ""
-    return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"
+def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """Whether every host has what mpirun starts there, of the launcher's version and in the same place."""
+    found = [*_without_mpirun(own)] or [*_missing(own, answers), *_other_version(own, answers)]
+    if not found:
+        found = [*_other_place(own, answers)]
+    yield from found
+    if answers and not found:
+        what = f"mpirun {own.version}" if own.version else "mpirun"
+        yield mpi_programs.passed(
+            f"{what} and what it starts there are the same on {all_of(len(answers), 'host')}", scope=Scope.JOB
+        )
+
+
+def _without_mpirun(own: Own) -> Iterator[Finding]:
+    if not own.is_here:
+        text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
+        action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
+        if own.is_needed:
+            yield mpi_programs.failed(Fault.JOB, text, action=action)
+        else:
+            yield mpi_programs.unknown(text, action=action)
+    elif not own.daemons:
+        text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
+        yield mpi_programs.unknown(text)
+
+
+def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    without = [host for host, answer in answers.items() if not answer.daemons]
+    if without and own.daemons:
+        names = " or ".join(own.daemons)
+        yield mpi_programs.failed(
+            Fault.JOB,
+            f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
+            subject=listed(without),
+            expected=names,
+            evidence=tuple(f"{host}: PATH is {answers[host].path}" for host in without[:_SHOWN]),
+            action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
+        )
+
+
+def _other_version(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    by_version: defaultdict[str, list[str]] = defaultdict(list)
+    for host, answer in answers.items():
+        if answer.version is not None and own.version is not None and answer.version != own.version:
+            by_version[answer.version].append(host)
+    for version, hosts in by_version.items():
+        yield mpi_programs.failed(
+            Fault.JOB,
+            f"mpirun is {version} on {listed(hosts)}, and {own.version} on the launcher",
+            subject=listed(hosts),
+            measured=version,
+            expected=own.version,
+            basis=Basis.PEER,
+            action="start launcher and workers from the same image, by digest",
+        )
+
+
+def _other_place(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    if own.daemon is None:
+        return
+    name = own.daemon.rpartition("/")[2]
+    by_file: defaultdict[str, list[str]] = defaultdict(list)
+    for host, answer in answers.items():
+        files = [file for file in answer.daemons.values() if file.rpartition("/")[2] == name]
+        if files and own.daemon not in files:
+            by_file[files[0]].append(host)
+    for file, hosts in by_file.items():
+        yield mpi_programs.warned(
+            f"one version, two installations: {file} on {listed(hosts)}, {own.daemon} on the launcher",
+            subject=listed(hosts),
+            measured=file,
+            expected=own.daemon,
+            basis=Basis.PEER,
+            action="start launcher and workers from the same image, or give mpirun --prefix",
+        )
+
+
+def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """Whether the slots suffice for the ranks asked for, and each host for its slots."""
+    slots = {member.host: member.slots or 1 for member in members}
+    total = sum(slots.values())
+    if number is not None and number > total:
+        yield mpi_slots.failed(
+            Fault.JOB,
+            f"{counted(number, 'rank')} asked for, but the hosts have {counted(total, 'slot')}",
+            scope=Scope.JOB,
+            measured=total,
+            expected=number,
+            unit="slots",
+            action="ask for fewer (-np), or raise slotsPerWorker or the number of workers",
+        )
+        return
+    few = list(_overfull(slots, answers))
+    yield from few
+    if not few:
+        asked = f", for {counted(number, 'rank')}" if number is not None else ""
+        yield mpi_slots.passed(f"{counted(total, 'slot')} on {counted(len(slots), 'host')}{asked}", scope=Scope.JOB)
+
+
+def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """GPUs count only where some host has any; of CPUs a rank may need less than one."""
+    some_gpus = any(answer.gpus for answer in answers.values())
+    for unit, action in (("GPUs", "lower slotsPerWorker, or see which devices the host has lost"),
+                         ("CPUs", "raise the workers' CPU limit, or lower slotsPerWorker")):  # fmt: skip
+        if unit == "GPUs" and not some_gpus:
+            continue
+        has = {host: a.gpus if unit == "GPUs" else a.cpus for host, a in answers.items()}
+        over = [host for host, number in has.items() if number is not None and number < slots.get(host, 0)]
+        if over:
+            first = over[0]
+            there = counted(has[first] or 0, unit[:-1])
+            yield mpi_slots.warned(
+                f"more slots than {unit} on {listed(over)}: {slots[first]} slots, {there}",
+                subject=listed(over),
+                measured=has[first],
+                expected=slots[first],
+                unit=unit,
+                basis=Basis.ABSOLUTE,
+                action=action,
+            )
+
+
+def called_back(answers: Mapping[str, Answer], heard: Iterable[str]) -> Iterator[Finding]:
+    """Whether every host can connect to the launcher, as mpirun's daemons do; `heard` are those that did."""
+    came = set(heard)
+    silent: defaultdict[str, list[str]] = defaultdict(list)
+    for host, answer in answers.items():
+        if host not in came:
+            silent["; ".join(f"{to}: {why}" for to, why in answer.calls.items()) or "it did not try"].append(host)
+    for why, hosts in silent.items():
+        untried = "neither python3 nor bash" in why
+        text = f"the launcher cannot be called back, as mpirun's daemons do, by {listed(hosts)}: {why}"
+        more = {"subject": listed(hosts), "evidence": (why,), "action": _ACTION_CALLBACK}
+        yield mpi_callback.unknown(text, **more) if untried else mpi_callback.failed(Fault.NODE, text, **more)
+    if answers and not silent:
+        yield mpi_callback.passed(
+            f"{all_of(len(answers), 'host')} can connect back to the launcher", scope=Scope.JOB
+        )
 
 
 # -- tree of daemons ---------------------------------------------------------------------------
@@ -436,22 +413,20 @@ def tree_findings(
         command = f"if command -v {AGENT} >/dev/null; then {AGENT} {with_port}; else ssh {with_port}; fi"
         return deadline_subprocess.run(client.argv(parent, command), env, _TRY_S)
 
-    with ThreadPoolExecutor(max_workers=min(host_queries.AT_ONCE, len(tried))) as pool:
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(tried))) as pool:
         told = dict(zip(tried, pool.map(attempt, tried), strict=True))
     bad = {edge: one for edge, one in told.items() if one.code != 0}
     if not bad:
         text = f"all {len(tried)} paths between workers that a tree of daemons uses are open"
-        return (Finding(check=host_findings.TREE, status=Status.PASS, scope=Scope.JOB, text=text),)
+        return (mpi_tree.passed(text, scope=Scope.JOB),)
     whys = [f"{hosts[one]} - {hosts[other]}: {_why(bad[one, other])}" for one, other in list(bad)[:_SHOWN]]
     one, other = next(iter(bad))
     more = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
     return (
-        Finding(
-            check=host_findings.TREE,
-            status=Status.WARN,
+        mpi_tree.warned(
+            f"{hosts[one]} cannot log in to {hosts[other]}{more}: {_why(bad[one, other])}",
             scope=Scope.LINK,
             subject=f"{hosts[one]} - {hosts[other]}{more}",
-            text=f"{hosts[one]} cannot log in to {hosts[other]}{more}: {_why(bad[one, other])}",
             evidence=tuple(whys),
             action=f"let workers reach each other's sshd with the job's key: of over {radix} daemons some start "
             "the others, unless this launcher runs mpirun, which starts all by itself",

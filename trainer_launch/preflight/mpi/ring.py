@@ -6,36 +6,51 @@ A pair that cannot talk may end or hang all of MPI, so pairs are tested by an mp
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
+import re
 import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer_launch.host import deadline_subprocess
+from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Finding, Scope, Status
+from trainer_launch.mpi import mpirun_command
+from trainer_launch.mpi.mpirun_command import Dialect
+from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight import fault_isolation
+from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import pair_results
 from trainer_launch.preflight.cluster.pair_results import Tested
 from trainer_launch.preflight.fault_isolation import Pair, Trial
-from trainer_launch.preflight.mpi import host_findings, host_queries
+from trainer_launch.preflight.mpi.host_queries import AT_ONCE, Hosts, Launcher, argv_on, listed
 from trainer_launch.preflight.thresholds import Thresholds
 
+RING = "mpi-ring"
 _PROGRAM = Path(__file__).parents[1] / "children" / "mpi_ring.py"
 _ALL_S, _PER_HOST_S = 30.0, 0.2  # for the first mpirun
 _PAIR_S = 20.0
 _PAIRS_AT_ONCE = 8
-_LOOK_S = 20.0  # for the question whether mpi4py is there
+_HAS_S = 20.0  # for the question whether mpi4py is there
 _SHOWN = 300
 _LOAD = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 _MICRO = 1e6
+_ACTION_BUILD = "build mpi4py with mpirun's MPI, or point MPI4PY_MPIABI and LD_LIBRARY_PATH to it"
+_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
+# Of the options of mpirun those that say how ranks talk; others would change what is printed, or where ranks are.
+_ABOUT_TALKING = {
+    **dict.fromkeys(("mca", "gmca", "prtemca", "pmixmca", "genv", "env"), 2),
+    **dict.fromkeys(("x", "prefix", "iface"), 1),
+}
 Way = Callable[[Sequence[str], Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]  # hosts, program: mpirun
 
 
@@ -53,6 +68,24 @@ class Heard:
         return not self.why
 
 
+@check(RING, Where.MPI)
+def mpi_ring(hosts: Hosts) -> Iterator[Finding]:
+    """A hello and a ring over MPI itself come to their end, and no pair of hosts is slow."""
+    if not hosts.launcher.with_ring:
+        return
+    launcher, client, dialect = hosts.launcher, hosts.client, hosts.dialect
+    if client is None or dialect is None:
+        unknown = f"{launcher.mpirun} is not a known MPI" if launcher.mpirun else "Horovod's ranks do not use MPI"
+        yield mpi_ring.skipped("no host accepts the key" if client is None else unknown)
+        return
+
+    def has(host: str, command: str) -> deadline_subprocess.Ended:
+        return deadline_subprocess.run(argv_on(host, command, client), launcher.env, _HAS_S)
+
+    way = _way(launcher, dialect, client.files.client)
+    yield from findings(tuple(hosts.let_in), _python(launcher.typed.program), way, has, launcher.thresholds)
+
+
 def findings(
     hosts: Sequence[str],
     python: str,
@@ -62,17 +95,18 @@ def findings(
 ) -> Iterator[Finding]:
     """Test the hosts; `has` runs a shell's command on a host, by ssh."""
     if len(hosts) < 2:
-        yield _skipped("there are fewer than two hosts to test")
+        yield mpi_ring.skipped("there are fewer than two hosts to test")
         return
     lacking = _lacking(hosts, python, has)
     if lacking:
         why = lacking[next(iter(lacking))]
-        yield _skipped(f"{python} has no mpi4py that works on {host_findings.listed(list(lacking))}: {why}")
+        yield mpi_ring.skipped(f"{python} has no mpi4py that works on {listed(list(lacking))}: {why}")
         return
     program = (python, "-c", _PROGRAM.read_text(encoding="utf-8"))
     first = _run(hosts, program, mpirun, _ALL_S + _PER_HOST_S * len(hosts))
     if first.is_whole and len(first.hello) < len(hosts):
-        yield _stranger(python)
+        text = f"each rank sees a world of one: the mpi4py of {python} belongs to another MPI than mpirun"
+        yield mpi_ring.unknown(text, scope=Scope.JOB, action=_ACTION_BUILD)
         return
     tests = [Tested(fault_isolation.pair(one, other), ("", ""), int(rate)) for one, other, _, rate in first.pairs]
     rounds: list[list[Tested]] = []
@@ -87,13 +121,9 @@ def findings(
     for finding in pair_results.findings(hosts, guilty, tests, thresholds):
         yield _renamed(finding, first)
     if not first.is_whole and not (guilty.nodes or guilty.links or guilty.unresolved):
-        yield Finding(
-            check=host_findings.RING,
-            status=Status.WARN,
-            scope=Scope.JOB,
-            text=f"a hello over all hosts failed, while each pair passes: {first.why}",
-            action="run it again; if it fails again, see mpirun's output",
-        )
+        text = f"a hello over all hosts failed, while each pair passes: {first.why}"
+        action = "run it again; if it fails again, see mpirun's output"
+        yield mpi_ring.warned(text, scope=Scope.JOB, action=action)
 
 
 def _rounds(n_hosts: int) -> Iterator[tuple[Pair, ...]]:
@@ -159,7 +189,7 @@ def _lacking(
 ) -> dict[str, str]:
     """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
     question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
-    with ThreadPoolExecutor(max_workers=min(host_queries.AT_ONCE, len(hosts))) as pool:
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
         told = pool.map(lambda host: has(host, question), hosts)
         return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
 
@@ -172,7 +202,7 @@ def _last(told: deadline_subprocess.Ended) -> str:
 def _renamed(finding: Finding, first: Heard) -> Finding:
     """Under our name; with the latency, which other tests do not have."""
     told = (first.why,) if first.why else ()
-    finding = replace(finding, check=host_findings.RING, evidence=(*finding.evidence, *told))
+    finding = replace(finding, check=RING, evidence=(*finding.evidence, *told))
     if finding.status is Status.PASS and first.pairs:
         times = [seconds * _MICRO for _, _, seconds, _ in first.pairs]
         words = f"; latency {statistics.median(times):.0f} µs in the middle, {max(times):.0f} µs at most"
@@ -180,15 +210,44 @@ def _renamed(finding: Finding, first: Heard) -> Finding:
     return replace(finding, text=f"over MPI, {finding.text}")
 
 
-def _stranger(python: str) -> Finding:
-    return Finding(
-        check=host_findings.RING,
-        status=Status.UNKNOWN,
-        scope=Scope.JOB,
-        text=f"each rank sees a world of one: the mpi4py of {python} belongs to another MPI than mpirun",
-        action="build mpi4py with mpirun's MPI, or point MPI4PY_MPIABI and LD_LIBRARY_PATH to it",
-    )
+# -- the mpirun of the ring ----------------------------------------------------------------------
 
 
-def _skipped(why: str) -> Finding:
-    return Finding(check=host_findings.RING, status=Status.SKIPPED, text=why)
+def _way(launcher: Launcher, dialect: Dialect, config: str) -> Way:
+    taken, numbers = launcher.typed, itertools.count()  # several run at once
+
+    def way(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+        path = f"{launcher.folder}/hosts-{next(numbers)}"
+        members = [Member(host, 1) for host in hosts]
+        ours = Typed(
+            mpirun=taken.mpirun, kept=_about_talking(taken.kept), named=taken.named, program=tuple(program)
+        )
+        if dialect.is_hydra:
+            Path(path).write_text(hostfile.render_hydra(members), encoding="utf-8")
+            argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(launcher.env))
+            return argv, mpirun_command.hydra_env(launcher.env, dialect.name, config)
+        Path(path).write_text(hostfile.render_open_mpi(members), encoding="utf-8")
+        argv = mpirun_command.openmpi_argv(
+            ours, path, len(hosts), mpirun_command.allowed(launcher.env), is_root=os.geteuid() == 0
+        )
+        return argv, mpirun_command.openmpi_env(launcher.env, dialect.major, config)
+
+    return way
+
+
+def _about_talking(kept: Sequence[str]) -> tuple[str, ...]:
+    words = list(kept)
+    found: list[str] = []
+    while words:
+        word = words.pop(0)
+        count = _ABOUT_TALKING.get(word.lstrip("-"), 0) if word.startswith("-") else 0
+        if count:
+            found += [word, *words[:count]]
+            del words[:count]
+    return tuple(found)
+
+
+def _python(program: Sequence[str]) -> str:
+    """The interpreter that the job's own program uses."""
+    first = program[0] if program else ""
+    return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"

@@ -17,7 +17,7 @@ from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.controllers import config_maps
+from trainer_launch.rehearsal.controllers import podspec
 from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, Field, Request, read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Workload, pods
 
@@ -29,7 +29,7 @@ KINDS = {
     ("XGBoostJob", "kubeflow.org"): "v1",
     ("PaddleJob", "kubeflow.org"): "v1",
     ("JAXJob", "kubeflow.org"): "v1",
-    ("MPIJob", "kubeflow.org/v1"): "v1_mpi",
+    ("MPIJob", "kubeflow.org/v1"): "v1",
     ("MPIJob", "kubeflow.org/v2beta1"): "mpi_operator",
 }
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -43,7 +43,7 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
     """
     jobs = [found for found in documents if _module(found) is not None]
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
-    known = (*RUNTIMES, *config_maps.KINDS)
+    known = (*RUNTIMES, *podspec.CONFIG_KINDS)
     others = [found for found in documents if _module(found) is None and _kind(found) not in known]
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
@@ -52,8 +52,10 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
         raise UsageError(f"the manifests hold {count} ({seen}); expected one of: {kinds}")
     module = import_module(f"trainer_launch.rehearsal.controllers.{_module(jobs[0])}")
     made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes, domain=domain))
-    given = config_maps.read((found for found in documents if _kind(found) in config_maps.KINDS), made.namespace)
-    return _with_ignored(config_maps.filled(made, given), others)
+    given = podspec.read_configs(
+        (found for found in documents if _kind(found) in podspec.CONFIG_KINDS), made.namespace
+    )
+    return _with_ignored(podspec.filled(made, given), others)
 
 
 def overridden(
@@ -64,19 +66,16 @@ def overridden(
     Raises:
         UsageError: a number does not apply to this job.
     """
-    if nproc is not None and _with_nproc(documents, "1") == _with_nproc(documents, "2"):
+    if nproc is not None and workload_of(_with_nproc(documents, "1")) == workload_of(_with_nproc(documents, "2")):
         kind = next((_kind(found) for found in documents if _module(found) is not None), "job")
         raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods are told no number of workers")
-    changed = documents
     if nodes is not None:
-        changed = tuple(with_nodes(one, nodes) if _module(one) else one for one in changed)
-    if nproc is not None:
-        changed = tuple(with_nproc(one, nproc) if _module(one) else one for one in changed)
-    return changed
+        documents = tuple(with_nodes(one, nodes) if _module(one) else one for one in documents)
+    return documents if nproc is None else _with_nproc(documents, nproc)
 
 
-def _with_nproc(documents: tuple[Field, ...], nproc: str) -> Workload:
-    return workload_of(tuple(with_nproc(one, nproc) if _module(one) else one for one in documents))
+def _with_nproc(documents: tuple[Field, ...], nproc: str) -> tuple[Field, ...]:
+    return tuple(with_nproc(one, nproc) if _module(one) else one for one in documents)
 
 
 def _with_ignored(made: Workload, others: list[Field]) -> Workload:

@@ -1,64 +1,26 @@
-"""A whole job's life: pods and controller together, event by event. Pure; `commands/rehearse` does the rest."""
+"""A whole job's life: pods and controller together, event by event. Pure; `driver.py` does the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.rehearsal.controllers import pod_lifecycle, restart_decisions
+from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
-from trainer_launch.rehearsal.controllers.restart_decisions import Again, AllAgain, Condition, Decision
+from trainer_launch.rehearsal.controllers.restart_decisions import (
+    Again,
+    AllAgain,
+    Condition,
+    Decision,
+    State,
+    code_of,
+    decide,
+)
 
 CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame, at most
 LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """How the job stands."""
-
-    kind: str
-    pods: Mapping[str, Pod]
-    rules: Rules
-    states: Mapping[str, PodState]
-    began_s: float
-    failed: Mapping[str, int] = field(default_factory=dict)
-    attempt: int = 0
-    counted: int = 0  # of these, those that the limit is for
-    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
-    condition: Condition | None = None
-    held_until_s: float | None = None  # when a failure that may not be the first is taken for it
-    stop_at_s: float | None = None  # when pods that linger after the end are stopped
-    asked: int = 0  # how often we were asked to stop
-    grace_s: float | None = None  # shorter than the pods' own, when asked
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has ended, and nothing of it runs."""
-        over = self.condition is not None or self.asked > 0
-        return over and not any(state.running for state in self.states.values())
-
-    @property
-    def running(self) -> frozenset[str]:
-        """The pods that their controller sees as Running."""
-        return frozenset(name for name, one in self.states.items() if one.phase is Phase.RUNNING and one.running)
-
-    def due_s(self) -> float | None:
-        """When something is to happen without an event."""
-        times = [at_s for state in self.states.values() if (at_s := pod_lifecycle.next_due_s(state)) is not None]
-        if self.condition is None and not self.asked:
-            times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
-            times += [self.held_until_s] if self.held_until_s is not None else []
-            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
-            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
-            times += [
-                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
-            ]
-        if self.stop_at_s is not None:
-            times.append(self.stop_at_s)
-        return min(times, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +122,7 @@ def _settle(state: State, now_s: float) -> Step:
     if state.asked:
         return state, actions, said
     if state.condition is None:
-        state, decisions = _held(state, restart_decisions.decide(_view(state, now_s)), now_s)
+        state, decisions = _held(state, decide(replace(state, now_s=now_s)), now_s)
         for decision in decisions:
             state, more, text = _apply(state, decision, now_s)
             actions, said = actions + more, said + text
@@ -190,19 +152,6 @@ def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State,
     return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
-def _view(state: State, now_s: float) -> restart_decisions.View:
-    return restart_decisions.View(
-        kind=state.kind,
-        pods=state.pods,
-        rules=state.rules,
-        states=state.states,
-        failed=state.failed,
-        counted=state.counted,
-        ages_s={child: now_s - at_s for child, at_s in state.begun.items()},
-        age_s=now_s - state.began_s,
-    )
-
-
 def _apply(state: State, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
@@ -213,7 +162,7 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
         return _again(state, decision, now_s)
     assert isinstance(decision, Again)
     before = state.states[decision.pod]
-    code = restart_decisions.code_of(state.pods[decision.pod], before)
+    code = code_of(state.pods[decision.pod], before)
     anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
     state = _with(state, decision.pod, anew)
     counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}

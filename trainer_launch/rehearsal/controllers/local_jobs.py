@@ -12,7 +12,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.horovodrun_options import is_horovodrun
 from trainer_launch.planning.typed_mpirun import is_mpirun
-from trainer_launch.rehearsal.controllers import v1, v1_pytorch
+from trainer_launch.rehearsal.controllers import pod_values, v1, v1_pytorch
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
@@ -25,6 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Workload,
     env_items,
     key_files,
+    open_mpi,
 )
 
 KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
@@ -32,7 +33,7 @@ KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _PORT = 29500
 MAX_NODES = 200
-_OURS = "trainer-launch"
+OURS = "trainer-launch"
 _HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
 # What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
 _FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_")
@@ -114,7 +115,7 @@ def elastic_job(
 
 def _run(command: Sequence[str], nproc_per_node: str | None = None) -> tuple[str, ...]:
     flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
-    return (_OURS, "run", *flags, "--", *map(_as_typed, command))
+    return (OURS, "run", *flags, "--", *map(_as_typed, command))
 
 
 def _labelled(draft: Draft) -> Draft:
@@ -126,25 +127,17 @@ def _labelled(draft: Draft) -> Draft:
 def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
     """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
 
-    The launcher's variables are those of kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go.
-
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
     keys = key_files(_KEYS, 0o600, 0o644)
-    served = Container(name=NODE, command=(_OURS, "sshd"), files=keys)
+    served = Container(name=NODE, command=(OURS, "sshd"), files=keys)
     workers = tuple(_draft(NODE, node, served, grace_s, label=str(node)) for node in range(_checked(nodes)))
     hosts = "".join(f"{_full(one.hostname)} slots={nproc_per_node}\n" for one in workers)
-    told = {
-        "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
-        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-        "OMPI_MCA_orte_set_default_slots": str(nproc_per_node),
-        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-    }
     runs = Container(
         name=NODE,
         command=_run(command),
-        items=env_items(told),
+        items=open_mpi(_HOSTFILE, nproc_per_node),
         files={**keys, _HOSTFILE: File(hosts, 0o444)},
     )
     launcher = _draft(LAUNCHER, 0, runs, grace_s, label=LAUNCHER)
@@ -203,7 +196,6 @@ def _foreign(name: str) -> bool:
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
-OURS = "trainer-launch"
 KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
 _KUBEXEC = "/etc/mpi/kubexec.sh"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -331,7 +323,7 @@ Endpoint = tuple[str, int]  # pod, port
 
 def address_of(number: int) -> str:
     """The loopback address of a pod: 127.0.0.2 for the first."""
-    return f"127.0.{number // 250}.{number % 250 + 2}"
+    return pod_values.address_of(number, "127.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

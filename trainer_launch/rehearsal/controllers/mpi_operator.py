@@ -90,11 +90,7 @@ def read(request: Request) -> Workload:
         namespace=job.space,
         drafts=(front, *drafts),
         rules=_rules(found, job),
-        ignored=tuple(
-            dict.fromkeys(
-                (*v1.of_run_policy(found), *(phrase for one in templates.values() for phrase in one.ignored))
-            )
-        ),
+        ignored=v1.ignored(found, templates.values()),
     )
 
 

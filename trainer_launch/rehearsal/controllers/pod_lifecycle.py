@@ -106,7 +106,7 @@ def exited(pod: Pod, state: PodState, name: str, code: int, now_s: float) -> tup
         return (state if state.running else gone), []
     if state.is_over:
         return state, []
-    container = _container(pod, name)
+    container = pod.container(name)
     if container.sidecar or _restarts(pod, name, code):
         return _waiting(state, name, now_s), []
     if state.phase is Phase.INIT:
@@ -176,6 +176,11 @@ def next_due_s(state: PodState) -> float | None:
     return min(times, default=None)
 
 
+def back_off_s(times: int) -> float:
+    """The wait before the next restart after so many."""
+    return min(BACK_OFF_S * 2.0 ** min(max(times - 1, 0), 16), MAX_BACK_OFF_S)
+
+
 def own_init(pod: Pod) -> list[Container]:
     """The init containers that a rehearsal runs: not those that the platform adds for itself."""
     return [container for container in pod.init if not container.platforms]
@@ -211,7 +216,7 @@ def _restarts(pod: Pod, name: str, code: int) -> bool:
 def _waiting(state: PodState, name: str, now_s: float) -> PodState:
     before = state.restarts.get(name, 0)
     at_once = before == 0 and not exit_codes.cannot_run(state.codes.get(name))
-    wait_s = 0.0 if at_once else min(BACK_OFF_S * 2 ** min(max(before - 1, 0), 16), MAX_BACK_OFF_S)
+    wait_s = 0.0 if at_once else back_off_s(before)
     restarts = {**state.restarts, name: before + 1}
     return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + wait_s})
 
@@ -228,7 +233,3 @@ def _settled(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:
 def _over(state: PodState, phase: Phase, pod: Pod | None = None) -> tuple[PodState, list[Action]]:
     ends: list[Action] = [Stop(pod.name, name, kill=True) for name in sorted(state.running)] if pod else []
     return replace(state, phase=phase, due_s={}), ends
-
-
-def _container(pod: Pod, name: str) -> Container:
-    return next(one for one in (*pod.init, *pod.containers) if one.name == name)

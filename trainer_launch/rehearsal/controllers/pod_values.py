@@ -176,7 +176,11 @@ class Pod:
     @property
     def main(self) -> Container:
         """The container that counts."""
-        return next(one for one in self.containers if one.name == self.draft.main)
+        return self.container(self.draft.main)
+
+    def container(self, name: str) -> Container:
+        """The container of this name, main or init."""
+        return next(one for one in (*self.init, *self.containers) if one.name == name)
 
     @property
     def shm_bytes(self) -> int | None:
@@ -269,12 +273,12 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([^()$]+)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['?([^']*)'?\]")
 
 
-def cluster_address(number: int) -> str:
-    """An address such as the pods of a cluster have."""
-    return f"10.244.{number // 250}.{number % 250 + 2}"
+def address_of(number: int, network: str = "10.244") -> str:
+    """The address of a pod by its number in the job: without another network one such as pods of a cluster have."""
+    return f"{network}.{number // 250}.{number % 250 + 2}"
 
 
-def pods(workload: Workload, address_of: Callable[[int], str] = cluster_address) -> tuple[Pod, ...]:
+def pods(workload: Workload, address_of: Callable[[int], str] = address_of) -> tuple[Pod, ...]:
     """The pods of a job, each with its address."""
     return tuple(
         _pod(draft, workload.namespace, address_of(number)) for number, draft in enumerate(workload.drafts)
@@ -382,6 +386,18 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 
 
 # -- what controllers do to containers --------------------------------------------------------
+
+
+def open_mpi(hostfile: str, slots: int) -> tuple[EnvItem, ...]:
+    """Open MPI's variables for a launcher: kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go."""
+    return env_items(
+        {
+            "OMPI_MCA_orte_default_hostfile": hostfile,
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "OMPI_MCA_orte_set_default_slots": str(slots),
+            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+        }
+    )
 
 
 def env_items(pairs: Mapping[str, str]) -> tuple[EnvItem, ...]:

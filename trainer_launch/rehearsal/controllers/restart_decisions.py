@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.controllers.pod_lifecycle import BACK_OFF_S, MAX_BACK_OFF_S, Phase, PodState
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState, back_off_s, next_due_s
 from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, Pod, Rules, SetRule
 
 # -- what a controller can decide, and what it goes by -----------------------------------------
@@ -63,22 +63,60 @@ Decision = Condition | Again | AllAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """All that a controller sees."""
+class State:
+    """How the job stands."""
 
     kind: str
     pods: Mapping[str, Pod]
     rules: Rules
     states: Mapping[str, PodState]
+    began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job, or an index, that were made anew
-    counted: int = 0  # restarts of the JobSet, or of its Jobs, that its limit is for
-    ages_s: Mapping[str, float] = field(default_factory=dict)  # of each Job that has begun
-    age_s: float = 0.0
+    attempt: int = 0  # restarts of the JobSet, or of its Jobs
+    counted: int = 0  # of these, those that the limit is for
+    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
+    condition: Condition | None = None
+    held_until_s: float | None = None  # when a failure that may not be the first is taken for it
+    stop_at_s: float | None = None  # when pods that linger after the end are stopped
+    asked: int = 0  # how often we were asked to stop
+    grace_s: float | None = None  # shorter than the pods' own, when asked
+    now_s: float = 0.0  # when the controller looks
+
+    @property
+    def age_s(self) -> float:
+        """For how long the job has run."""
+        return self.now_s - self.began_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended, and nothing of it runs."""
+        over = self.condition is not None or self.asked > 0
+        return over and not any(state.running for state in self.states.values())
+
+    @property
+    def running(self) -> frozenset[str]:
+        """The pods that their controller sees as Running."""
+        return frozenset(name for name, one in self.states.items() if one.phase is Phase.RUNNING and one.running)
+
+    def due_s(self) -> float | None:
+        """When something is to happen without an event."""
+        times = [at_s for state in self.states.values() if (at_s := next_due_s(state)) is not None]
+        if self.condition is None and not self.asked:
+            times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
+            times += [self.held_until_s] if self.held_until_s is not None else []
+            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
+            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
+            times += [
+                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
+            ]
+        if self.stop_at_s is not None:
+            times.append(self.stop_at_s)
+        return min(times, default=None)
 
 
-def failure_of(view: View, pod: str, reason: str, text: str) -> Condition:
+def failure_of(job: State, pod: str, reason: str, text: str) -> Condition:
     """The job fails because of this pod."""
-    return Condition(False, reason, text, code_of(view.pods[pod], view.states[pod]), pod)
+    return Condition(False, reason, text, code_of(job.pods[pod], job.states[pod]), pod)
 
 
 def code_of(pod: Pod, state: PodState) -> int:
@@ -97,92 +135,92 @@ _NO_RETRY = "a cluster would retry, the rehearsal stops because a restart will n
 UNKNOWN_CODE = 48879  # 0xbeef: what the v1 operator takes when a container has no exit code; retryable
 
 
-def decide(view: View) -> list[Decision]:
+def decide(job: State) -> list[Decision]:
     """What is to be done now; nothing most of the time."""
-    if _has_succeeded(view):
-        return [Condition(True, f"{_word(view)}Succeeded", f"{view.kind} has completed")]
-    deadline_s = view.rules.deadline_s
-    if deadline_s is not None and view.age_s >= deadline_s:
+    if _has_succeeded(job):
+        return [Condition(True, f"{_word(job)}Succeeded", f"{job.kind} has completed")]
+    deadline_s = job.rules.deadline_s
+    if deadline_s is not None and job.age_s >= deadline_s:
         text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
         return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
-    decisions = list(_v1(view) if view.rules.family == "v1" else decide_jobs(view))
-    decisions = [_without_hope(view, one) for one in decisions] + [*_cannot_run(view), *_crash_loops(view)]
+    decisions = list(_v1(job) if job.rules.family == "v1" else decide_jobs(job))
+    decisions = [_without_hope(job, one) for one in decisions] + [*_cannot_run(job), *_crash_loops(job)]
     fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
     fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
     return list(fatal[:1]) or decisions
 
 
-def _has_succeeded(view: View) -> bool:
-    done = {name for name, state in view.states.items() if state.phase is Phase.SUCCEEDED}
-    groups = [set(group) <= done for group in view.rules.success.groups if group]
-    return bool(groups) and (any(groups) if view.rules.success.any_of else all(groups))
+def _has_succeeded(job: State) -> bool:
+    done = {name for name, state in job.states.items() if state.phase is Phase.SUCCEEDED}
+    groups = [set(group) <= done for group in job.rules.success.groups if group]
+    return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
 
 
-def _cannot_run(view: View) -> Iterator[Decision]:
+def _cannot_run(job: State) -> Iterator[Decision]:
     """What the kubelet would restart in place for ever, though its program cannot be run."""
-    for name, state in view.states.items():
+    for name, state in job.states.items():
         for container in state.due_s:
             if exit_codes.cannot_run(state.codes.get(container)):
-                yield _hopeless(view, name, container)
+                yield _hopeless(job, name, container)
 
 
-def _without_hope(view: View, decision: Decision) -> Decision:
+def _without_hope(job: State, decision: Decision) -> Decision:
     """Nor does a new pod help, or a new JobSet."""
     if isinstance(decision, AllAgain) and exit_codes.cannot_run(decision.because.exit_code):
         text = f"{decision.because.message}; {_NO_RETRY}"
         return replace(decision.because, reason=CANNOT_RUN, message=text)
     if not isinstance(decision, Again):
         return decision
-    codes = view.states[decision.pod].codes
+    codes = job.states[decision.pod].codes
     failed = next((name for name, code in codes.items() if exit_codes.cannot_run(code)), None)
-    return decision if failed is None else _hopeless(view, decision.pod, failed)
+    return decision if failed is None else _hopeless(job, decision.pod, failed)
 
 
-def _hopeless(view: View, pod: str, container: str) -> Condition:
-    code = view.states[pod].codes[container]
+def _hopeless(job: State, pod: str, container: str) -> Condition:
+    code = job.states[pod].codes[container]
     text = f"container {container} of {pod} ended with {code} ({exit_codes.describe(code)}); {_NO_RETRY}"
     return Condition(False, CANNOT_RUN, text, code)
 
 
-def _crash_loops(view: View) -> Iterator[Decision]:
+def _crash_loops(job: State) -> Iterator[Decision]:
     """What would be started again for ever: a rehearsal gives up, and says so."""
-    for name, state in view.states.items():
-        count = max(state.restart_count, state.failures - view.counted)
-        if count >= GIVE_UP and view.age_s < count * _SHORT_LIFE_S:
+    for name, state in job.states.items():
+        count = max(state.restart_count, state.failures - job.counted)
+        if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
-            yield failure_of(view, name, "CrashLoopBackOff", text)
+            yield failure_of(job, name, "CrashLoopBackOff", text)
 
 
 # -- v1: bare pods ----------------------------------------------------------------------------
 
 
-def _v1(view: View) -> Iterator[Decision]:
-    for name, state in view.states.items():
-        if state.phase is not Phase.FAILED or name in view.rules.may_fail:
+def _v1(job: State) -> Iterator[Decision]:
+    for name, state in job.states.items():
+        if state.phase is not Phase.FAILED or name in job.rules.may_fail:
             continue
-        pod = view.pods[name]
+        pod = job.pods[name]
         code = state.codes.get(pod.draft.main, UNKNOWN_CODE)
         by_code = pod.draft.restart == "ExitCode" and exit_codes.retryable(code)
         if by_code or pod.draft.restart in ("OnFailure", "Always"):
             yield Again(name)
         else:
             why = " (1 to 127: permanent)" if pod.draft.restart == "ExitCode" else ""
-            yield failure_of(view, name, f"{_word(view)}Failed", f"its {pod.draft.role} {name} failed{why}")
-    limit = view.rules.backoff_limit
+            yield failure_of(job, name, f"{_word(job)}Failed", f"its {pod.draft.role} {name} failed{why}")
+    limit = job.rules.backoff_limit
     count = sum(
         state.restart_count
-        for name, state in view.states.items()
-        if state.phase is Phase.RUNNING and not state.stopping and view.pods[name].draft.restart != "Never"
+        for name, state in job.states.items()
+        if state.phase is Phase.RUNNING and not state.stopping and job.pods[name].draft.restart != "Never"
     )
     if limit is not None and count >= max(limit, 1):
-        name = max(view.states, key=lambda each: view.states[each].restart_count)
+        name = max(job.states, key=lambda each: job.states[each].restart_count)
         text = f"{counted(count, 'container restart')}; backoffLimit is {limit}"
-        yield failure_of(view, name, "BackoffLimitExceeded", text)
+        yield failure_of(job, name, "BackoffLimitExceeded", text)
 
 
-def _word(view: View) -> str:
+def _word(job: State) -> str:
     """The kind as reasons begin with it."""
-    return view.kind.partition(" ")[0]
+    return job.kind.partition(" ")[0]
 
 
 # -- Jobs and JobSets --------------------------------------------------------------------------
@@ -201,70 +239,71 @@ class _Failed:
     said: str
 
 
-def decide_jobs(view: View) -> Iterator[Decision]:
+def decide_jobs(job: State) -> Iterator[Decision]:
     """What all Jobs ask for, and what the JobSet makes of those that have failed."""
     failed: list[_Failed] = []
-    for child, rules in view.rules.children.items():
-        for decision in _job(view, child, rules):
+    for child, rules in job.rules.children.items():
+        for decision in _job(job, child, rules):
             if isinstance(decision, _Failed):
                 failed.append(decision)
             else:
                 yield decision
     if failed:
-        yield _of_set(view, failed)
+        yield _of_set(job, failed)
 
 
 # -- a JobSet ---------------------------------------------------------------------------------
 
 
-def _of_set(view: View, failed: Sequence[_Failed]) -> Decision:
+def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
     """The first rule that fits any Job, else a restart, as long as the limit allows one."""
-    rule, job = next(
-        ((rule, job) for rule in view.rules.set_rules for job in failed if _fits(view, rule, job)),
+    rule, end = next(
+        ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)),
         (None, failed[0]),
     )
     action = rule.action if rule is not None else RESTART
-    limit = view.rules.max_restarts
-    because = job.condition
+    limit = job.rules.max_restarts
+    because = end.condition
     if action == "FailJobSet":
         return replace(because, message=f"{because.message}; its failurePolicy fails the JobSet")
     if action.endswith("IgnoreMaxRestarts"):
         counts = False
-    elif view.counted < limit:
+    elif job.counted < limit:
         counts = True
     elif limit:
         return replace(because, message=f"{because.message}; its maxRestarts allow {counted(limit, 'restart')}")
     else:
         return because
-    return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else job.child)
+    return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else end.child)
 
 
-def _fits(view: View, rule: SetRule, job: _Failed) -> bool:
-    whose = view.rules.children[job.child].replicated
+def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
+    whose = job.rules.children[end.child].replicated
     return (
-        (not rule.reasons or job.condition.reason in rule.reasons)
+        (not rule.reasons or end.condition.reason in rule.reasons)
         and (not rule.jobs or whose in rule.jobs)
-        and (not rule.patterns or any(re.search(pattern, job.said) for pattern in rule.patterns))
+        and (not rule.patterns or any(re.search(pattern, end.said) for pattern in rule.patterns))
     )
 
 
 # -- a Job ------------------------------------------------------------------------------------
 
 
-def _job(view: View, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
-    own = {name: state for name, state in view.states.items() if view.pods[name].draft.child == child}
-    if rules.deadline_s is not None and view.ages_s.get(child, 0.0) >= rules.deadline_s and _is_unfinished(own):
+def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
+    own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
+    age_s = job.now_s - job.begun.get(child, job.now_s)
+    if rules.deadline_s is not None and age_s >= rules.deadline_s and _is_unfinished(own):
         text = f"Job {child} ran longer than activeDeadlineSeconds, {rules.deadline_s:g} s"
         name = next(name for name, state in own.items() if state.phase is not Phase.SUCCEEDED)
-        yield _failed(view, child, name, "DeadlineExceeded", text, "Job was active longer than specified deadline")
+        yield _failed(job, child, name, "DeadlineExceeded", text, "Job was active longer than specified deadline")
         return
     restarts = sum(state.restart_count for state in own.values() if state.is_active)
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
         text = counted(restarts, "container restart")
-        yield _backoff(view, child, worst, f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}")
+        yield _backoff(job, child, worst, f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}")
         return
-    yield from _disrupted(view, child, rules, own)
+    yield from _disrupted(job, child, rules, own)
     failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
     lost: list[str] = []  # pods of indexes that have failed for good
     for name, state in failed.items():
@@ -272,24 +311,24 @@ def _job(view: View, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
         action = rule.action if rule is not None else "Count"
         if action == "FailJob":
             text = f"Job {child}: {name} ended with a code that fails the Job"
-            yield _failed(view, child, name, "PodFailurePolicy", text, _of_policy(view, name, rule))
+            yield _failed(job, child, name, "PodFailurePolicy", text, _of_policy(job, name, rule))
         elif action == "Ignore":
-            yield Again(name, _wait_s(state.failures + 1))
-        elif action == "FailIndex" or _is_spent(view, child, name, rules):
+            yield Again(name, back_off_s(state.failures + 1))
+        elif action == "FailIndex" or _is_spent(job, child, name, rules):
             lost.append(name)
         else:
-            counts = (child, _index_of(view, child, name)) if rules.per_index is not None else (child,)
-            yield Again(name, _wait_s(view.failed.get(counts[-1], 0) + 1), counts=counts)
-    count = view.failed.get(child, 0) + len(failed)
+            counts = (child, _index_of(job, child, name)) if rules.per_index is not None else (child,)
+            yield Again(name, back_off_s(job.failed.get(counts[-1], 0) + 1), counts=counts)
+    count = job.failed.get(child, 0) + len(failed)
     if count > rules.backoff_limit and any(name not in lost for name in failed):
         name = next(name for name in failed if name not in lost)
         text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
-        yield _backoff(view, child, name, text)
-    yield from _of_indexes(view, child, rules, lost, own)
+        yield _backoff(job, child, name, text)
+    yield from _of_indexes(job, child, rules, lost, own)
 
 
 def _of_indexes(
-    view: View, child: str, rules: ChildRules, lost: Sequence[str], own: Mapping[str, PodState]
+    job: State, child: str, rules: ChildRules, lost: Sequence[str], own: Mapping[str, PodState]
 ) -> Iterator[_Failed]:
     """A Job whose indexes fail one by one has failed when too many have, or when all others are done."""
     if not lost:
@@ -298,37 +337,33 @@ def _of_indexes(
     if most is not None and len(lost) > most:
         text = f"Job {child}: {len(lost)} indexes failed; maxFailedIndexes is {most}"
         said = "Job has exceeded the specified maximal number of failed indexes"
-        yield _failed(view, child, lost[-1], "MaxFailedIndexesExceeded", text, said)
+        yield _failed(job, child, lost[-1], "MaxFailedIndexesExceeded", text, said)
     elif all(name in lost or state.phase is Phase.SUCCEEDED for name, state in own.items()):
-        text = f"Job {child} has failed indexes: {', '.join(str(view.pods[name].draft.index) for name in lost)}"
-        yield _failed(view, child, lost[0], "FailedIndexes", text, "Job has failed indexes")
+        text = f"Job {child} has failed indexes: {', '.join(str(job.pods[name].draft.index) for name in lost)}"
+        yield _failed(job, child, lost[0], "FailedIndexes", text, "Job has failed indexes")
 
 
-def _disrupted(view: View, child: str, rules: ChildRules, own: Mapping[str, PodState]) -> Iterator[_Failed]:
+def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodState]) -> Iterator[_Failed]:
     """A pod that somebody deletes is made anew, unless the podFailurePolicy fails the Job for that."""
     for name, state in own.items():
         rule = next((rule for rule in rules.exit_rules if DISRUPTED in rule.conditions), None)
         if state.disrupted and rule is not None and rule.action == "FailJob":
             said = f"Pod default/{name} has condition {DISRUPTED} matching FailJob rule at index {rule.number}"
             text = f"Job {child}: {name} was deleted, for which its podFailurePolicy fails the Job"
-            yield _failed(view, child, name, "PodFailurePolicy", text, said)
+            yield _failed(job, child, name, "PodFailurePolicy", text, said)
 
 
 def _is_unfinished(own: Mapping[str, PodState]) -> bool:
     return any(state.phase is not Phase.SUCCEEDED for state in own.values())
 
 
-def _is_spent(view: View, child: str, name: str, rules: ChildRules) -> bool:
+def _is_spent(job: State, child: str, name: str, rules: ChildRules) -> bool:
     """Whether this failure is one more than an index may have."""
-    return rules.per_index is not None and view.failed.get(_index_of(view, child, name), 0) >= rules.per_index
+    return rules.per_index is not None and job.failed.get(_index_of(job, child, name), 0) >= rules.per_index
 
 
-def _index_of(view: View, child: str, name: str) -> str:
-    return f"{child}[{view.pods[name].draft.index}]"
-
-
-def _wait_s(times: int) -> float:
-    return min(BACK_OFF_S * 2.0 ** min(times - 1, 16), MAX_BACK_OFF_S)
+def _index_of(job: State, child: str, name: str) -> str:
+    return f"{child}[{job.pods[name].draft.index}]"
 
 
 def _matches(rule: ExitRule, state: PodState) -> bool:
@@ -337,16 +372,16 @@ def _matches(rule: ExitRule, state: PodState) -> bool:
     return not rule.conditions and any((code in rule.codes) is rule.among for code in codes)
 
 
-def _of_policy(view: View, name: str, rule: ExitRule | None) -> str:
+def _of_policy(job: State, name: str, rule: ExitRule | None) -> str:
     number = rule.number if rule is not None else 0
-    container, code = view.pods[name].draft.main, failure_of(view, name, "", "").exit_code
+    container, code = job.pods[name].draft.main, failure_of(job, name, "", "").exit_code
     ended = f"Container {container} for pod default/{name} failed with exit code {code}"
     return f"{ended} matching FailJob rule at index {number}"
 
 
-def _backoff(view: View, child: str, name: str, text: str) -> _Failed:
-    return _failed(view, child, name, "BackoffLimitExceeded", text, "Job has reached the specified backoff limit")
+def _backoff(job: State, child: str, name: str, text: str) -> _Failed:
+    return _failed(job, child, name, "BackoffLimitExceeded", text, "Job has reached the specified backoff limit")
 
 
-def _failed(view: View, child: str, name: str, reason: str, text: str, said: str) -> _Failed:
-    return _Failed(child, failure_of(view, name, reason, text), said)
+def _failed(job: State, child: str, name: str, reason: str, text: str, said: str) -> _Failed:
+    return _Failed(child, failure_of(job, name, reason, text), said)

@@ -25,7 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     env_items,
     upserted,
 )
-from trainer_launch.rehearsal.controllers.podspec import quantities, read_env, read_template
+from trainer_launch.rehearsal.controllers.podspec import left_out, quantities, read_env, read_template
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -438,21 +438,11 @@ def _exit_rule(rule: Field, number: int) -> ExitRule:
 
 def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
     """What of a JobSet and its Jobs means something to their controllers and nothing here."""
-    for key in _SET_IGNORED:
-        if spec.get(key).given:
-            yield _said(spec, key)
+    yield from left_out(spec, _SET_IGNORED)
     if spec.get("failurePolicy", "restartStrategy").value == "InPlaceRestart":
         yield "restartStrategy InPlaceRestart: pods are recreated"
     for job in jobs:
         batch = job.get("template", "spec")
         if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").value:
             yield "completions of a Job: it has as many pods as its parallelism says"
-        for key in _JOB_IGNORED:
-            if job.get("template", "spec", key).given:
-                yield _said(job.get("template", "spec"), key, "of a Job")
-
-
-def _said(found: Field, key: str, whose: str = "") -> str:
-    if key == "suspend":
-        return "suspend: the rehearsal runs anyway" if found.get(key).flag() else "suspend"
-    return f"{key} {whose}".rstrip()
+        yield from left_out(batch, _JOB_IGNORED, "of a Job")

@@ -20,8 +20,10 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Workload,
     env_items,
     key_files,
+    open_mpi,
     upserted,
 )
+from trainer_launch.rehearsal.controllers.podspec import left_out
 from trainer_launch.rehearsal.controllers.trainer_runtime import (
     ANCESTOR,
     LAUNCHER,
@@ -241,9 +243,6 @@ def _model(job: Field) -> str:
     return f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
 
 
-# ----------------------------------------------------------------------------------------------
-
-
 # -- MPI ---------------------------------------------------------------------------------------
 
 
@@ -270,14 +269,7 @@ def mpi(job: TrainJob) -> TrainJob:
     ssh = policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
     keys = key_files(ssh, 0o640, 0o644)
     hostfile = {_HOSTFILE: File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
-    env = env_items(
-        {
-            "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
-            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-            "OMPI_MCA_orte_set_default_slots": str(slots),
-            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-        }
-    )
+    env = open_mpi(_HOSTFILE, slots)
 
     def launcher(one: Container) -> Container:
         return upserted(replace(one, files={**one.files, **keys, **hostfile}), env) if one.name == NODE else one
@@ -368,13 +360,7 @@ def _odd(job: TrainJob) -> Iterator[str]:
 
 def _ignored_of_job(job: TrainJob) -> Iterator[str]:
     """What the TrainJob and its runtime wish for beside their pods."""
-    for key in ("suspend", "managedBy", "ttlSecondsAfterFinished"):
-        if job.job.get("spec", key).given:
-            yield (
-                "suspend: the rehearsal runs anyway"
-                if key == "suspend" and job.job.get("spec", key).flag()
-                else key
-            )
+    yield from left_out(job.job.get("spec"), ("suspend", "managedBy", "ttlSecondsAfterFinished"))
     if job.has_pod_group:
         yield "podGroupPolicy"
     yield from trainer_runtime.ignored(job.jobset, [one.field for one in job.jobs])

@@ -1,15 +1,14 @@
-"""Kinds of the v1 operator: JAXJob, PaddleJob, TFJob and XGBoostJob, and what all its kinds have in common. Pure.
+"""Kinds of the v1 operator but PyTorchJob, and what all its kinds have in common. Pure.
 
 kubeflow/trainer release-1.9: pkg/controller.v1/common, pkg/core, pkg/apis/kubeflow.org/v1/common_types.go, and
-pkg/controller.v1/{jax/envvar,paddlepaddle/envvar,tensorflow/tensorflow,xgboost/xgboost}.go.
+pkg/controller.v1/{jax/envvar,mpi,paddlepaddle/envvar,tensorflow/tensorflow,xgboost/xgboost}.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.rehearsal.controllers.documents import Field, Request
@@ -17,6 +16,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     Draft,
     EnvItem,
+    File,
     Rules,
     Success,
     Template,
@@ -24,17 +24,16 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     appended,
     env_items,
 )
-from trainer_launch.rehearsal.controllers.podspec import read_template
+from trainer_launch.rehearsal.controllers.podspec import left_out, read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN = ("None", "Running", "All")
 MAX_REPLICAS = 4096
-_NO_PORTS: Mapping[str, str] = MappingProxyType({})
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
 _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """What differs between the kinds."""
 
@@ -119,60 +118,46 @@ def with_env(template: Template, items: Iterable[EnvItem], only: str | None = No
     return replace(template, containers=tuple(map(given, template.containers)))
 
 
-def drafts(
-    job: str,
-    space: str,
-    specs: Mapping[str, Replicas],
-    made: Callable[[Replicas, int], Template],
-    domain: str = "",
-) -> tuple[Draft, ...]:
-    """The pods of all replica specs; `made` gives each its template."""
-    pods = []
-    for one, index in [(each, index) for each in specs.values() for index in range(each.count)]:
-        name = f"{job}-{one.role}-{index}"
-        pods.append(
-            Draft(
-                template=made(one, index),
-                hostname=name,
-                role=one.role,
-                index=index,
-                main=one.main,
-                restart=one.restart,
-                names=(name, f"{name}.{space}", f"{name}.{space}.svc{domain}"),
-                labels=_labels(job, one.role, index),
-            )
-        )
-    return tuple(pods)
-
-
 def workload(
     found: Field,
     kind: Kind,
     specs: Mapping[str, Replicas],
-    pods: tuple[Draft, ...],
-    success: Success,
-    ports: Mapping[str, str] = _NO_PORTS,
+    made: Callable[[Replicas, int], Template],
+    success: Callable[[tuple[Draft, ...]], Success],
+    domain: str = "",
 ) -> Workload:
-    """The job of these pods, with its run policy."""
+    """The job with all pods of its replica specs, and its run policy; `made` gives each pod its template."""
+    name, space = job_name(found), namespace(found)
+    members = [(one, index) for one in specs.values() for index in range(one.count)]
+    pods = tuple(_draft((name, space, domain), one, index, made(one, index)) for one, index in members)
     return Workload(
         kind=kind.name,
-        name=job_name(found),
-        namespace=namespace(found),
+        name=name,
+        namespace=space,
         drafts=pods,
-        rules=rules(found, success),
-        ports=ports,
-        ignored=ignored(found, specs.values()),
+        rules=rules(found, success(pods)),
+        ignored=ignored(found, [one.template for one in specs.values()]),
     )
 
 
-def _labels(job: str, role: str, index: int) -> Mapping[str, str]:
-    start = "training.kubeflow.org"
-    return {f"{start}/job-name": job, f"{start}/replica-type": role, f"{start}/replica-index": str(index)}
+def _draft(whose: tuple[str, str, str], one: Replicas, index: int, template: Template) -> Draft:
+    job, space, domain = whose
+    name, start = f"{job}-{one.role}-{index}", "training.kubeflow.org"
+    return Draft(
+        template=template,
+        hostname=name,
+        role=one.role,
+        index=index,
+        main=one.main,
+        restart=one.restart,
+        names=(name, f"{name}.{space}", f"{name}.{space}.svc{domain}"),
+        labels={f"{start}/job-name": job, f"{start}/replica-type": one.role, f"{start}/replica-index": str(index)},
+    )
 
 
-def rules(found: Field, success: Success, policy: Field | None = None) -> Rules:
+def rules(found: Field, success: Success) -> Rules:
     """The run policy."""
-    run = found.get("spec", "runPolicy") if policy is None else policy
+    run = found.get("spec", "runPolicy")
     run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
@@ -185,18 +170,10 @@ def rules(found: Field, success: Success, policy: Field | None = None) -> Rules:
     )
 
 
-def ignored(found: Field, templates: Iterable[Replicas]) -> tuple[str, ...]:
-    """What this machine leaves out, each once."""
-    of_pods = (phrase for one in templates for phrase in one.template.ignored)
-    return tuple(dict.fromkeys((*of_run_policy(found), *of_pods)))
-
-
-def of_run_policy(found: Field) -> Iterator[str]:
-    """What of the run policy means nothing here."""
-    run = found.get("spec", "runPolicy")
-    for key in _RUN_POLICY_IGNORED:
-        if run.get(key).given:
-            yield "suspend: the rehearsal runs anyway" if key == "suspend" and run.get(key).flag() else key
+def ignored(found: Field, templates: Iterable[Template]) -> tuple[str, ...]:
+    """What this machine leaves out of the run policy and the pods, each once."""
+    of_pods = (phrase for one in templates for phrase in one.ignored)
+    return tuple(dict.fromkeys((*left_out(found.get("spec", "runPolicy"), _RUN_POLICY_IGNORED), *of_pods)))
 
 
 def everyone(pods: Sequence[Draft], role: str) -> tuple[str, ...]:
@@ -204,18 +181,36 @@ def everyone(pods: Sequence[Draft], role: str) -> tuple[str, ...]:
     return tuple(pod.hostname for pod in pods if pod.role == role)
 
 
+def of_role(role: str) -> Callable[[tuple[Draft, ...]], Success]:
+    """The job succeeds when all pods of this role have."""
+    return lambda pods: Success(groups=(everyone(pods, role),))
+
+
+# -- the kinds ---------------------------------------------------------------------------------
+
+
+# Name, replica specs, roles, the container that counts, its port's name, the port, restartPolicy, other fields.
+_JAX = Kind("JAXJob", "jaxReplicaSpecs", ("Worker",), "jax", "jaxjob-port", 6666, "Never")
+_MPI = Kind(
+    "MPIJob v1", "mpiReplicaSpecs", ("Launcher", "Worker"), "", "mpijob-port", 9999, "Never",
+    ("slotsPerWorker", "cleanPodPolicy", "mainContainer"),
+)  # fmt: skip
+_PADDLE = Kind(
+    "PaddleJob", "paddleReplicaSpecs", ("Master", "Worker"), "paddle", "master", 36543, "OnFailure",
+    ("elasticPolicy",),
+)  # fmt: skip
+PYTORCH = Kind(
+    "PyTorchJob", "pytorchReplicaSpecs", ("Master", "Worker"), "pytorch", "pytorchjob-port", 23456, "OnFailure",
+    ("elasticPolicy", "nprocPerNode"),
+)  # fmt: skip
+_TENSORFLOW = Kind(
+    "TFJob", "tfReplicaSpecs", ("Chief", "Master", "PS", "Worker", "Evaluator"), "tensorflow", "tfjob-port", 2222,
+    "Never", ("successPolicy", "enableDynamicWorker"),
+)  # fmt: skip
+_XGBOOST = Kind("XGBoostJob", "xgbReplicaSpecs", ("Master", "Worker"), "xgboost", "xgboostjob-port", 9999, "Never")
+
+
 # -- JAXJob ------------------------------------------------------------------------------------
-
-
-_JAX = Kind(
-    name="JAXJob",
-    specs="jaxReplicaSpecs",
-    roles=("Worker",),
-    container="jax",
-    port_name="jaxjob-port",
-    port=6666,
-    restart="Never",
-)
 
 
 def _jax(request: Request) -> Workload:
@@ -233,24 +228,11 @@ def _jax(request: Request) -> Workload:
         }
         return with_env(worker.template, env_items(env))
 
-    pods = drafts(name, namespace(found), specs, template)
-    success = Success(groups=(everyone(pods, "worker"),))
-    return workload(found, _JAX, specs, pods, success, {"COORDINATOR_PORT": f"{name}-worker-0"})
+    made = workload(found, _JAX, specs, template, of_role("worker"))
+    return replace(made, ports={"COORDINATOR_PORT": f"{name}-worker-0"})
 
 
 # -- PaddleJob, collective and with parameter servers ------------------------------------------
-
-
-_PADDLE = Kind(
-    name="PaddleJob",
-    specs="paddleReplicaSpecs",
-    roles=("Master", "Worker"),
-    container="paddle",
-    port_name="master",
-    port=36543,
-    restart="OnFailure",
-    fields=("elasticPolicy",),
-)
 
 
 def _paddle(request: Request) -> Workload:
@@ -273,25 +255,13 @@ def _paddle(request: Request) -> Workload:
             items.append(EnvItem(name=number, value="1"))
         return with_env(one.template, items)
 
-    pods = drafts(name, namespace(found), specs, template)
-    made = workload(found, _PADDLE, specs, pods, Success(groups=(everyone(pods, first.role),)))
+    made = workload(found, _PADDLE, specs, template, of_role(first.role))
     if found.get("spec", "elasticPolicy").given:
         made = replace(made, ignored=(*made.ignored, "elasticPolicy (as in the operator)"))
     return made
 
 
 # -- XGBoostJob --------------------------------------------------------------------------------
-
-
-_XGBOOST = Kind(
-    name="XGBoostJob",
-    specs="xgbReplicaSpecs",
-    roles=("Master", "Worker"),
-    container="xgboost",
-    port_name="xgboostjob-port",
-    port=9999,
-    restart="Never",
-)
 
 
 def _xgboost(request: Request) -> Workload:
@@ -312,23 +282,11 @@ def _xgboost(request: Request) -> Workload:
             env |= {"WORKER_PORT": str(specs["worker"].port), "WORKER_ADDRS": workers}
         return with_env(one.template, env_items(env))
 
-    pods = drafts(name, namespace(found), specs, template)
-    return workload(found, _XGBOOST, specs, pods, Success(groups=((master,),)), {"MASTER_PORT": master})
+    made = workload(found, _XGBOOST, specs, template, of_role("master"))
+    return replace(made, ports={"MASTER_PORT": master})
 
 
 # -- TFJob, full and with dynamic workers ------------------------------------------------------
-
-
-_TENSORFLOW = Kind(
-    name="TFJob",
-    specs="tfReplicaSpecs",
-    roles=("Chief", "Master", "PS", "Worker", "Evaluator"),
-    container="tensorflow",
-    port_name="tfjob-port",
-    port=2222,
-    restart="Never",
-    fields=("successPolicy", "enableDynamicWorker"),
-)
 
 
 def _tensorflow(request: Request) -> Workload:
@@ -355,17 +313,16 @@ def _tensorflow(request: Request) -> Workload:
         config = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
         return with_env(one.template, env_items({"TF_CONFIG": config}), only=_TENSORFLOW.container)
 
-    pods = drafts(name, space, specs, template, request.dotted_domain)
     everybody = spec.get("successPolicy").choice(("", "AllWorkers"), "") == "AllWorkers"
-    made = workload(found, _TENSORFLOW, specs, pods, Success(groups=(_judges(pods, everybody=everybody),)))
-    return replace(made, rules=replace(made.rules, may_fail=everyone(pods, "worker"))) if dynamic else made
 
+    def success(pods: tuple[Draft, ...]) -> Success:
+        chiefs = (*everyone(pods, "chief"), *everyone(pods, "master"))
+        workers = everyone(pods, "worker")
+        return Success(groups=(chiefs or (workers if everybody else workers[:1]),))
 
-def _judges(pods: tuple[Draft, ...], *, everybody: bool) -> tuple[str, ...]:
-    """Whose success is the job's."""
-    chiefs = (*everyone(pods, "chief"), *everyone(pods, "master"))
-    workers = everyone(pods, "worker")
-    return chiefs or (workers if everybody else workers[:1])
+    made = workload(found, _TENSORFLOW, specs, template, success, request.dotted_domain)
+    workers = everyone(made.drafts, "worker")
+    return replace(made, rules=replace(made.rules, may_fail=workers)) if dynamic else made
 
 
 def _full(addresses: Mapping[str, list[str]], role: str, index: int) -> dict[str, object]:
@@ -385,7 +342,117 @@ def _sparse(addresses: Mapping[str, list[str]], role: str, index: int) -> dict[s
     return {"cluster": {"worker": worker, "ps": servers}, "task": {"type": role, "index": index}}
 
 
-_READERS = {"JAXJob": _jax, "PaddleJob": _paddle, "TFJob": _tensorflow, "XGBoostJob": _xgboost}
+# -- MPIJob v1, whose agents are started by `kubectl exec` -------------------------------------
+
+
+_MPI = Kind(
+    name="MPIJob v1",
+    specs="mpiReplicaSpecs",
+    roles=("Launcher", "Worker"),
+    container="",  # the first one, whatever its name
+    port_name="mpijob-port",
+    port=9999,
+    restart="Never",
+    fields=("slotsPerWorker", "cleanPodPolicy", "mainContainer"),
+)
+_FOLDER = "/etc/mpi"
+_KUBECTL = "/opt/kube"
+
+
+def _mpi(request: Request) -> Workload:
+    found = request.job
+    spec = found.get("spec")
+    specs = replicas(found, _MPI)
+    if specs.get("launcher") is None or specs["launcher"].count != 1:
+        raise spec.get("mpiReplicaSpecs", "Launcher").bad("one Launcher")
+    name, space = job_name(found), namespace(found)
+    slots = spec.get("slotsPerWorker").number(1)
+    workers = [f"{name}-worker-{i}" for i in range(specs["worker"].count)] if "worker" in specs else []
+    hosts = [f"{name}-launcher", *workers] if _has_gpu(specs["launcher"].template) else workers
+    files = {
+        f"{_FOLDER}/kubexec.sh": File(_kubexec(spec.get("mainContainer").text("")), 0o555),
+        f"{_FOLDER}/hostfile": File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444),
+        f"{_FOLDER}/discover_hosts.sh": _discovery(f"{name}-launcher", hosts, slots),
+    }
+
+    def template(one: Replicas, _: int) -> Template:
+        if one.role == "worker":
+            return _worker(one.template, files)
+        return _launcher(one.template, files, space)
+
+    made = workload(found, _MPI, specs, template, lambda _: Success(groups=((f"{name}-launcher",),)))
+    clean = spec.get("cleanPodPolicy").choice(CLEAN, made.rules.clean)
+    left = (*made.ignored, "init container kubectl-delivery: a stand-in for kubectl is there")
+    placed = tuple(_placed(draft, name) for draft in made.drafts)
+    return replace(made, drafts=placed, rules=replace(made.rules, clean=clean), ignored=left)
+
+
+def _placed(draft: Draft, job: str) -> Draft:
+    """The launcher has no index in its name."""
+    if draft.role != "launcher":
+        return draft
+    return replace(draft, hostname=f"{job}-launcher", names=(f"{job}-launcher",))
+
+
+def _has_gpu(template: Template) -> bool:
+    return any(name.endswith("gpu") for one in template.containers for name in one.limits)
+
+
+def _launcher(template: Template, files: Mapping[str, File], space: str) -> Template:
+    first, *others = template.containers
+    given = {item.name for item in first.items}
+    env = {
+        "OMPI_MCA_plm_rsh_agent": f"{_FOLDER}/kubexec.sh",
+        "OMPI_MCA_orte_default_hostfile": f"{_FOLDER}/hostfile",
+    }
+    if not _has_gpu(template):
+        env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+    intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{_FOLDER}/kubexec.sh"}
+    env |= {key: value for key, value in intel.items() if key not in given}
+    changed = replace(first, items=(*first.items, *env_items(env)), files={**first.files, **files})
+    delivery = Container(
+        name="kubectl-delivery",
+        items=(EnvItem(name="TARGET_DIR", value=_KUBECTL), EnvItem(name="NAMESPACE", value=space)),
+        platforms=True,
+    )
+    return replace(template, containers=(changed, *others), init=(*template.init, delivery))
+
+
+def _worker(template: Template, files: Mapping[str, File]) -> Template:
+    """A worker without a command sleeps, whatever its args were."""
+    first, *others = template.containers
+    if not first.command:
+        first = replace(first, command=("sleep",), args=("365d",))
+    agent = f"{_FOLDER}/kubexec.sh"
+    return replace(template, containers=(replace(first, files={**first.files, agent: files[agent]}), *others))
+
+
+def _discovery(launcher: str, hosts: Sequence[str], slots: int) -> File:
+    """Rewritten by the operator whenever a worker comes or goes."""
+    first = [("", f"\necho {launcher}:{slots}\n")] if launcher in hosts else []
+    workers = sorted(host for host in hosts if host != launcher)
+    parts = (("", "#!/bin/sh"), *first, *((host, f"\necho {host}:{slots}") for host in workers))
+    return File(discovery(launcher, hosts, slots), 0o555, parts=parts)
+
+
+def discovery(launcher: str, running: Sequence[str], slots: int) -> str:
+    """discover_hosts.sh for the hosts that run: the launcher first and a blank line, the others sorted as text."""
+    lines = [f"echo {launcher}:{slots}\n"] if launcher in running else []
+    lines += [f"echo {host}:{slots}" for host in sorted(running) if host != launcher]
+    return "\n".join(["#!/bin/sh", *lines])
+
+
+def _kubexec(container: str) -> str:
+    chosen = f" --container {container}" if container else ""
+    return (
+        f'#!/bin/sh\nset -x\nPOD_NAME=$1\nshift\n{_KUBECTL}/kubectl exec ${{POD_NAME}}{chosen} -- /bin/sh -c "$*"'
+    )
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+_READERS = {"JAXJob": _jax, "MPIJob": _mpi, "PaddleJob": _paddle, "TFJob": _tensorflow, "XGBoostJob": _xgboost}
 
 
 def read(request: Request) -> Workload:

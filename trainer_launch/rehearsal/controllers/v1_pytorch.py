@@ -21,16 +21,6 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     env_items,
 )
 
-KIND = v1.Kind(
-    name="PyTorchJob",
-    specs="pytorchReplicaSpecs",
-    roles=("Master", "Worker"),
-    container="pytorch",
-    port_name="pytorchjob-port",
-    port=23456,
-    restart="OnFailure",
-    fields=("elasticPolicy", "nprocPerNode"),
-)
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
@@ -50,15 +40,20 @@ def read(request: Request) -> Workload:
     """The pods of a PyTorchJob."""
     found = request.job
     spec = found.get("spec")
-    specs = v1.replicas(found, KIND)
+    specs = v1.replicas(found, v1.PYTORCH)
     master, worker = specs.get("master"), specs.get("worker")
     if master is not None and master.count != 1:
         raise master.where.get("replicas").bad("1: a PyTorchJob has one Master")
-    name, space = v1.job_name(found), v1.namespace(found)
+    name = v1.job_name(found)
     job = _Job(name=name, specs=specs, nproc=_nproc(spec), elastic=_elastic(name, spec, worker))
-    pods = v1.drafts(name, space, specs, lambda one, index: _template(job, one, index))
-    made = v1.workload(found, KIND, specs, pods, _success(pods, job), _ports(job))
-    return replace(made, ignored=(*made.ignored, *_ignored(job, spec)))
+    made = v1.workload(
+        found,
+        v1.PYTORCH,
+        specs,
+        lambda one, index: _template(job, one, index),
+        lambda pods: _success(pods, job),
+    )
+    return replace(made, ports=_ports(job), ignored=(*made.ignored, *_ignored(job, spec)))
 
 
 def _ports(job: _Job) -> Mapping[str, str]:

@@ -16,10 +16,9 @@ from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal import pod_watch
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.faults import chaos, requests
-from trainer_launch.rehearsal.faults import chaos as chances
-from trainer_launch.rehearsal.faults.chaos import Chaos
-from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.controllers.restart_decisions import State
+from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
 from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, Asked, nodes_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet
 from trainer_launch.rehearsal.pod_watch import PodProcesses
@@ -119,7 +118,7 @@ def _chance(state: Timeline, now_s: float) -> tuple[Timeline, list[Fault]]:
 def _drawn(state: Timeline, after_s: float) -> Timeline:
     if state.chaos is None:
         return state
-    fault = chances.draw(state.chaos, state.draws, after_s)
+    fault = grammar.draw(state.chaos, state.draws, after_s)
     return replace(state, drawn=fault, draws=state.draws + 1)
 
 
@@ -131,10 +130,10 @@ _log = logging.getLogger(__name__)
 
 
 class AnyDriver(Protocol):
-    """What a fault needs of who drives the rehearsal; `rehearse.Rehearsal` is it."""
+    """What a fault needs of who drives the rehearsal; `driver.Rehearsal` is it."""
 
     kubelet: Kubelet
-    state: job_lifecycle.State
+    state: State
     processes: PodProcesses
 
     def now_s(self) -> float:
@@ -232,7 +231,7 @@ class Faults:
             self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
         if self._asked.chaos is not None and self.came:
-            _log.warning("to repeat these faults:\n%s", chaos.replay(self.came))
+            _log.warning("to repeat these faults:\n%s", grammar.replay(self.came))
 
     def _step(self, event: Event) -> None:
         self._line, come = advance(self._line, event)

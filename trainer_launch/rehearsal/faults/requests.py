@@ -19,10 +19,8 @@ from trainer_launch.rehearsal.controllers import text_of
 from trainer_launch.rehearsal.controllers.documents import Field, read_values
 from trainer_launch.rehearsal.controllers.local_jobs import RUN
 from trainer_launch.rehearsal.controllers.pod_values import Draft
-from trainer_launch.rehearsal.faults import chaos as chances
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.chaos import Chaos
-from trainer_launch.rehearsal.faults.grammar import KINDS, Fault
+from trainer_launch.rehearsal.faults.grammar import KINDS, Chaos, Fault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
 # -- faults as values, held against a job ------------------------------------------------------
@@ -82,7 +80,7 @@ def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | Non
     if fault.node is None:
         return nodes[-1]
     if fault.node >= len(nodes):
-        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
+        there = grammar.counted_nodes(len(nodes))
         raise UsageError(f"--fault {shown(fault.text)}: there is no node {fault.node}; the job has {there}")
     return nodes[fault.node]
 
@@ -131,7 +129,7 @@ def asked(flags: Mapping[str, Any]) -> Asked:
     if len(faults) > MAX_FAULTS:
         raise UsageError(f"--fault has {len(faults)} faults; the maximum is {MAX_FAULTS}")
     text = flags["chaos"]
-    return Asked(faults=tuple(faults), chaos=None if text is None else chances.parse(text))
+    return Asked(faults=tuple(faults), chaos=None if text is None else grammar.parse_chaos(text))
 
 
 def isolate(wanted: Asked) -> bool:

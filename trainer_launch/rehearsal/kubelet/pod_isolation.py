@@ -22,11 +22,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer_launch.host import cgroup, deadline_subprocess
+from trainer_launch.host import cgroup, deadline_subprocess, files
 from trainer_launch.model import Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import MIB
 from trainer_launch.model.value_parsers import shown
+from trainer_launch.rehearsal.controllers import pod_values
 from trainer_launch.rehearsal.controllers.local_jobs import ON_A_LAPTOP
 from trainer_launch.rehearsal.faults.grammar import Fault
 
@@ -198,7 +199,7 @@ _BURST_S, _BURST_BYTES = 0.1, 128 * 1024  # a segment that is not cut yet has 64
 
 Argv = tuple[str, ...]
 
-# PodProcesses unshare: $1 the pod's name, $2 its hosts file, $3 the size of its /dev/shm, $4 its resolv.conf.
+# In the namespaces of a pod: $1 the pod's name, $2 its hosts file, $3 the size of its /dev/shm, $4 its resolv.conf.
 # Ends with its standard input.
 POD = (
     'set -e; ip link set lo up; hostname "$1"; mount --bind "$2" /etc/hosts; '
@@ -223,7 +224,7 @@ _ROUTES: list[Argv] = [("ip", "link", "set", "lo", "up"), ("sh", "-c", "echo 1 >
 
 def address_of(number: int) -> str:
     """A pod's address, by its number in the job."""
-    return f"10.77.{number // 250}.{number % 250 + 2}"
+    return pod_values.address_of(number, "10.77")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +350,7 @@ def why_not(groups: cgroup.Groups | None = None) -> str:
     if not _is_ours(groups):
         hint = _SCOPE if groups.version == 2 else "use kill worker instead"
         return f"the cgroup {home} belongs to another program; {hint}"
-    if groups.version == 2 and "memory" not in _text(home / "cgroup.controllers").split():
+    if groups.version == 2 and "memory" not in files.text(home / "cgroup.controllers").split():
         return f"the cgroup {home} has no memory controller; {_SCOPE}"
     if not os.access(home / "cgroup.procs", os.W_OK) or os.statvfs(home).f_flag & os.ST_RDONLY:
         return f"the cgroup {home} is not writable; run in a --privileged container, or {_SCOPE}"
@@ -383,13 +384,12 @@ class MemoryGroups:
         Raises:
             NodeError: the group cannot be made.
         """
-        self._pods[pod] = self._own / pod
+        group = self._pods[pod] = self._own / pod
         try:
-            self._pods[pod].mkdir(exist_ok=True)
+            group.mkdir(exist_ok=True)
         except OSError as problem:
             raise NodeError(f"cannot create a memory cgroup for {pod}: {problem}") from None
-        enter = ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self._pods[pod] / "cgroup.procs"))
-        return replace(process, argv=(*enter, *process.argv))
+        return replace(process, argv=(*_entering(group), *process.argv))
 
     def squeeze(self, pod: str) -> None:
         """Allow no more memory and have it used up, until the kernel has killed for it; then allow all again.
@@ -401,13 +401,11 @@ class MemoryGroups:
         if group is None:
             raise NodeError(f"{pod} has not started")
         used, limit, no_limit = _FILES[self._version]
-        enter = ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs"))
         before, end_s = _kills(group), time.monotonic() + _SQUEEZE_S
         try:
-            (group / limit).write_text(str(int(_text(group / used)) + _ROOM))
-            with subprocess.Popen(
-                (*enter, sys.executable, "-I", "-S", "-c", _EAT), stdin=subprocess.DEVNULL
-            ) as eater:
+            (group / limit).write_text(str(int(files.text(group / used)) + _ROOM))
+            argv = (*_entering(group), sys.executable, "-I", "-S", "-c", _EAT)
+            with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as eater:
                 while _kills(group) == before and time.monotonic() < end_s and eater.poll() is None:
                     time.sleep(_PAUSE_S)
                 (group / limit).write_text(no_limit)
@@ -448,6 +446,11 @@ class MemoryGroups:
                 break
 
 
+def _entering(group: Path) -> Argv:
+    """What runs a program in the group from its beginning."""
+    return ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs"))
+
+
 def _remove(group: Path) -> None:
     """An empty group; who was killed in it takes a moment to go."""
     end_s = time.monotonic() + _GONE_S
@@ -476,16 +479,9 @@ def _has_to_be_left(groups: cgroup.Groups) -> bool:
 
 
 def _pids(group: Path) -> Iterator[int]:
-    yield from map(int, _text(group / "cgroup.procs").split())
+    yield from map(int, files.text(group / "cgroup.procs").split())
 
 
 def _kills(group: Path) -> int:
     version = 2 if (group / "memory.events").exists() else 1
     return cgroup.oom_kills(cgroup.Groups(version=version, memory=(group,))) or 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""

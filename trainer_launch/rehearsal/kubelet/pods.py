@@ -24,7 +24,7 @@ from trainer_launch.mpi import ssh_client
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
 from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
-from trainer_launch.rehearsal.controllers.local_jobs import FILES, RUN, LocalNetwork, own_environment
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
@@ -139,7 +139,7 @@ class Kubelet:
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
-        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        container = pod.container(name)
         here = self._localised(pod, container, life)
         env = {
             **self._base,
@@ -180,7 +180,7 @@ class Kubelet:
         if self.network is not None and self._lives.setdefault(pod.name, life) != life:
             self._lives[pod.name] = life
             self.network.renew(pod.name)
-        container = next(one for one in (*pod.init, *pod.containers) if one.name == name)
+        container = pod.container(name)
         for mount in container.mounts:
             folder = Path(self._folder(pod, mount.volume, life) or self._scratch, mount.part)
             is_file = mount.path in container.files  # one key of a ConfigMap or Secret
@@ -334,7 +334,6 @@ class ExecRecords:
 # -- containers as processes -------------------------------------------------------------------
 
 
-OURS = "trainer-launch"
 _log = logging.getLogger(__name__)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import counted, printable
-from trainer_launch.rehearsal.controllers.job_lifecycle import State
+from trainer_launch.model.units import aligned, counted, printable
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost
 from trainer_launch.rehearsal.report.history import Lane, What
@@ -190,11 +190,7 @@ def table(state: State, messages: Mapping[str, str]) -> str:
         exit_code = "-" if code is None else str(code)
         message = _message(state, name, messages.get(name, ""))
         rows.append((name, _status(state, one), str(one.starts), str(one.restart_count), exit_code, message))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
-    shown = "".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() + "\n"
-        for row in rows
-    )
+    shown = "".join(f"{row.rstrip()}\n" for row in aligned(rows))
     is_plain = all(one.starts <= 1 and not one.restart_count for one in state.states.values())
     return shown if is_plain else shown + _LEGEND
 

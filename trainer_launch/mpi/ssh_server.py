@@ -8,16 +8,18 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 import trainer_launch
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
-from trainer_launch.mpi import ssh_client, ssh_config
+from trainer_launch.mpi import ssh_client
+from trainer_launch.mpi.ssh_client import Files, quoted
 from trainer_launch.planning.ssh_environment import Handed
 
 _CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
@@ -30,6 +32,7 @@ _CLOSED_SHELLS = ("nologin", "false")
 # PATH than the container, and than those that run on the launcher's own node.
 _NO_RC_FILES = {"SHLVL": "1"}
 _MAX_BYTES = 1_048_576
+_LOGIN_GRACE_S = 30  # for who has connected to prove the key
 # In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
 # parent is put meanwhile.
 _WITH_FOLDER = """set -e
@@ -69,29 +72,101 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     if is_root:
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
-    ssh_client.write(files.authorized, ssh_config.authorized_keys(reach.public))
+    ssh_client.write(files.authorized, authorized_keys(reach.public))
     root = str(Path(trainer_launch.__file__).parents[1])
-    ssh_client.write(files.ender, ssh_config.ender(sys.executable, root, os.getpid()), mode=0o700)
-    path = f"{handed.env.get('PATH') or os.defpath}:{reach.bin}"
+    ssh_client.write(files.ender, _ender(sys.executable, root, os.getpid()), mode=0o700)
+    path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
     env = {**handed.env, "PATH": path, **_NO_RC_FILES}
-    settings = ssh_config.Server(
-        files=files,
+    text = configuration(
+        files,
         port=reach.port,
         addresses=addresses,
         user=me.pw_name,
         is_root=is_root,
-        env=env,
         log_level=log_level,
     )
-    ssh_client.write(files.server, ssh_config.server(settings))
+    ssh_client.write(files.server, text + set_env(env))
     argv = (program, "-D", "-e", "-f", files.server)
     wrapper, told = _tried((program, "-T", "-f", files.server), f"{files.folder}/old")
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        ssh_client.write(files.server, ssh_config.server(replace(settings, env=kept)))
+        ssh_client.write(files.server, text + set_env(kept))
     return Ready(argv=(*wrapper, *argv), unfit=wrong)
+
+
+# -- what sshd is told ------------------------------------------------------------------------
+
+
+def configuration(
+    files: Files,
+    *,
+    port: int,
+    addresses: Sequence[str],  # to listen at; none: all
+    user: str,
+    is_root: bool,
+    log_level: str,
+) -> str:
+    """Text of sshd_config: only the job's key, and nothing but commands."""
+    lines = [
+        f"Port {port}",
+        *(f"ListenAddress {address}" for address in addresses),
+        f"HostKey {quoted(files.key)}",
+        f"AuthorizedKeysFile {quoted(files.authorized)}",
+        "AuthorizedKeysCommand none",
+        f"AllowUsers {user}",
+        "AuthenticationMethods publickey",
+        "PubkeyAuthentication yes",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "HostbasedAuthentication no",
+        "PermitEmptyPasswords no",
+        f"PermitRootLogin {'prohibit-password' if is_root else 'no'}",
+        "UsePAM no",
+        "StrictModes no",  # it would ask that /tmp be closed to others; the folder in it is
+        "DisableForwarding yes",
+        "AllowAgentForwarding no",
+        "AllowTcpForwarding no",
+        "AllowStreamLocalForwarding no",
+        "X11Forwarding no",
+        "PermitTunnel no",
+        "GatewayPorts no",
+        "PermitTTY no",
+        "PermitUserEnvironment no",
+        "PermitUserRC no",
+        "PrintMotd no",
+        "PrintLastLog no",
+        "UseDNS no",
+        "PidFile none",
+        f"LoginGraceTime {_LOGIN_GRACE_S}",
+        "MaxStartups 200:30:400",  # a launcher's probes, and those of hundreds of workers for each other
+        "MaxSessions 64",
+        f"ClientAliveInterval {ssh_client.ALIVE_EVERY_S}",
+        f"ClientAliveCountMax {ssh_client.ALIVE_MISSED}",
+        f"LogLevel {log_level}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def set_env(env: Mapping[str, str]) -> str:
+    """The line for what the sessions get besides what sshd gives them."""
+    return " ".join(["SetEnv", *(quoted(f"{name}={value}") for name, value in env.items())]) + "\n" if env else ""
+
+
+def authorized_keys(public: str) -> str:
+    """Only who has the job's key comes in, and only for commands."""
+    return f"restrict {public}\n"
+
+
+def _ender(python: str, package_root: str, launcher: int) -> str:
+    """A program that ends all other sessions below process `launcher`, and what they have left behind."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+        "from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
+    )
+    words = " ".join(map(quote, (python, "-I", "-S", "-c", code, package_root, str(launcher))))
+    return f'#!/bin/sh\nexec {words} "$@"\n'
 
 
 # -- what OpenSSH asks for --------------------------------------------------------------------

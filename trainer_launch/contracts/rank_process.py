@@ -1,15 +1,12 @@
-"""Inside a process that torchrun started: RANK and WORLD_SIZE count processes here."""
+"""Inside a process that torchrun or an MPI runtime started: the job runs already, and this is one rank of it."""
 
 from __future__ import annotations
 
-from trainer_launch.contracts.source import Marks, Source
+from trainer_launch.contracts.source import Contract, Marks, Source
 from trainer_launch.model import Endpoint, Job, NodeRange
 
-NAME = "torchrun-child"
-MARKS = Marks(all_of=("LOCAL_RANK", "TORCHELASTIC_RUN_ID"))
 
-
-def read(source: Source) -> Job:
+def _read_torchrun(source: Source) -> Job:
     """Read what torch elastic gives each worker; only the two marks have to be there."""
     world_size = source.count("WORLD_SIZE", "world_size", default=None)
     local_size = source.count("LOCAL_WORLD_SIZE", "nproc_per_node", default=None)
@@ -18,7 +15,6 @@ def read(source: Source) -> Job:
     nodes = source.count("GROUP_WORLD_SIZE", "nodes", default=None)
     node_rank = source.index("GROUP_RANK", "node_rank", below=nodes, default=None)
     return Job(
-        contract=NAME,
         role="rank",
         nodes=NodeRange(nodes, nodes) if nodes else None,
         nproc_per_node=local_size,
@@ -44,3 +40,32 @@ def _master(source: Source) -> Endpoint | None:
     host = source.host("MASTER_ADDR", "master_addr", default=None)
     port = source.port("MASTER_PORT", "master_port", default=None)
     return Endpoint(host, port) if host is not None and port is not None else None
+
+
+def _read_mpi(source: Source) -> Job:
+    """Read the rank and, where they are there, the sizes: of Open MPI, or of a Hydra (MPICH, Intel MPI)."""
+    open_mpi = source.has("OMPI_COMM_WORLD_RANK")
+    prefix = "OMPI_COMM_WORLD_" if open_mpi else "PMI_"
+    world_size = source.count(f"{prefix}SIZE", "world_size", default=None)
+    rank = source.index(f"{prefix}RANK", "env_rank", below=world_size)
+    local_size_name = "OMPI_COMM_WORLD_LOCAL_SIZE" if open_mpi else "MPI_LOCALNRANKS"
+    local_rank_name = "OMPI_COMM_WORLD_LOCAL_RANK" if open_mpi else "MPI_LOCALRANKID"
+    local_size = source.count(local_size_name, "nproc_per_node", default=None)
+    return Job(
+        role="rank",
+        nproc_per_node=local_size,
+        world_size=world_size,
+        engine="plain",
+        details={
+            "rank": rank,
+            "local_rank": source.index(local_rank_name, "local_rank", below=local_size, default=None),
+            "env_rank": rank,
+            "env_world_size": world_size,
+            "env_rank_means": "process",
+            "mpi_implementation": "OpenMPI" if open_mpi else None,
+        },
+    )
+
+
+TORCHRUN = Contract("torchrun-child", Marks(all_of=("LOCAL_RANK", "TORCHELASTIC_RUN_ID")), _read_torchrun)
+MPI = Contract("mpi-rank", Marks(any_of=("OMPI_COMM_WORLD_RANK", "PMI_RANK")), _read_mpi)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from enum import Enum
 
 from trainer_launch.membership.protocol import Hello
-from trainer_launch.model.findings import Finding
+from trainer_launch.model.findings import Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster import admission, findings_json, present_nodes
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster import present_nodes
 from trainer_launch.preflight.cluster.nodes import (
     LEASE_S,
     Cluster,
@@ -31,10 +31,14 @@ from trainer_launch.preflight.cluster.nodes import (
     Settings,
     Stuck,
     Tick,
+    in_order,
+    missing_keys,
+    not_now,
+    place_of,
+    turned_away,
 )
 from trainer_launch.preflight.cluster.pair_results import PairTests, Rounds
 from trainer_launch.preflight.cluster.shared_storage import Sharing
-from trainer_launch.preflight.measurements import Measure
 
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
 _SHOWN = 8
@@ -117,7 +121,7 @@ class ClusterPreflight:
             case Tick():
                 yield from self._tell_news(now_s)
         if self.phase is not Phase.OVER:
-            yield from self._go_on(now_s)
+            yield from self._steps[self.phase](now_s)
 
     # -- who is there -------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class ClusterPreflight:
         node = self._peers.get(peer)
         match message:
             case Hello():
-                yield Send(peer, admission.not_now(message, self._settings))
+                yield Send(peer, not_now(message, self._settings))
                 yield Drop(peer)
                 self._at_work = message.host if message.job == self._settings.job else self._at_work
             case msg.Present():
@@ -164,7 +168,7 @@ class ClusterPreflight:
             yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
 
     def _refusal(self, said: msg.Present, key: Key, old: Node | None) -> msg.Refused | None:
-        if (for_good := admission.refusal(said, key, self._settings)) is not None:
+        if (for_good := turned_away(said, key, self._settings)) is not None:
             return for_good
         if old is not None and old.peer is not None and old.host != said.host:
             self._collisions.setdefault(key, {old.host}).add(said.host)
@@ -208,9 +212,6 @@ class ClusterPreflight:
 
     # -- how it goes on -----------------------------------------------------------------------
 
-    def _go_on(self, now_s: float) -> Iterator[Reply]:
-        yield from self._steps[self.phase](now_s)
-
     def _call(self, now_s: float) -> Iterator[Reply]:
         settings, n_present = self._settings, len(self._peers)
         gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
@@ -219,7 +220,7 @@ class ClusterPreflight:
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
-            self._nodes = {node.key: node for node in sorted(self._present(), key=admission.order)}
+            self._nodes = {node.key: node for node in sorted(self._present(), key=in_order)}
             self._lost.clear()
             for node in self._present():
                 yield Send(node.peer or 0, msg.Complete(settings.salt, n_present))
@@ -227,16 +228,16 @@ class ClusterPreflight:
             missing = self._missing()
             yield from self._decide(
                 present_nodes.absent(missing, self._nodes, self._looked, settings, n_present, self._name),
-                self._collided(),
+                present_nodes.collided(self._collisions),
                 present_nodes.grouped({node.name: node.findings for node in self._present()}),
             )
         elif now_s >= self._look_at_s and self._looking is None:
             self._looking = tuple(self._missing()[: present_nodes.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
-            yield Look(tuple(admission.place(key, self._nodes, settings.names) for key in self._looking), limit_s)
+            yield Look(tuple(place_of(key, self._nodes, settings.names) for key in self._looking), limit_s)
 
     def _missing(self) -> list[Key]:
-        return admission.missing(self._nodes, self._settings.min_nodes)
+        return missing_keys(self._nodes, self._settings.min_nodes)
 
     def _name(self, key: Key) -> str:
         return present_nodes.named(key, self._nodes.get(key), self._settings.names)
@@ -296,14 +297,11 @@ class ClusterPreflight:
         of_pairs = [] if self._rounds is None else self._rounds.measured()
         return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
 
-    def _collided(self) -> list[Finding]:
-        return [present_nodes.collision(key, sorted(hosts)) for key, hosts in self._collisions.items()]
-
     def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
         self.phase = Phase.OVER
         whole = [finding for part in found for finding in part]
-        self.findings = tuple(findings_json.worst_first(whole))
-        decided = msg.Decided(findings_json.dumped(self.findings))
+        self.findings = tuple(msg.worst_first(whole))
+        decided = msg.Decided(msg.dump_findings(self.findings))
         for node in self._present():
             yield Send(node.peer or 0, decided)
         yield Over()

@@ -6,15 +6,18 @@ checks: the first says Hello, the second Present.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, TypeAlias
 
 from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Time as Time
+from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
 from trainer_launch.model.json_lines import Bound, Codec, Count, Name, Port, Text
-from trainer_launch.preflight.measurements import Checksums, Measures
+from trainer_launch.model.units import counted, listed
+from trainer_launch.preflight.report_formats import finding_as_json, finding_of
 
 VERSION = 2
 MAX_RAILS = 64
@@ -178,3 +181,67 @@ render = _CODEC.encode
 def parse(line: bytes) -> Message:
     """Read a line, with or without its newline."""
     return _CODEC.decode(line)  # type: ignore[no-any-return]
+
+
+# -- findings as a text: a JSON list, the worst first, as many as fit ---------------------------
+
+
+_TEXT = 600
+_EVIDENCE = 6
+_NAMES = 8
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """In the order in which a person should read them; those that weigh the same keep theirs."""
+    order = list(Severity)
+    quiet = (Status.PASS, Status.SKIPPED)
+    return sorted(findings, key=lambda found: (order.index(found.severity), found.status in quiet))
+
+
+def dump_findings(findings: Iterable[Finding], limit: int = MAX_FINDINGS_BYTES) -> str:
+    """Findings as a text; the worst ones go first, and what does not fit is only counted."""
+    ordered = worst_first(findings)
+    texts: list[str] = []
+    size = 400  # for the last one, which counts
+    for number, finding in enumerate(ordered):
+        text = json.dumps(finding_as_json(_shortened(finding)), separators=(",", ":"))
+        if size + len(text) + 1 > limit:
+            texts.append(json.dumps(finding_as_json(_more(finding, len(ordered) - number)), separators=(",", ":")))
+            break
+        texts.append(text)
+        size += len(text) + 1
+    return f"[{','.join(texts)}]"
+
+
+def load_findings(text: str) -> list[Finding]:
+    """Findings of another node.
+
+    Raises:
+        ValueError: they are none.
+    """
+    try:
+        told = json.loads(text)
+    except RecursionError:
+        raise ValueError("a nest that is too deep") from None
+    if not isinstance(told, list):
+        raise ValueError("no list of findings")
+    return [finding_of(one) for one in told]
+
+
+def _shortened(finding: Finding) -> Finding:
+    return replace(
+        finding,
+        text=finding.text[:_TEXT],
+        action=finding.action[:_TEXT],
+        subject=listed(finding.subject.split(", "), _NAMES)[:_TEXT],
+        evidence=tuple(one[:_TEXT] for one in finding.evidence[:_EVIDENCE]),
+    )
+
+
+def _more(finding: Finding, count: int) -> Finding:
+    return Finding(
+        check=finding.check,
+        status=finding.status,
+        fault=finding.fault,
+        text=f"and {counted(count, 'more finding')}",
+    )

@@ -1,26 +1,32 @@
-"""A node's side of the cluster preflight: a daemon thread that finds node 0, stays in touch, and tests pairs."""
+"""A node's link to node 0 in the cluster preflight, its own listener, and a look at nodes from outside."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import tune
+from trainer_launch.host.network import free_port, listen, tune
 from trainer_launch.membership import candidates
-from trainer_launch.membership.client_connection import Lines, LostError, ReconnectingClient, proof
+from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, proof
+from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
-from trainer_launch.preflight.cluster import findings_json, nodes, present_nodes
-from trainer_launch.preflight.cluster import protocol as msg
-from trainer_launch.preflight.cluster.listener import Ear
-from trainer_launch.preflight.cluster.nodes import LEASE_S
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.units import printable
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster import present_nodes
+from trainer_launch.preflight.cluster.nodes import LEASE_S, Stage, Stuck, stuck_at
 from trainer_launch.preflight.cluster.pair_tests import run
 
 _PAUSE_S = 0.1
@@ -48,8 +54,11 @@ class Verdict:
 News: TypeAlias = msg.Complete | msg.Seek | msg.Waiting | Verdict
 
 
-class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
-    """Takes part for one node. `present` says who it is; its port and proof are filled in here."""
+class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
+    """A daemon thread that finds node 0, stays in touch, and tests pairs.
+
+    `present` says who this node is; its port and proof are filled in here.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -61,7 +70,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         ports: PortRange | None = None,
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
-        bench: Callable[[msg.Test, Ear], msg.Result] = run,
+        bench: Callable[[msg.Test, Listener], msg.Result] = run,
     ) -> None:
         self._home = home
         self._other = f"what listens at {home} is not node 0's preflight"
@@ -77,7 +86,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self.waiting: msg.Waiting | None = None  # node 0's latest word
         self._host, self._incarnation = present.host, present.incarnation
         self._ports = ports
-        self._ear = Ear(port, self._here, ports)
+        self._listener = Listener(port, self._here, ports)
         super().__init__("node 0", msg.render, _PAUSE_S)
         self._present = present
         # Node 0's clock minus ours, and how much it may be off.
@@ -87,7 +96,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
     @property
     def port(self) -> int:
         """Where this node listens."""
-        return self._ear.port
+        return self._listener.port
 
     def hurry(self) -> None:
         """End without the thread where it hangs, in the resolver for example."""
@@ -98,7 +107,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def close(self) -> None:
         """End all, and free the port."""
         super().close()
-        self._ear.close()
+        self._listener.close()
 
     def _here(self) -> msg.Here:
         return msg.Here(self._host, self._incarnation, self.stage)
@@ -127,7 +136,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
-        stuck = nodes.look_at_all([self._home], _LOOK_S)[0]
+        stuck = look_at_all([self._home], _LOOK_S)[0]
         name = f"node 0 ({self._home.host})"
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
@@ -161,7 +170,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
             raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
         here, there = sock.getsockname(), sock.getpeername()
         # With hostNetwork node 0 may be on the same machine, and this may be this node's own listener.
-        if there == here or (here[0] == there[0] and there[1] == self._ear.port):
+        if there == here or (here[0] == there[0] and there[1] == self._listener.port):
             sock.close()
             self._make_room()
             raise LostError(f"node 0 is on this machine, but does not listen at {self._home} yet")
@@ -169,9 +178,9 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _make_room(self) -> None:
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
-        if self._ear.port == self._home.port and network.is_here(self._home.host):
-            self._ear.close()
-            self._ear = Ear(None, self._here, self._ports)
+        if self._listener.port == self._home.port and network.is_here(self._home.host):
+            self._listener.close()
+            self._listener = Listener(None, self._here, self._ports)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
@@ -179,7 +188,7 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
         sock.settimeout(_ANSWER_S)
         try:
             self._learn_time(sock, lines, until_s)
-            self._write(sock, replace(self._present, port=self._ear.port, proof=known))
+            self._write(sock, replace(self._present, port=self._listener.port, proof=known))
             answer = lines.next(until_s)
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
@@ -209,11 +218,11 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Complete() | msg.Seek():
                 self._tell(message)
             case msg.Test():
-                test = threading.Thread(target=lambda: self.send(self._bench(message, self._ear)), daemon=True)
+                test = threading.Thread(target=lambda: self.send(self._bench(message, self._listener)), daemon=True)
                 test.start()
             case msg.Decided(findings):
                 try:
-                    self.end(tuple(findings_json.loaded(findings)), is_shared=True)
+                    self.end(tuple(msg.load_findings(findings)), is_shared=True)
                 except ValueError as problem:
                     raise LostError(f"node 0's verdict cannot be read: {problem}") from None
             case msg.Refused(reason, _):
@@ -231,3 +240,155 @@ class Caller(ReconnectingClient[msg.Message, msg.FromNode, News]):
             round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
             if round_trip_s / 2 < self.offset[1]:
                 self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
+
+
+# -- where others look for this node, and lend its socket ---------------------------------------
+
+
+_SEND_S = 0.5
+_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
+
+
+class Listener:
+    """Listens on the job's port if it is free here, else on one `among` those allowed; `here` says what to tell.
+
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
+        self._here = here
+        self._sock = _opened(port, among)
+        self.port = int(self._sock.getsockname()[1])
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for listened in (self._sock, self._wake):
+            self._selector.register(listened, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # held by who may accept
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the port; once is enough."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._waker.send(b".")
+        self._thread.join()
+        for closed in (self._selector, self._sock, self._wake, self._waker):
+            closed.close()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """Let somebody else accept what comes: yields the socket's descriptor."""
+        with self._lock:
+            yield self._sock.fileno()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+                try:
+                    self._answer()
+                finally:
+                    self._lock.release()
+
+    def _answer(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # out of descriptors or memory, and it would be so again at once
+            self._closing.wait(_AGAIN_S)
+            return
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(_SEND_S)
+            sock.sendall(msg.render(self._here()))
+            sock.shutdown(socket.SHUT_WR)
+
+
+def _opened(port: int | None, among: PortRange | None) -> socket.socket:
+    if port is not None:
+        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+            return listen(Endpoint("", port))
+    return listen(Endpoint("", 0 if among is None else free_port(among)))
+
+
+# -- a look at nodes from outside ---------------------------------------------------------------
+
+
+_THREADS = 64
+
+
+def look(place: Endpoint | None, limit_s: float) -> Stuck:
+    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
+    if place is None:
+        return stuck_at(Stage.UNNAMED, "")
+    until_s = time.monotonic() + limit_s
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:
+        return stuck_at(Stage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
+    worst = stuck_at(Stage.NO_RECORD, place.host)
+    for family, _, _, _, address in found[:4]:
+        at = str(Endpoint(str(address[0]), int(address[1])))
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(max(0.05, until_s - time.monotonic()))
+                sock.connect(address)
+                return _hear(sock, at, until_s)
+        except TimeoutError:
+            worst = stuck_at(Stage.TIMEOUT, at)
+        except OSError as problem:
+            stage = Stage.REFUSED if problem.errno == errno.ECONNREFUSED else Stage.UNREACHABLE
+            worst = stuck_at(stage, f"{at}: {problem.strerror}")
+    return worst
+
+
+def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
+    """Whether somebody to whom there is a connection says anything."""
+    data = b""
+    while b"\n" not in data:
+        sock.settimeout(max(0.05, until_s - time.monotonic()))
+        try:
+            more = sock.recv(4096)
+        except OSError:
+            return stuck_at(Stage.SILENT, f"{at} accepts connections")
+        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
+            return stuck_at(Stage.SILENT, f"{at} accepts connections, and ends them")
+        data += more
+    try:
+        said = msg.parse(data.partition(b"\n")[0])
+    except MessageError:
+        return stuck_at(Stage.SILENT, f"what listens at {at} is no preflight")
+    if isinstance(said, msg.Here):
+        return stuck_at(Stage.RUNS, f"it says: {printable(said.stage[:300], ' ')}")
+    return stuck_at(Stage.RUNS, f"{at} is a coordinator" if isinstance(said, Challenge) else at)
+
+
+def look_at_all(
+    places: Sequence[Endpoint | None], limit_s: float, by: Callable[[Endpoint | None, float], Stuck] = look
+) -> list[Stuck]:
+    """Many at once; who keeps even the resolver waiting has no DNS record that could be had in time."""
+    found: Queue[tuple[int, Stuck]] = Queue()
+    until_s = time.monotonic() + limit_s
+
+    def work(start: int) -> None:
+        for number in range(start, len(places), _THREADS):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            rounds = 1 + (len(places) - 1 - number) // _THREADS
+            found.put((number, by(places[number], left_s / rounds)))
+
+    for start in range(min(_THREADS, len(places))):
+        threading.Thread(target=work, args=(start,), daemon=True, name="look").start()
+    late = stuck_at(Stage.NO_RECORD, "the resolver did not answer in time")
+    answers: list[Stuck] = [stuck_at(Stage.UNNAMED, "") if place is None else late for place in places]
+    for _ in places:
+        try:
+            number, stuck = found.get(timeout=max(0.0, until_s + 0.3 - time.monotonic()))
+        except Empty:
+            break
+        answers[number] = stuck
+    return answers

@@ -8,7 +8,7 @@ import pytest
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import FailureRecord
-from trainer_launch.pytorch.worker_death import Ends, ends_of, failed_message
+from trainer_launch.pytorch.worker_group import Ends, ends_of, failed_message
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
 DONE = FailureRecord(rank=1, exit_code=0)
@@ -25,6 +25,10 @@ OWN = FailureRecord(rank=2, exit_code=1, message="ValueError: x")
         ([DONE, WAITED, OWN], Ends((1,), failed=True)),
         ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
         ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
+        (
+            [DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM, message=CLOSED)],
+            Ends((1,)),
+        ),  # and lost a peer
         ([DONE, FailureRecord(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
         ([DONE, FailureRecord(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
         ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),

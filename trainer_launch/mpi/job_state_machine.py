@@ -26,7 +26,7 @@ from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
-from trainer_launch.mpi.state import (
+from trainer_launch.mpi.job_state import (
     Action,
     Answered,
     Ask,
@@ -470,5 +470,5 @@ def give_up(state: State, text: str) -> Step:
 
 
 def done(state: State, code: int, failure: dict[str, object] | None) -> Step:
-    """End with this code, and with the failure that the termination message tell."""
+    """End with this code, and with the failure that the termination message tells."""
     return replace(state, phase=Phase.DONE, deadline_s=None, end=End(code=code, failure=failure)), ()

@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from trainer_launch.membership.protocol import Hello, StatusQuery
-from trainer_launch.membership.server_connections import Complaints, Connection, ServerConnections, hang_up
+from trainer_launch.membership.server import Complaints, Connection, ServerConnections, hang_up
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.findings import Finding
 from trainer_launch.model.json_lines import MessageError
-from trainer_launch.preflight.cluster import admission
-from trainer_launch.preflight.cluster import protocol as msg
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight
+from trainer_launch.preflight.cluster.node_link import look_at_all
 from trainer_launch.preflight.cluster.nodes import (
+    NOT_YET,
     Drop,
     Event,
     Gone,
@@ -30,11 +31,7 @@ from trainer_launch.preflight.cluster.nodes import (
     Settings,
     Stuck,
     Tick,
-    look_at_all,
 )
-from trainer_launch.preflight.cluster.pair_results import PairTests
-from trainer_launch.preflight.cluster.state_machine import ClusterPreflight
-from trainer_launch.preflight.measurements import Measure
 
 _HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
@@ -43,7 +40,7 @@ _log = logging.getLogger(__name__)
 LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]]
 
 
-class Server(ServerConnections[msg.Message, msg.FromServer]):
+class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
     """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
 
     def __init__(
@@ -69,22 +66,10 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
-        self._preflight = ClusterPreflight(self._settings, time.monotonic())
+        self.preflight = ClusterPreflight(self._settings, time.monotonic())  # to be read after its verdict
         self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
         self._thread.start()
         return port
-
-    def measured(self) -> list[Measure]:
-        """What the nodes have measured; after the verdict."""
-        return self._preflight.measured()
-
-    def findings(self) -> Sequence[Finding]:
-        """The verdict with every node's name; after it."""
-        return self._preflight.findings
-
-    def seen(self) -> PairTests:
-        """The pair tests and what they come to; after the verdict."""
-        return self._preflight.seen
 
     def stop(self) -> None:
         """Close the port. What was said last still goes out, but nobody is waited for for long."""
@@ -108,11 +93,11 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
 
     def _turn(self) -> None:
         """What was said is heard before time passes: being late ourselves is nobody's silence."""
-        self._wait(self._preflight.due_s())
+        self._wait(self.preflight.due_s())
         with contextlib.suppress(Empty):
             while True:
                 self._tell(self._looked.get_nowait())
-        due_s = self._preflight.due_s()
+        due_s = self.preflight.due_s()
         if due_s is not None and due_s <= time.monotonic():
             self._tell(Tick())
         self._drop_silent(time.monotonic())
@@ -121,10 +106,10 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
 
     def _tell(self, event: Event) -> None:
         try:
-            replies = self._preflight.step(event, time.monotonic())
+            replies = self.preflight.step(event, time.monotonic())
         except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
             _log.exception("cluster preflight: internal error")
-            replies = self._preflight.break_off(mistake)
+            replies = self.preflight.break_off(mistake)
         for reply in replies:
             self._do(reply)
 
@@ -157,7 +142,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             now = time.time()
             self._send(connection.peer, msg.TimeIs(message.sent, now, time.time()))
         elif isinstance(message, StatusQuery):
-            self._send(connection.peer, admission.NOT_YET)
+            self._send(connection.peer, NOT_YET)
             self._close_after_flush(connection.peer)
         elif connection.is_greeted or self._is_let_in(connection, message):
             self._tell(Said(connection.peer, connection.address, message))

@@ -1,0 +1,238 @@
+"""Kubeflow Trainer v2: its runtimes for torch, torchtune, JAX, XGBoost, Flux and PlainML (MPI: `mpi_operator`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer_launch.contracts import names, torchrun_env
+from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.contracts.variables import Variables, jax_details
+from trainer_launch.model import Job, Json, Member, NodeRange, Origin, Rendezvous, hostfile
+from trainer_launch.model.value_parsers import parse_endpoint
+
+_INDEX = "JOB_COMPLETION_INDEX"
+
+
+# -- torch: five variables, in the trainer container or injected elsewhere --------------------------
+
+_FIVE = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+
+
+def _fits_torch(source: Source) -> bool:
+    if source.has(_INDEX):  # the v1 operator makes bare pods, which never have it
+        return True
+    # The Kubeflow SDK's local container backend sets the five and no index. MASTER_ADDR may be set by hand.
+    return all(map(source.has, _FIVE)) and not source.has_any("RANK", "WORLD_SIZE", "PET_RDZV_ENDPOINT")
+
+
+def _read_torch(source: Source) -> Job:
+    """Read the five variables, and tell a foreign rank by the host name."""
+    nodes = torchrun_env.nodes(source)
+    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
+    node_rank = source.index("PET_NODE_RANK", "node_rank")
+    master = torchrun_env.master(source)
+    index = source.index(_INDEX, default=None)
+    if index is not None and index != node_rank:
+        raise source.error("PET_NODE_RANK", str(node_rank), f"{_INDEX}, which is {index}")
+    foreign = names.is_foreign(source.pod.hostname, master.host, node_rank)
+    if not foreign and node_rank >= nodes.max:
+        raise source.error("PET_NODE_RANK", str(node_rank), f"a whole number from 0 to {nodes.max - 1}")
+    rendezvous = torchrun_env.rendezvous(source, master)
+    job = torchrun_env.job(source, nodes, nproc, rendezvous)
+    return replace(
+        job,
+        role="node",
+        node_rank=node_rank,
+        hostname_index=names.v2_index(source.pod.hostname),
+        coordinator=rendezvous.endpoint if rendezvous.written and rendezvous.endpoint else master,
+        is_coordinator=node_rank == 0 and not foreign,
+        members=names.members(master.host, names.V2_NODE, nodes.max),
+        details={**job.details, **_foreign_details(source, foreign)},
+    )
+
+
+def _foreign_details(source: Source, foreign: bool) -> dict[str, Json]:
+    if foreign:
+        source.warn("PET_NODE_RANK is the index in another replicatedJob than the trainer's: this pod has no rank")
+    return {"foreign_replicated_job": foreign}
+
+
+TORCH = Contract(
+    "trainer-v2-torch",
+    Marks(all_of=("PET_MASTER_ADDR",), when=_fits_torch, shows=(*_FIVE, _INDEX)),
+    _read_torch,
+)
+
+
+# -- torchtune: no master, whose address is in the command ------------------------------------------
+
+_FLAG = "--rdzv_endpoint"
+_FLAGS = (_FLAG, "--rdzv-endpoint")  # torchrun takes both spellings
+
+
+def _read_torchtune(source: Source) -> Job:
+    """Read the three variables, and the endpoint from the command line."""
+    nodes = torchrun_env.nodes(source)
+    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
+    node_rank = source.index("PET_NODE_RANK", "node_rank", below=nodes.max)
+    rendezvous, told_by = _rendezvous(source)
+    endpoint = rendezvous.endpoint if rendezvous else None
+    job = torchrun_env.job(source, nodes, nproc, rendezvous)
+    return replace(
+        job,
+        role="node",
+        node_rank=node_rank,
+        hostname_index=names.v2_index(source.pod.hostname),
+        is_coordinator=node_rank == 0,
+        members=names.members(endpoint.host, names.V2_NODE, nodes.max) if endpoint else None,
+        # `tune run` starts torch elastic itself: a second agent around it would start it once per GPU.
+        engine="plain" if source.pod.command[:2] == ("tune", "run") else "torchrun",
+        details={**job.details, "rendezvous_from": told_by},
+    )
+
+
+def _rendezvous(source: Source) -> tuple[Rendezvous | None, str | None]:
+    """The rendezvous and who told it: the command line wins over the environment, as torchrun has it."""
+    found = _argument(source.pod.command)
+    if found is None:
+        given = torchrun_env.given_rendezvous(source)
+        return given, None if given is None else "env"
+    endpoint = parse_endpoint(found, None)
+    if endpoint is None:
+        raise source.error(_FLAG, found, "HOST:PORT")
+    source.note(_FLAG, found, Origin.COMMAND, "rdzv_endpoint")
+    return Rendezvous(kind="static", backend="static", endpoint=endpoint, written=found), "argv"
+
+
+def _argument(command: tuple[str, ...]) -> str | None:
+    for position, word in enumerate(command):
+        flag, equals, value = word.partition("=")
+        if flag not in _FLAGS:
+            continue
+        if equals:
+            return value
+        return command[position + 1] if position + 1 < len(command) else ""
+    return None
+
+
+TORCHTUNE = Contract(
+    "trainer-v2-torchtune",
+    Marks(all_of=("PET_NNODES", "PET_NODE_RANK", _INDEX), none_of=("PET_MASTER_ADDR",)),
+    _read_torchtune,
+)
+
+
+# -- JAX: one process per node, whatever the number of GPUs -----------------------------------------
+
+JAX = Contract(
+    "trainer-v2-jax",
+    Marks(all_of=("JAX_COORDINATOR_ADDRESS",), shows=("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")),
+    Variables(
+        nodes="JAX_NUM_PROCESSES",
+        rank="JAX_PROCESS_ID",
+        coordinator="JAX_COORDINATOR_ADDRESS",
+        nproc_per_node=1,
+        engine="plain",
+        details=jax_details,
+    ).read,
+)
+
+
+# -- XGBoost: DMLC_TASK_ID counts pods while DMLC_NUM_WORKER counts workers -------------------------
+
+
+def _xgboost_details(job: Job) -> dict[str, Json]:
+    tracker = job.coordinator
+    return {
+        "num_worker": job.world_size,
+        "task_id": job.node_rank,
+        "tracker_host": tracker.host if tracker else None,
+        "tracker_port": tracker.port if tracker else None,
+        "runs_tracker": job.is_coordinator,
+    }
+
+
+XGBOOST = Contract(
+    "trainer-v2-xgboost",
+    # DMLC_NUM_WORKER alone is no mark: an MXJob has it too.
+    Marks(all_of=("DMLC_TRACKER_URI",), shows=("DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER")),
+    Variables(
+        nodes="DMLC_NUM_WORKER",
+        counts_workers=True,
+        rank="DMLC_TASK_ID",
+        coordinator="DMLC_TRACKER_URI",
+        port="DMLC_TRACKER_PORT",
+        fields=("tracker_host", "tracker_port"),
+        engine="plain",
+        details=_xgboost_details,
+    ).read,
+)
+
+
+# -- Flux: no variable at all, only files and a replaced command ------------------------------------
+
+_ENTRYPOINT = "/etc/flux-config/entrypoint.sh"
+_HOSTLIST = "/mnt/flux/config/etc/flux/system/hostlist"
+
+
+def _read_flux(source: Source) -> Job:
+    """Read the broker's host list, which the init container wrote, and the command that Flux wraps."""
+    hosts = _flux_hosts(source)
+    hostname = source.pod.hostname
+    own = names.split_v2(hostname)
+    lead = hosts[0] if hosts else (f"{own.group}-{own.job_index}-0" if own else None)
+    index = source.index(_INDEX, "node_rank", below=len(hosts) if hosts else None, default=None)
+    if hostname:
+        source.note("hostname", hostname, Origin.HOSTNAME, "is_coordinator")
+    return Job(
+        role="node",
+        nodes=NodeRange(len(hosts), len(hosts)) if hosts else None,
+        node_rank=index,
+        hostname_index=own.index if own else None,
+        is_coordinator=names.first_label(hostname) == lead if lead and hostname else None,
+        members=tuple(map(Member, hosts)) if hosts else None,
+        engine="plain",
+        details={"lead_broker": lead, "user_command": _user_command(source.pod.command)},
+    )
+
+
+def _flux_hosts(source: Source) -> tuple[str, ...] | None:
+    text = source.file(_HOSTLIST, "hosts")
+    if text is None or not text.strip():
+        return None
+    return hostfile.expand_hostlist(text, _HOSTLIST, source.contract)
+
+
+def _user_command(command: tuple[str, ...]) -> str | None:
+    # The controller runs `bash entrypoint.sh '<command and args joined by blanks>'`.
+    if _ENTRYPOINT not in command:
+        return None
+    return " ".join(command[command.index(_ENTRYPOINT) + 1 :]) or None
+
+
+FLUX = Contract("trainer-v2-flux", Marks(files=(_ENTRYPOINT,)), _read_flux)
+
+
+# -- PlainML; and every other Indexed Job of which nothing but the completion index is known ---------
+
+
+def _read_plainml(source: Source) -> Job:
+    """Read the completion index, and torchrun's variables where the user set some by hand.
+
+    So also a TrainJob without `spec.trainer`, and init containers and sidecars that nothing is injected into.
+    """
+    index = source.index(_INDEX, "node_rank")
+    by_hand = torchrun_env.by_hand(source)
+    # A container that nobody told anything sees index 0 too: only a higher one proves that there are ranks.
+    told = index if index > 0 else None
+    return replace(
+        by_hand,
+        role="node",
+        node_rank=told if by_hand.node_rank is None else by_hand.node_rank,
+        hostname_index=names.v2_index(source.pod.hostname),
+        engine=None if by_hand.nodes or by_hand.rendezvous else "plain",
+        details={**by_hand.details, "completion_index": index},
+    )
+
+
+PLAINML = Contract("trainer-v2-plainml", Marks(all_of=(_INDEX,)), _read_plainml)
