@@ -30,7 +30,7 @@ def create_job(
     return launch(func, Elastic(nproc_per_node=num_workers, max_restarts=1), name, threads)
 
 
-def train(name: str, threads: str, steps: int = 20) -> float:
+def train(name: str, threads: str, steps: int = 100) -> float:
     """Train a small language model on Python's own sources, from the last checkpoint on; the loss at its end."""
     torch.set_num_threads(int(threads))
     dist.init_process_group("gloo")

@@ -37,6 +37,12 @@ def lose(rehearsal: Started, pod: str) -> str:
     return output
 
 
+def resumed_at(output: str) -> int:
+    """The step from which the only process that said so went on."""
+    (step,) = re.findall(r"resumed at step (\d+)", output)
+    return int(step)
+
+
 def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -> None:
     pytest.importorskip("mpi4py")
     require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
@@ -44,15 +50,15 @@ def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -
     with start("local", "-f", "trainjob-mpi.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 20/")
         output = lose(rehearsal, "bigrams-node-0-0")
-    assert re.search(r"resumed at step (20|40)", output)
+    assert 20 <= resumed_at(output) < 60
     assert re.search(r"^bigrams-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), "the launcher stays"
 
 
 def test_the_checked_torch_job_loses_a_pod_and_resumes() -> None:
     with start("local", "-f", "trainjob-preflight.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
-        rehearsal.read_until(r"step 10/20")
+        rehearsal.read_until(r"step 10/100")
         output = lose(rehearsal, "checked-node-0-1")
-    assert re.search(r"resumed at step (10|15|20)", output)
+    assert 10 <= resumed_at(output) < 100
     assert output.count("(exit code 0)") == 2, "init containers run once in the life of a pod"
 
 
@@ -67,11 +73,11 @@ def test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was() -> None:
 
 def test_flytes_elastic_on_several_nodes_loses_one_and_resumes() -> None:
     with start("local", "-f", "flyte-elastic.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
-        rehearsal.read_until(r"step 10/20")
+        rehearsal.read_until(r"step 10/100")
         pod_of(rehearsal, "flyte-elastic-worker-1").send_signal(signal.SIGKILL)
         code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
-    assert re.search(r"resumed at step (10|15|20)", output)
+    assert 10 <= resumed_at(output) < 100
     assert re.search(r"several nodes: loss [\d.]+", output)
 
 
@@ -101,10 +107,10 @@ def test_a_function_as_a_job_loses_a_worker_and_resumes(name: str, tmp_path: Pat
             lines.append(line)
             found = re.search(r"rank 1 of 2, pid (\d+)", line)
             worker = worker or (int(found[1]) if found else None)
-            if "step 10/20" in line and not any("resumed" in one for one in lines):
+            if "step 10/100" in line and not any("resumed" in one for one in lines):
                 assert worker is not None
                 os.kill(worker, signal.SIGKILL)
         assert job.wait() == 0, "".join(lines)
     output = "".join(lines)
-    assert re.search(r"resumed at step (10|15)", output), output
-    assert "step 20/20" in output
+    assert 10 <= resumed_at(output) < 100
+    assert "step 100/100" in output

@@ -89,7 +89,7 @@ def test_mpi_trains_on_two_nodes_with_four_slots_each_the_launcher_being_one() -
 def test_the_preflight_of_an_init_container_checks_all_pods_before_they_train() -> None:
     code, output, errors = run("trainjob-preflight.yaml")
     assert code == 0, output + errors
-    assert output.index("roll-call") < output.index("step 20/20")
+    assert output.index("roll-call") < output.index("step 100/100")
     assert output.count("(exit code 0)") == 2, "both nodes passed"
 
 
@@ -137,6 +137,6 @@ def test_a_function_is_a_job_and_resumes(tmp_path: Path) -> None:
         subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True).stdout
         for _ in range(2)
     )
-    assert "step 20/20" in first
-    assert "resumed at step 20" in second
+    assert "step 100/100" in first
+    assert "resumed at step 100" in second
     assert re.findall(r"\d: ([\d.]+)", second) == re.findall(r"\d: ([\d.]+)", first.splitlines()[-1])

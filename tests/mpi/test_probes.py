@@ -101,6 +101,24 @@ def test_hosts_are_told_apart_by_what_they_lack(
         assert seen["nameless"].stage is Stage.DNS
 
 
+def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
+) -> None:
+    """The time to report may come in the midst of an attempt."""
+    watcher = watch()
+    watcher.places["web"] = ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    watcher.probes.watch(["web"])
+    first = watcher.until(lambda s: "no sshd" in s["web"].why)["web"]
+    later: list[Sight] = []
+
+    def has_looked_50_times(seen: dict[str, Sight]) -> bool:
+        later.append(seen["web"])
+        return len(later) == 50
+
+    watcher.until(has_looked_50_times)
+    assert set(later) == {first}
+
+
 def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher]
 ) -> None:

@@ -44,7 +44,8 @@ class _Target:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sight = Sight()
+        self.sight = Sight()  # what the last attempt came to; one under way can only be further than that
+        self.stage = Stage.DNS  # of the attempt under way
         self.next_s = 0.0
         self.addresses: tuple[Address, ...] = ()
         self.resolved_s = 0.0
@@ -110,9 +111,8 @@ class Probes:
         """Begin what is due, and give up what takes too long."""
         for target in self._targets.values():
             if target.socket is not None and now_s >= target.until_s:
-                stage = target.sight.stage
-                why = "no answer" if stage is Stage.PORT else f"silent for {_BANNER_S:g} s"
-                self._fail(target, Sight(stage, why), now_s)
+                why = "no answer" if target.stage is Stage.PORT else f"silent for {_BANNER_S:g} s"
+                self._fail(target, Sight(target.stage, why), now_s)
             elif self._is_open(target) and not target.busy and not target.socket and now_s >= target.next_s:
                 self._attempt(target, now_s)
         if now_s >= self._since_s + _SPARE_S:
@@ -161,7 +161,7 @@ class Probes:
     def _connect(self, target: _Target, now_s: float) -> None:
         family, address = target.addresses[target.tried % len(target.addresses)]
         target.tried += 1
-        target.sight = Sight(Stage.PORT, target.sight.why if target.sight.stage >= Stage.PORT else "no answer yet")
+        self._reach(target, Stage.PORT, "no answer yet")
         try:
             made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         except OSError as problem:
@@ -182,7 +182,8 @@ class Probes:
         if code:
             self._fail(target, Sight(Stage.PORT, os.strerror(code)), now_s)
             return
-        target.sight, target.until_s = Sight(Stage.BANNER, "no banner yet"), now_s + _BANNER_S
+        self._reach(target, Stage.BANNER, "no banner yet")
+        target.until_s = now_s + _BANNER_S
         self._selector.modify(made, selectors.EVENT_READ, partial(self._readable, target))
 
     def _readable(self, target: _Target) -> None:
@@ -233,6 +234,11 @@ class Probes:
             self._fail(target, Sight(Stage.KEY, why), time.monotonic(), _KEY_PAUSE_S)
 
     # -- ends of attempts ---------------------------------------------------------------------
+
+    def _reach(self, target: _Target, stage: Stage, why: str) -> None:
+        target.stage = stage
+        if target.sight.stage < stage:
+            target.sight = Sight(stage, why)
 
     def _pass(self, target: _Target, stage: Stage) -> None:
         self._close(target)

@@ -122,6 +122,7 @@ def well(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     with job(tmp_path_factory.mktemp("well"), "w-0", "w-1", "w-2") as made:
         for name in made.workers:
             made.starts(name)
+        made.preflight("--only", "mpi-hosts")  # waits until all are there
         yield made
 
 
