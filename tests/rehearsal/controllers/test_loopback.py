@@ -122,3 +122,10 @@ def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere
     changed = here(container, local)
     assert set(changed.files) == {"/s/claim/key", f"/s/files{path} too"}
     assert changed.workdir == "/s/claim/work"
+
+
+def test_a_path_of_a_claim_that_only_other_pods_mount_is_the_claims_folder_too() -> None:
+    local, (launcher, *_) = grounded(TF)
+    container = replace(launcher.main, args=("mpirun", "train.py", "/checkpoints/m.npz", "/checkpoints2/m.npz"))
+    here_ = here(container, replace(local, claims={"/checkpoints": "/s/claims/c"}))
+    assert here_.args == ("mpirun", "train.py", "/s/claims/c/m.npz", "/checkpoints2/m.npz")

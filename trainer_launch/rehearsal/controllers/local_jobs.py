@@ -316,7 +316,7 @@ _HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
 _ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
 _FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
-_KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
+KEPT = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
 
 Endpoint = tuple[str, int]  # pod, port
 
@@ -334,6 +334,7 @@ class LocalNetwork:
     addresses: Mapping[str, str]  # pod -> address
     ports: Mapping[Endpoint, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)  # variable with a port -> pod
+    claims: Mapping[str, str] = field(default_factory=dict)  # where some pod mounts a claim -> its folder here
 
 
 def local_network_of(workload: Workload, pods: tuple[Pod, ...]) -> LocalNetwork:
@@ -363,8 +364,11 @@ def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
 
 
 def localised(container: Container, local: LocalNetwork, folder_of: Callable[[str], str | None]) -> Container:
-    """The container with this machine's addresses, ports and paths in it; `folder_of` tells where a volume is."""
-    places = _places(container, folder_of)
+    """The container with this machine's addresses, ports and paths in it; `folder_of` tells where a volume is.
+
+    What mpirun's ranks are told stands in the launcher, which need not mount the claims that they mount.
+    """
+    places = {**local.claims, **_places(container, folder_of)}
 
     def text(value: str) -> str:
         return _paths(_hosts(value, local), places)
@@ -398,7 +402,7 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
     places = {}
     for mount in container.mounts:
         folder = folder_of(mount.volume)
-        if folder is not None and mount.path not in _KEEP:
+        if folder is not None and mount.path not in KEPT:
             places[mount.path] = f"{folder}/{mount.part}".rstrip("/")
     root = folder_of(FILES)
     if root is not None:

@@ -102,6 +102,18 @@ class Kubelet:
         else:
             for pod in fresh:
                 self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
+        self._local = replace(self._local, claims=self._claims())
+
+    def _claims(self) -> dict[str, str]:
+        """The folder of each path at which some pod of the job mounts a claim."""
+        found: dict[str, str] = {}
+        for pod in self.pods:
+            kinds = pod.draft.template.volumes
+            for mount in (mount for container in pod.containers for mount in container.mounts):
+                folder = self._folder(pod, mount.volume, 1)
+                if folder is not None and kinds[mount.volume].startswith("claim:"):
+                    found.setdefault(mount.path, f"{folder}/{mount.part}".rstrip("/"))
+        return {path: folder for path, folder in found.items() if path not in local_jobs.KEPT}
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
