@@ -127,5 +127,5 @@ def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere
 def test_a_path_of_a_claim_that_only_other_pods_mount_is_the_claims_folder_too() -> None:
     local, (launcher, *_) = grounded(TF)
     container = replace(launcher.main, args=("mpirun", "train.py", "/checkpoints/m.npz", "/checkpoints2/m.npz"))
-    here_ = here(container, replace(local, claims={"/checkpoints": "/s/claims/c"}))
+    here_ = here(container, replace(local, shared_mounts={"/checkpoints": "/s/claims/c"}))
     assert here_.args == ("mpirun", "train.py", "/s/claims/c/m.npz", "/checkpoints2/m.npz")

@@ -334,7 +334,9 @@ class LocalNetwork:
     addresses: Mapping[str, str]  # pod -> address
     ports: Mapping[Endpoint, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)  # variable with a port -> pod
-    claims: Mapping[str, str] = field(default_factory=dict)  # where some pod mounts a claim -> its folder here
+    shared_mounts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # where some pod mounts a claim -> its folder here
 
 
 def local_network_of(workload: Workload, pods: tuple[Pod, ...]) -> LocalNetwork:
@@ -368,7 +370,7 @@ def localised(container: Container, local: LocalNetwork, folder_of: Callable[[st
 
     What mpirun's ranks are told stands in the launcher, which need not mount the claims that they mount.
     """
-    places = {**local.claims, **_places(container, folder_of)}
+    places = {**local.shared_mounts, **_places(container, folder_of)}
 
     def text(value: str) -> str:
         return _paths(_hosts(value, local), places)

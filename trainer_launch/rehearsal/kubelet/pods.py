@@ -102,9 +102,9 @@ class Kubelet:
         else:
             for pod in fresh:
                 self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
-        self._local = replace(self._local, claims=self._claims())
+        self._local = replace(self._local, shared_mounts=self._shared_mounts())
 
-    def _claims(self) -> dict[str, str]:
+    def _shared_mounts(self) -> dict[str, str]:
         """The folder of each path at which some pod of the job mounts a claim."""
         found: dict[str, str] = {}
         for pod in self.pods:
