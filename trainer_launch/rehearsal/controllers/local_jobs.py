@@ -316,7 +316,7 @@ _HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
 _ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
 _FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
-KEPT = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
+_KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
 
 Endpoint = tuple[str, int]  # pod, port
 
@@ -334,9 +334,7 @@ class LocalNetwork:
     addresses: Mapping[str, str]  # pod -> address
     ports: Mapping[Endpoint, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)  # variable with a port -> pod
-    shared_mounts: Mapping[str, str] = field(
-        default_factory=dict
-    )  # where some pod mounts a claim -> its folder here
+    shared_mounts: Mapping[str, str] = field(default_factory=dict)  # where a pod mounts a claim -> its folder here
 
 
 def local_network_of(workload: Workload, pods: tuple[Pod, ...]) -> LocalNetwork:
@@ -401,11 +399,7 @@ FILES = "/files"  # stands for the folder of what the platform itself puts into 
 
 def _places(container: Container, folder_of: Callable[[str], str | None]) -> Mapping[str, str]:
     """Path in the container -> path here; the longest that fits counts."""
-    places = {}
-    for mount in container.mounts:
-        folder = folder_of(mount.volume)
-        if folder is not None and mount.path not in KEPT:
-            places[mount.path] = f"{folder}/{mount.part}".rstrip("/")
+    places = mounted(container, folder_of)
     root = folder_of(FILES)
     if root is not None:
         own = [path for path, file in container.files.items() if not (file.is_mounted and _within(path, places))]
@@ -413,6 +407,14 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
     return places
+
+
+def mounted(container: Container, folder_of: Callable[[str], str | None]) -> dict[str, str]:
+    """Where it mounts each volume that has a folder here -> that folder; what this machine has itself stays."""
+    folders = {mount: folder_of(mount.volume) for mount in container.mounts if mount.path not in _KEEP}
+    return {
+        mount.path: f"{folder}/{mount.part}".rstrip("/") for mount, folder in folders.items() if folder is not None
+    }
 
 
 def _within(path: str, places: Mapping[str, str]) -> bool:

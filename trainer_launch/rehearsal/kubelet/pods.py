@@ -108,12 +108,11 @@ class Kubelet:
         """The folder of each path at which some pod of the job mounts a claim."""
         found: dict[str, str] = {}
         for pod in self.pods:
-            kinds = pod.draft.template.volumes
-            for mount in (mount for container in pod.containers for mount in container.mounts):
-                folder = self._folder(pod, mount.volume, 1)
-                if folder is not None and kinds[mount.volume].startswith("claim:"):
-                    found.setdefault(mount.path, f"{folder}/{mount.part}".rstrip("/"))
-        return {path: folder for path, folder in found.items() if path not in local_jobs.KEPT}
+            shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
+            folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
+            for container in pod.containers:
+                found = {**local_jobs.mounted(container, folder_of), **found}
+        return found
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
