@@ -39,6 +39,7 @@ from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
 from trainer_launch.pytorch.worker_group import Ends, code_of, death_of, ends_of
 from trainer_launch.supervisor import error_lines
 
+_COLLECTED = "torch.distributed.elastic.multiprocessing.api"  # this logger tells how torch found a worker ended
 _UNLIMITED = 1_000_000  # torch's own agents count
 _HEARD_S = 2.0
 _QUIT = "has no restarts left"
@@ -332,7 +333,8 @@ def relayed_signals(env: Mapping[str, str]) -> frozenset[int]:
 class Deaths(logging.Handler):
     """How the workers that torch starts die, in their order: a thread sleeps until one of them ends.
 
-    torch's own events tell of each start; `started` gets its environment.
+    torch's own events tell of each start; `started` gets its environment. torch collects a worker as soon as it
+    looks, now and then before the thread does; then what torch logs about it tells how it ended.
     """
 
     def __init__(self, started: Callable[[Mapping[str, str]], None]) -> None:
@@ -341,6 +343,7 @@ class Deaths(logging.Handler):
         self._ranks: dict[int, tuple[int, int]] = {}  # by pid: rank, local rank
         self._error_files: dict[int | None, str | None] = {}  # by local rank
         self._seen: dict[int, HowItDied] = {}  # by pid, in the order of their deaths
+        self._collected: dict[int, HowItDied] = {}  # by pid, from torch's log
         self._told = 0  # of them
         self._first = 0  # of the present workers
         self._ends = select.epoll()
@@ -349,12 +352,14 @@ class Deaths(logging.Handler):
         self._ends.register(self._wake, select.EPOLLIN)
         self._thread = threading.Thread(target=self._look, name="deaths", daemon=True)
         self._thread.start()
-        self._events = logging.getLogger("torchelastic-events-null")
-        self._events.addHandler(self)
+        self._loggers = [logging.getLogger(name) for name in ("torchelastic-events-null", _COLLECTED)]
+        for logger in self._loggers:
+            logger.addHandler(self)
 
     def stop(self) -> None:
         """Look no more; logging itself calls `close`, and later."""
-        self._events.removeHandler(self)
+        for logger in self._loggers:
+            logger.removeHandler(self)
         os.write(self._waker, b".")
         self._thread.join()
         for fd in (*self._pids, self._wake, self._waker):
@@ -362,8 +367,18 @@ class Deaths(logging.Handler):
         self._ends.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One event of torch's."""
-        event = json.loads(record.getMessage())
+        """One event of torch's, or the line about the first failure that it found."""
+        if record.name == _COLLECTED:
+            self._note_collected(record)
+        else:
+            self._note_started(json.loads(record.getMessage()))
+
+    def _note_collected(self, record: logging.LogRecord) -> None:
+        match record.args:
+            case (int(code), int(), int(pid), *_) if "exitcode" in record.msg:
+                self._collected[pid] = (None, -code) if code < 0 else (code, None)
+
+    def _note_started(self, event: dict[str, Any]) -> None:
         about = event.get("metadata", {})
         if not event.get("name", "").endswith(".START") or not str(about.get("worker_id", "")).isdigit():
             return
@@ -395,9 +410,13 @@ class Deaths(logging.Handler):
 
     def first(self) -> FailureRecord | None:
         """The first failure that has not been told yet, None when there is none."""
-        deaths = list(self._seen.items())[self._told :]
+        for pid in self._collected:  # the thread may not have come to it yet
+            self._seen.setdefault(pid, None)
+        deaths = {pid: how or self._collected.get(pid) for pid, how in list(self._seen.items())[self._told :]}
         self._told += len(deaths)
-        return next((self._death(pid, how) for pid, how in deaths if how is None or how[0] != 0), None)
+        failed = [pid for pid, how in deaths.items() if how is not None and how[0] != 0]
+        unknown = [pid for pid, how in deaths.items() if how is None]  # also those that ended with 0
+        return next((self._death(pid, deaths[pid]) for pid in failed + unknown), None)
 
     def all(self) -> list[FailureRecord]:
         """All deaths of the present workers."""
@@ -406,7 +425,7 @@ class Deaths(logging.Handler):
     def _death(self, pid: int, how: HowItDied) -> FailureRecord:
         rank, local_rank = self._ranks.get(pid, (None, None))
         said = error_lines.read_error_file(self._error_files.get(local_rank))
-        return death_of(rank, local_rank, *(how or (None, None)), said)
+        return death_of(rank, local_rank, *(how or self._collected.get(pid) or (None, None)), said)
 
 
 def how_it_died(pid: int) -> HowItDied:
