@@ -76,16 +76,19 @@ os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is 
 
 
 def saved(folder: Path) -> list[str]:
-    """The texts of all saved stacks, oldest first."""
-    paths = sorted(folder.glob("trainer-launch-hang-*.txt"), key=lambda path: path.stat().st_mtime_ns)
-    return [path.read_text() for path in paths]
+    """What was collected of each hang, oldest first: the report, and all stacks."""
+    return [
+        "".join(path.read_text() for path in [one / "report.txt", *sorted(one.glob("stacks/*"))])
+        for one in sorted(folder.glob("*Z-*"))
+        if '"kind":"hang"' in (one / "incident.json").read_text()
+    ]
 
 
 def run(tmp_path: Path, program: str, *options: str) -> tuple[str, str, Sequence[str]]:
     """Run two workers to their good end; output, messages and saved stacks."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     stacks = tmp_path / "stacks"
-    watched = ("--hang-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
+    watched = ("--incident-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
     ended = launch("run", *watched, "--", script(tmp_path, LIVES + program))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for rank in range(2):
@@ -123,15 +126,24 @@ def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_name
 def test_when_the_budget_is_spent_the_last_words_name_the_hang(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = tmp_path / "words"
-    options = ("--max-restarts", "0", "--hang-timeout", "1", "--hang-dir", str(tmp_path), "--nproc-per-node", "2")
+    options = (
+        "--max-restarts",
+        "0",
+        "--hang-timeout",
+        "1",
+        "--incident-dir",
+        str(tmp_path),
+        "--nproc-per-node",
+        "2",
+    )
     stops = "import os, signal, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     train = script(tmp_path, stops + "time.sleep(60)\n")
     ended = launch("run", *options, "--termination-log", str(words), "--", train)
     assert ended.returncode == 138, ended.stderr
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Hung rank=1 node=0 ")
-    (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
-    assert f"| rank 1 has been stopped (SIGSTOP) for 1 s; the stacks of all workers are in {stacks}" in first
+    (folder,) = tmp_path.glob("*Z-*")
+    assert f"| rank 1 has been stopped (SIGSTOP) for 1 s; collected in {folder}" in first
     assert any(line.startswith("rank 1: state T") for line in rest)
 
 
@@ -145,7 +157,7 @@ def test_who_prints_and_sleeps_does_not_hang(
 ) -> None:
     if workers:
         require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    watched = ("--hang-timeout", "1", "--hang-dir", str(tmp_path / "stacks"), *options, *workers)
+    watched = ("--hang-timeout", "1", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
     ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
     assert ended.returncode == 0, ended.stderr
     assert "attempt=1" in ended.stderr
@@ -158,7 +170,7 @@ def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     torchrun = ("torchrun", "--nproc-per-node", "1", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     train = script(tmp_path, BEAT)
-    ended = launch("run", "--hang-timeout", "1", "--hang-dir", str(tmp_path), "--", *torchrun, train)
+    ended = launch("run", "--hang-timeout", "1", "--incident-dir", str(tmp_path), "--", *torchrun, train)
     assert ended.returncode == 0, ended.stderr
     assert "attempt=1" in ended.stderr
     (log,) = (tmp_path / "logs").rglob("stdout.log")
@@ -167,20 +179,20 @@ def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
 
 def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tmp_path: Path) -> None:
     words = tmp_path / "words"
-    options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))
+    options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
     ended = launch("run", *options, "--termination-log", str(words), "--", "sleep", "60")
     assert ended.returncode == 138, ended.stderr
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Hung ")
     assert "program has been idle: no output, no progress and almost no CPU time for" in first
-    (stacks,) = tmp_path.glob("trainer-launch-hang-*.txt")
-    assert str(stacks) in first
+    (folder,) = tmp_path.glob("*Z-*")
+    assert str(folder) in first
     assert any("nanosleep" in line for line in rest)
 
 
 def test_a_progress_file_that_changes_keeps_a_sleeper_alive(tmp_path: Path) -> None:
     steps = "for i in 1 2 3 4 5 6; do sleep 0.6; echo $i > progress; done"
-    options = ("--engine", "plain", "--hang-timeout", "1", "--hang-dir", str(tmp_path))
+    options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
     progress = ("--progress-file", str(tmp_path / "progress"))
     ended = launch("run", *options, *progress, "--", "sh", "-c", steps, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -28,7 +28,7 @@ from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.container import network_checks
 from trainer_launch.preflight.gpu import facts
 from trainer_launch.rehearsal.controllers.documents import read_values
-from trainer_launch.supervisor import failure, hang_watch, worker_samples
+from trainer_launch.supervisor import failure, stacks, worker_samples
 
 HUGE = "9" * 400  # an int beyond every float
 DEEP = "[" * 5000 + "]" * 5000  # Python 3.13 reads it, earlier ones refuse it
@@ -157,7 +157,7 @@ def test_a_metric_whose_name_is_no_text_takes_no_other_with_it() -> None:
 
 def test_a_line_number_of_5000_digits_is_none() -> None:
     text = f'Current thread 0x1 (most recent call first):\n  File "t.py", line {"1" * 5000} in main\n'
-    assert hang_watch.main_thread(text) == ()
+    assert stacks.main_thread(text) == ()
 
 
 @pytest.mark.parametrize("stat", [b"", b"7 (a) S", b"7 (a) S 1 x 7 " + b"0 " * 40, b"x (a) S 1 7 7 " + b"0 " * 40])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor import hang_watch
+from trainer_launch.model.collectives import Doing
+from trainer_launch.supervisor import stacks
 from trainer_launch.supervisor.hang_detection import Worker
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -51,21 +52,61 @@ BACKWARD = f"""Current thread 0x00007fb927297b80 (most recent call first):
     ],
 )
 def test_a_main_threads_place(text, place, waits):
-    known = hang_watch.main_thread(text)
-    assert hang_watch.where(known) == place
-    assert hang_watch.waits_for_others(known) is waits
+    known = stacks.main_thread(text)
+    assert stacks.where(known) == place
+    assert stacks.waits_for_others(known) is waits
 
 
 def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
     text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
-    assert hang_watch.where(hang_watch.main_thread(text)) == "full.py:7 (train)"
+    assert stacks.where(stacks.main_thread(text)) == "full.py:7 (train)"
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():
     ranks = [Worker(f"rank {rank}", rank, 1, rank, rank) for rank in range(8)]
     places = {rank: "in read_batch" if rank.rank == 3 else "waits in all_reduce" for rank in ranks}
-    assert hang_watch.stacks_digest(places) == (
+    assert stacks.stacks_digest(places) == (
         "rank 3: in read_batch",
         "ranks 0-2,4-7: waits in all_reduce",
     )
-    assert hang_watch.stacks_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)
+    assert stacks.stacks_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)
+
+
+SAVE = f"""Current thread 0x1 (most recent call first):
+  File "/workspace/slow.py", line 5 in write
+  File "{SITE}/torch/serialization.py", line 970 in save
+  File "/workspace/train.py", line 31 in main
+"""
+FETCH = f"""Current thread 0x1 (most recent call first):
+  File "/workspace/data.py", line 22 in __getitem__
+  File "{SITE}/torch/utils/data/_utils/fetch.py", line 54 in fetch
+  File "/workspace/train.py", line 31 in main
+"""
+COMPILE = f"""Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/subprocess.py", line 1264 in wait
+  File "{SITE}/torch/_inductor/codecache.py", line 54 in compile
+  File "/workspace/train.py", line 31 in main
+"""
+PROMPT = """Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/cmd.py", line 126 in cmdloop
+  File "/usr/lib/python3.11/pdb.py", line 356 in _cmdloop
+  File "/workspace/train.py", line 31 in main
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "doing"),
+    [
+        (SAVE, Doing.CHECKPOINT),
+        (FETCH, Doing.DATA),
+        (LOADER, Doing.DATA),
+        (COMPILE, Doing.COMPILING),
+        (PROMPT, Doing.DEBUGGER),
+        (REDUCE, Doing.COLLECTIVE),
+        (BACKWARD, Doing.COLLECTIVE),
+        (BATCH, Doing.UNKNOWN),
+        ("", Doing.UNKNOWN),
+    ],
+)
+def test_what_a_main_thread_is_in(text, doing):
+    assert stacks.doing(stacks.main_thread(text)) is doing

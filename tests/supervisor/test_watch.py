@@ -7,6 +7,7 @@ import pytest
 from tests.supervisor.test_frames import BATCH, REDUCE
 from trainer_launch.supervisor.hang_detection import PATIENCE, Rules, Sample, Worker
 from trainer_launch.supervisor.hang_watch import Watch, Watched
+from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
@@ -38,15 +39,20 @@ class Workers:
 
 @pytest.fixture
 def watch(tmp_path):
+    made = []
+
     def make(workers, *, alone=True):
         watched = Watched(
             rules=Rules(timeout_s=T),
-            folder=str(tmp_path / "stacks"),
             alone=alone,
         )
-        return Watch(watched, workers, 0.0)
+        about = About(place=str(tmp_path / "stacks"), env={})
+        made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
+        return Watch(watched, workers, 0.0, made[-1])
 
-    return make
+    yield make
+    for collector in made:
+        collector.close()
 
 
 def struck_at_s(made, until_s=100.0):
@@ -69,7 +75,7 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     )
     (saved,) = (tmp_path / "stacks").iterdir()
     assert str(saved) in hung.text
-    assert "read_batch" in saved.read_text()
+    assert "read_batch" in (saved / "report.txt").read_text()
 
 
 @pytest.mark.parametrize("stacks", [REDUCE, ""], ids=["in a collective", "unknown"])
@@ -101,4 +107,4 @@ def test_stacks_that_cannot_be_saved_hold_nothing_up(watch, tmp_path, caplog):
     (tmp_path / "stacks").write_text("a file")
     workers = Workers({ZERO: "", ONE: ""})
     assert struck_at_s(watch(workers))[0] == pytest.approx(T, abs=3)
-    assert "cannot save the stacks" in caplog.text
+    assert "cannot save an incident" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import eventually
 from trainer_launch.host import process_tree
-from trainer_launch.supervisor import hang_watch
+from trainer_launch.supervisor import stacks
 from trainer_launch.supervisor.worker_samples import STACKS_SIGNAL, Place, Sources, Workers
 
 pytestmark = pytest.mark.process
@@ -82,8 +82,8 @@ def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(wor
     )
     texts = workers.ask_all([worker])
     if says:
-        assert hang_watch.where(hang_watch.main_thread(texts[worker.pid])) == "in train.py:9 (train)"
-        assert hang_watch.where(hang_watch.main_thread(texts[child.pid])) == "in train.py:7 (load)"
+        assert stacks.where(stacks.main_thread(texts[worker.pid])) == "in train.py:9 (train)"
+        assert stacks.where(stacks.main_thread(texts[child.pid])) == "in train.py:7 (load)"
     else:
         assert texts == {}
     assert worker in workers.look(), "the signal would have ended who has no handler"

@@ -62,7 +62,14 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     contract = CONTRACTS[request.param]
     restart_s = 1.0 if "elastic" in request.param else 2.5
     # Long enough for every other fault to be no hang.
-    watched = ("--hang-timeout", "4", "--hang-dir", str(tmp_path_factory.mktemp("stacks")), "--max-restarts", "9")
+    watched = (
+        "--hang-timeout",
+        "4",
+        "--incident-dir",
+        str(tmp_path_factory.mktemp("stacks")),
+        "--max-restarts",
+        "9",
+    )
     made = Standing(contract, lambda: tmp_path_factory.mktemp(request.param), *watched, restart_s=restart_s)
     yield made
     made.end()

@@ -95,7 +95,7 @@ def _fault_restarts_only_its_own_pod(running: Job, name: str) -> None:
 
 
 def test_a_hanging_worker_costs_a_restart_of_its_torchrun(tmp_path: Path) -> None:
-    watched = ("--hang-timeout", "4", "--hang-dir", str(tmp_path))
+    watched = ("--hang-timeout", "4", "--incident-dir", str(tmp_path))
     with job(FIXED.names, training(tmp_path), FIXED.env_of, *ENGINE, *watched) as running:
         begun(running)
         recovery = Recovery(running)

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from trainer_launch.commands import options, run, sshd
+from trainer_launch.commands import options, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.snapshot import flat
@@ -23,6 +23,7 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
+from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines import torch, torchrun
 from trainer_launch.planning.engines.request import Request
@@ -119,8 +120,7 @@ def _plan(
     """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
-        if settings.hang_timeout is not None:
-            run.hang_timeout_s(settings.hang_timeout)
+        incident_watch.check(settings)
         topology = place(reading.job, reading.host)
         memory = shared_memory_care.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)

@@ -193,6 +193,9 @@ def _first(nodes: NodeRange, asked: Asked) -> int:
     return nodes.max - added
 
 
+_INCIDENTS = ("hang_report_after", "incident_dir", "recorder")
+
+
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
     """What of our own options the launchers get as variables: each marks its workers' lines itself."""
     prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
@@ -205,7 +208,7 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
         "RENDEZVOUS": settings.rendezvous,
         "START_METHOD": settings.start_method,
     }
-    names = ("signals", "max_restarts", "hang_timeout", "events", "preload")
+    names = ("signals", "max_restarts", "hang_timeout", "events", "preload", *_INCIDENTS)
     return {**_for_all_pods(settings), **flags, **_given(settings, names)}
 
 
@@ -213,7 +216,7 @@ def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
     names = (
         *("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace"),
-        *("start_method", "stop_order"),
+        *("start_method", "stop_order", *_INCIDENTS),
     )
     chosen = tuple(name for name in names if name in settings.model_fields_set)
     return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}

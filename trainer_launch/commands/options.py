@@ -36,7 +36,7 @@ _MORE = f"""'trainer-launch help COMMAND' shows the options of a command.
 Every option has an environment variable: {PREFIX}GRACE=60 is --grace 60.
 A flag wins over its variable."""
 _COMMANDS = {  # as the help lists them
-    "in the pod": ("run", "preflight", "sshd", "explain", "status"),
+    "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("local",),
     "other": ("completion", "help", "version"),
 }
@@ -194,7 +194,8 @@ def _add_command(commands: Any, program: str, name: str) -> None:
         group = sub.add_argument_group(title) if own else sub
         for field in own:
             _add(group, field, Settings.model_fields[field])
-    sub.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest = argparse.REMAINDER if is_wrapping(name) else "*"
+    sub.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
     sub.set_defaults(command=module.main, parser=sub)
 
 
@@ -281,7 +282,8 @@ _PREFLIGHT = (
 )
 _LOCAL = (
     *("engine", "nodes", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload", "grace"),
-    *("stop_order", "signals", "hang_timeout", "prefix", "color", "events", "log_level"),
+    *("stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
+    *("prefix", "color", "events", "log_level"),
 )
 _SSHD = (
     *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env", "contract", "grace", "signals"),
@@ -295,6 +297,7 @@ COMMANDS = {
     "sshd": _SSHD,
     "local": _LOCAL,
     "status": ("log_level",),
+    "incidents": ("incident_dir", "log_level"),
     "completion": (),
     "help": (),
     "version": (),
@@ -311,7 +314,7 @@ _METAVARS = {  # and the settings that have it
     "A,B": "preload",
     "HOST:N[,...]": "hosts",
     "PATH": "host_discovery_script ssh_dir secret_file termination_log reference write_reference report plot "
-    "prometheus_file state_dir hang_dir progress_file",
+    "prometheus_file state_dir incident_dir progress_file",
     "ADDRESS[,...]": "listen_address",
     "NAME[,...]": "forward_env",
     "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window deadline",
@@ -322,6 +325,7 @@ _METAVARS = {  # and the settings that have it
     "CHECK[,...]": "only skip fatal",
     "[shared:]PATH[,...]": "storage",
     "SECONDS|auto": "hang_timeout",
+    "SECONDS|auto|off": "hang_report_after",
     "PATH|-": "events",
 }
 METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
@@ -335,7 +339,7 @@ GROUPS = {
         *("hosts", "host_discovery_script", "port_range", "secret_file"),
     ),
     "restarts": ("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "wait_timeout"),
-    "hang detection": ("hang_timeout", "hang_dir", "progress_file"),
+    "hangs and incidents": ("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder"),
     "stopping": ("grace", "stop_order", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
     "container": ("shm_size", "state_dir"),

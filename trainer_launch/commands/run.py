@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,9 +20,9 @@ from trainer_launch.host import logs
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Outcome, Plan
-from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import event_log
+from trainer_launch.observability import event_log, incident_watch
 from trainer_launch.observability.observer import Observer, observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
@@ -31,12 +30,12 @@ from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.pytorch import early_fork_server
 from trainer_launch.supervisor import outcome, shared_memory_care
-from trainer_launch.supervisor.loop import AnyWatch, supervise
+from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.rate_limit import Flood
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.supervisor.worker_samples import Place
+    pass
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
@@ -56,7 +55,6 @@ exit codes:
   2      invalid options or variables (126, 127: the program cannot be started)
   other  the program's own
 """
-_LONGEST_S = 604_800.0  # a hang timeout
 _log = logging.getLogger(__name__)
 
 
@@ -125,13 +123,22 @@ def _supervised(
 ) -> Outcome:
     """Run the plan to its end."""
     if plan.workers is None:
-        return supervise(plan, system, _watch(settings, request, plan, system), observer)
+        sources = incident_watch.sources_of(settings, request, plan, system)
+        collector = (
+            incident_watch.collector(settings, request, plan, system, sources) if settings.hang_timeout else None
+        )
+        with contextlib.closing(collector) if collector is not None else contextlib.nullcontext():
+            return supervise(
+                plan, system, incident_watch.watch(settings, request, system, sources, collector), observer
+            )
     from trainer_launch.pytorch import group_loop  # only a torch job needs it
 
-    def watch(group: group_loop.Group) -> AnyWatch | None:
-        return _watch(settings, request, plan, system, group.place_of)
+    def attach(group: group_loop.Group) -> None:
+        sources = incident_watch.sources_of(settings, request, plan, system, group)
+        group.collector = incident_watch.collector(settings, request, plan, system, sources, group)
+        group.watch = incident_watch.watch(settings, request, system, sources, group.collector, group)
 
-    return group_loop.run(plan, system, secret, watch, observer)
+    return group_loop.run(plan, system, secret, attach, observer)
 
 
 def _planned(
@@ -162,61 +169,6 @@ def _planned(
 
         resource_limits.compare(settings.state_dir, reading, settings)
     return request, plan
-
-
-def _watch(
-    settings: Settings,
-    request: Request,
-    plan: Plan,
-    system: System,
-    place_of: Callable[[str], Place | None] = lambda name: None,
-) -> AnyWatch | None:
-    """Watch the workers for hangs, if anybody asked for it and this machine shows processes."""
-    if settings.hang_timeout is None:
-        return None
-    from trainer_launch.host import process_tree  # only who asked pays for it
-    from trainer_launch.planning.engines import torchrun
-    from trainer_launch.supervisor.hang_detection import Rules
-    from trainer_launch.supervisor.hang_watch import Watch, Watched
-    from trainer_launch.supervisor.worker_samples import Sources, Workers
-
-    job, nodes = request.job, request.topology.nodes
-    # What an MPI launcher starts and an MPI worker waits for is not below us.
-    works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
-    rules = Rules(timeout_s=hang_timeout_s(settings.hang_timeout or "auto"), weak_signs=works_here)
-    if not process_tree.readable():
-        _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
-        return None
-    sources = Sources(
-        pids=system.pids,
-        heard=system.heard,
-        run_dir=request.scratch,
-        progress_file=settings.progress_file,
-        place_of=place_of,
-        below_torchrun=plan.engine == torchrun.NAME,
-    )
-    folder = settings.hang_dir or tempfile.gettempdir()
-    watched = Watched(rules=rules, folder=folder, alone=nodes is not None and nodes.max == 1)
-    return Watch(watched, Workers(sources), system.now())
-
-
-def hang_timeout_s(text: str) -> float | None:
-    """--hang-timeout; None: to be learned.
-
-    Raises:
-        UsageError: it is neither seconds nor auto.
-    """
-    if text == "auto":
-        return None
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = 0.0
-    if not 1 <= timeout_s <= _LONGEST_S:
-        raise UsageError(
-            f"invalid value {text!r} for --hang-timeout: expected seconds, 1 to {_LONGEST_S:.0f}, or auto"
-        )
-    return timeout_s
 
 
 @contextlib.contextmanager

@@ -167,6 +167,9 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
         error=failed.error,
         message=failed.message,
     )
+    if failed.cause is not None:
+        proven = replace(first, cause=failed.cause, message=None)
+        return give_up(replace(state, failure=proven), failed.message)
     is_early = _lasted_s(state, now_s) < state.settings.start_s
     in_vain = why_not_again(record, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=record if is_early else None)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import stall
 from trainer_launch.membership.election import note_look
 from trainer_launch.membership.generation import (
     Step,
@@ -113,6 +114,8 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return fail(state, node, message, now_s)
         case msg.Done(generation) if _is_current(state, node, generation):
             return _note_done(state, node)
+        case msg.Ranks(generation) if _is_current(state, node, generation):
+            return stall.note_ranks(state, node, message, now_s)
         case msg.Leave(reason):
             return _leave(state, node, reason, now_s)
         case msg.Quit(reason):
@@ -363,6 +366,8 @@ def _tick(state: State, now_s: float) -> Step:
         names = ", ".join(n.name for n in state.nodes.values() if n.joined and n.key not in state.run.members)
         state, more = die(state, f"{names[:500]} may join", now_s)
         replies += more
+    state, more = stall.tick(state, now_s)
+    replies += more
     state, more = settle(state, (), now_s)
     replies += more
     if state.say_at_s is not None and now_s >= state.say_at_s:

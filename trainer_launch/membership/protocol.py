@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple, TypeAlias, get_args
 
+from trainer_launch.model.collectives import RankState
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import (
     MAX_ITEMS,
@@ -25,10 +26,11 @@ from trainer_launch.model.json_lines import (
     Text,
 )
 
-VERSION = 4
+VERSION = 5
 MAX_NODES = MAX_ITEMS
 MAX_CLAIMS = 32
 MAX_RANKS = 1024  # of one node
+MAX_STATES = 16384  # of all nodes, in an explanation
 _MAX_NAME = 253
 _RANKS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
@@ -118,6 +120,8 @@ class Status:
     progress: Amount | None  # of rank 0
     progress_age_s: Amount | None
     end: FreeText | None  # why the job is over
+    stall: FreeText | None = None  # why the present generation did not go on, the last time that it did not
+    stall_age_s: Amount | None = None
 
 
 # -- from a node ------------------------------------------------------------------------------
@@ -183,6 +187,7 @@ class Failed:
     error: Text | None = None  # the type of the exception that ended it
     lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
+    cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,15 @@ class Quit:
     """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
 
     reason: FreeText
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What this node's ranks show: it sees no progress, or was asked."""
+
+    generation: Count
+    states: Annotated[tuple[RankState, ...], Bound(0, MAX_RANKS)]
+    at_ns: Annotated[int, Bound(0, 2**63 - 1)]  # since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +288,25 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowRanks:
+    """Another node sees no progress: tell what your ranks show."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why the job does not go on, from what all nodes have told."""
+
+    generation: Count
+    text: FreeText
+    ranks: _Ranks = ()  # whom it is about
+    cause: Text = ""  # the exit reason that it proves, "": none
+    helps: bool | None = None  # whether a restart can help
+    accuses: bool = True  # False: this may take as long as it does
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
 
@@ -291,8 +324,23 @@ class Finished:
     """All nodes are done."""
 
 
-FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | StatusQuery | Time
-FromServer: TypeAlias = Challenge | Welcome | Refused | Waiting | Formed | Go | Restart | GiveUp | Finished | Status
+FromNode: TypeAlias = (
+    Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | Ranks | StatusQuery | Time
+)
+FromServer: TypeAlias = (
+    Challenge
+    | Welcome
+    | Refused
+    | Waiting
+    | Formed
+    | Go
+    | Restart
+    | GiveUp
+    | Finished
+    | Status
+    | ShowRanks
+    | Explained
+)
 Message: TypeAlias = FromNode | FromServer
 
 

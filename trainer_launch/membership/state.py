@@ -18,6 +18,7 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import FailureRecord
+from trainer_launch.model.collectives import RankState
 from trainer_launch.model.frozen import dataclass
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
@@ -132,6 +133,17 @@ class Suspicion:
     reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A member sees no progress, and all are asked what their ranks show."""
+
+    generation: int
+    asked_s: float
+    waiting: frozenset[Key]  # who has not answered
+    states: tuple[RankState, ...] = ()
+    at_ns: int = 0  # when they were seen, since the epoch
+
+
 class Phase(Enum):
     """Where the job is; see the drawing in membership.py."""
 
@@ -163,6 +175,9 @@ class State:
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
+    stall: Stall | None = None
+    explained: msg.Explained | None = None  # the last stall
+    explained_s: float | None = None  # and when
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
     early_failure: FailureRecord | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
@@ -260,6 +275,7 @@ def deadline_s(state: State) -> float | None:
     """When `step` wants a Tick, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
+    times.append(None if state.stall is None else state.stall.asked_s + timeouts.SHOW_RANKS_S)
     return min((time for time in times if time is not None), default=None)
 
 
@@ -341,6 +357,8 @@ def status(state: State, now_s: float, progress: Progress | None = None) -> msg.
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
     done, age_s = progress if progress is not None else (None, None)
     ended = state.end
+    is_of_run = state.explained is not None and runs(state) and state.explained.generation == state.generation
+    stall = state.explained if is_of_run else None
     return msg.Status(
         phase=state.phase.value,
         generation=state.generation,
@@ -353,6 +371,8 @@ def status(state: State, now_s: float, progress: Progress | None = None) -> msg.
         progress=done,
         progress_age_s=age_s,
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
+        stall=None if stall is None else stall.text,
+        stall_age_s=None if stall is None else round(max(0.0, now_s - (state.explained_s or now_s)), 1),
     )
 
 

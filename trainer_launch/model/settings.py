@@ -174,7 +174,20 @@ class Settings(BaseSettings):
         None,
         description="seconds without progress before workers count as hung; auto: learn the limit; default: off",
     )
-    hang_dir: str | None = Field(None, description="directory for the stacks of hung workers; default: $TMPDIR")
+    hang_report_after: str = Field(
+        "auto",
+        description="seconds without progress before a suspected hang is reported, with stacks and the rank that "
+        "the others wait for; nobody is killed; auto: learn the limit, at least 60; off",
+    )
+    incident_dir: str | None = Field(
+        None,
+        description="directory for what is collected about failures and hangs; none: collect nothing; default: "
+        "trainer-launch-incidents in $TMPDIR",
+    )
+    recorder: bool = Field(
+        True,
+        description="keep torch's flight recorder on, and ask forked workers for it when they fail or hang",
+    )
     progress_file: str | None = Field(
         None, description="file whose changes count as progress, besides output and report()"
     )

@@ -22,6 +22,7 @@ from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import early_fork_server, messages
 from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit
+from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class Starter:
         self._tries = 0
         self._is_awaited = False  # somebody waits for the server to be ready
         self._store: tuple[str, int] | None = None  # name and pid
+        self.recorders = Recorders()  # of the present generation's forked workers
 
     # -- the fork server ----------------------------------------------------------------------
 
@@ -419,6 +421,7 @@ class Starter:
     def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[tuple[str, int, str]]:
         """Start all workers of a generation; the name of each that could not be, its exit code, and why."""
         self._system.begin_start()
+        self.recorders.close()
         if not (self.forks and self._server is not None and self._is_ready):
             return self._execute(processes)
         try:
@@ -443,8 +446,9 @@ class Starter:
     def _fork(
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]
     ) -> list[tuple[str, int, str]]:
-        common = self._workers.env
+        common, records = self._workers.env, self._workers.records
         streams: list[dict[int, int]] = []
+        theirs: list[int] = []
         try:
             for process in processes:
                 streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
@@ -458,14 +462,17 @@ class Starter:
                         environment={k: v for k, v in process.env.items() if common.get(k) != v},
                         streams=tuple(sorted(streams[local_rank])),
                         stacks=places[process.name].stacks,
+                        recorder=records,
                     )
                     for local_rank, process in enumerate(processes)
                 ),
                 must_fork=self._workers.must_fork,
             )
-            pids = server.fork(request, [ours[stream] for ours in streams for stream in sorted(ours)])
+            theirs = self.recorders.open([process.name for process in processes] if records else [])
+            fds = [[ours[stream] for stream in sorted(ours)] + theirs[n : n + 1] for n, ours in enumerate(streams)]
+            pids = server.fork(request, [fd for each in fds for fd in each])
         finally:
-            for fd in {fd for ours in streams for fd in ours.values()}:
+            for fd in {*theirs, *(fd for ours in streams for fd in ours.values())}:
                 os.close(fd)
         for process, pid in zip(processes, pids, strict=True):
             self._system.adopt(process.name, pid)
@@ -485,6 +492,7 @@ class Starter:
 
     def close(self) -> None:
         """End what is left of ours."""
+        self.recorders.close()
         self.close_store()
         self._end_server()
 

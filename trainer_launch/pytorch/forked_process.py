@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from trainer_launch.host import process_attributes
 from trainer_launch.model import exit_codes
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.pytorch import messages, process_reset
+from trainer_launch.pytorch import flight_recorder, messages, process_reset
 from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.pytorch.recorded_imports import Imports, Site
@@ -111,8 +111,9 @@ def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs
         given = iter(fds)
         for worker in request.workers:
             streams = dict(zip(worker.streams, given, strict=False))
+            recorder = next(given) if worker.recorder else None
             if fork_one(signs):
-                return Worker(origin, request, worker, streams, signs)
+                return Worker(origin, request, worker, streams, signs, recorder)
         code = 0
     except OSError as problem:
         signs.tell("failed", f"a worker could not be forked ({problem})")
@@ -145,10 +146,17 @@ class Worker:
     """The steps of a worker's life: each call returns what has to be called next, with no frame below it."""
 
     def __init__(
-        self, origin: Origin, request: ForkWorkers, worker: ForkedWorker, streams: Mapping[int, int], signs: Signs
+        self,
+        origin: Origin,
+        request: ForkWorkers,
+        worker: ForkedWorker,
+        streams: Mapping[int, int],
+        signs: Signs,
+        recorder: int | None = None,
     ) -> None:
         self._origin, self._request, self._worker, self._signs = origin, request, worker, signs
         self._streams = streams  # what is put in the place of 1 and 2
+        self._recorder = recorder  # where PID 1 asks what torch's flight recorder knows
         self._has_run = False
         self._problem: BaseException | None = None  # what the program did not catch
         self._umask = os.umask(0)
@@ -168,11 +176,17 @@ class Worker:
             os.setsid()
             process_reset.restore_signals(self._origin.handlers)
             process_reset.take_streams(self._streams)
-            process_reset.close_descriptors({*self._origin.descriptors, self._signs.go})
+            kept = {*self._origin.descriptors, self._signs.go}
+            if self._recorder is not None:
+                self._recorder = _out_of_the_way(self._recorder)
+                kept.add(self._recorder)
+            process_reset.close_descriptors(kept)
             main = self._become()
         except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
             failed = f"{type(problem).__name__}: {problem}"
         wait_for_go(self._origin, self._signs)
+        if main is not None and self._recorder is not None:
+            flight_recorder.answer_in_thread(self._recorder, int(os.environ["RANK"]))
         signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
         if main is None:
             _exec(self._request, self._worker, failed)
@@ -253,10 +267,14 @@ def _look_like(argv: Sequence[str]) -> None:
 def arm(path: str) -> None:
     """A signal makes Python write there where every thread stands."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
-    out_of_the_way = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
+    faulthandler.register(_STACKS_SIGNAL, file=_out_of_the_way(fd), all_threads=True, chain=False)
+
+
+def _out_of_the_way(fd: int) -> int:
+    high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
     os.close(fd)
-    faulthandler.register(_STACKS_SIGNAL, file=out_of_the_way, all_threads=True, chain=False)
+    return moved
 
 
 def _new_main() -> types.ModuleType:

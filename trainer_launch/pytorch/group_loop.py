@@ -7,14 +7,16 @@ import importlib
 import logging
 import os
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
-from trainer_launch.membership.client import Client
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.client import Client, News
 from trainer_launch.model import (
     Exit,
     Failure,
@@ -28,7 +30,9 @@ from trainer_launch.model import (
     Workers,
     exit_codes,
 )
+from trainer_launch.model.collectives import Life, RankState, Recorded, brief
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_group, worker_processes
@@ -57,6 +61,7 @@ from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure, loop
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.incident_collection import FAILURE, HANG, Collected, Collector
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.worker_samples import Place
 
@@ -68,16 +73,23 @@ def run(
     plan: Plan,
     system: System,
     secret: bytes | None,
-    watch: Callable[[Group], loop.AnyWatch | None] = lambda group: None,
+    attach: Callable[[Group], None] = lambda group: None,
     observer: loop.AnyObserver | None = None,
 ) -> Outcome:
     """Run the plan's workers until the job is over for this node, and say how it ended."""
     with contextlib.closing(Group(plan, system, secret, observer)) as group:
-        group.watch = watch(group)
+        attach(group)
         group.to_the_end()
     system.drain(loop.DRAIN_S)
     group.hand_up()
     return outcome(group.state, system, group.evidence)
+
+
+class AnyHangWatch(loop.AnyWatch, Protocol):
+    """`hang_watch.Watch` is it."""
+
+    def reported(self) -> None:
+        """The present quiet is known to all."""
 
 
 class Group:
@@ -88,13 +100,16 @@ class Group:
         self.state, self._first = worker_group.begin(plan, incarnation, system.now())
         workers, membership = self.state.workers, self.state.membership
         self.evidence = Evidence()
-        self.watch: loop.AnyWatch | None = None
+        self.watch: AnyHangWatch | None = None
+        self.collector: Collector | None = None
+        self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
         self._observer = observer
         self._plan, self._workers, self._membership = plan, workers, membership
         self._system = system
         self._places: dict[str, Place] = {}
         self._queue: list[Event] = []
-        system.need_descriptors(_OWN_DESCRIPTORS + 2 * workers.count)
+        system.need_descriptors(_OWN_DESCRIPTORS + 4 * workers.count)
         system.mark = runtime_directory.VARIABLE, workers.run_dir
         self._gpus = Watch(workers.env)
         self._folders = LogFolders(workers, membership.job)
@@ -117,6 +132,8 @@ class Group:
 
     def close(self) -> None:
         """End what is left beside the workers, and leave the coordinator."""
+        if self.collector is not None:
+            self.collector.close()
         self._client.close()
         self._starter.close()
 
@@ -127,6 +144,22 @@ class Group:
         if own is not None and place is not None and isinstance(end, say.GiveUp) and end.rank == own.rank:
             code = -own.signal if own.signal is not None else own.exit_code or 0
             error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
+
+    def question(self, folder: str | None) -> int:
+        """Ask all forked workers what their flight recorders know."""
+        return self._starter.recorders.question(folder)
+
+    def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
+        """What they have answered in time, by process."""
+        return self._starter.recorders.answers(number, until_s)
+
+    def how_far(self) -> Mapping[str, int]:
+        """How many collectives each has entered and ended."""
+        return self._starter.recorders.how_far()
+
+    def answered(self, name: str) -> int:
+        """Bytes that a worker has written to answer."""
+        return self._starter.recorders.answered(name)
 
     def place_of(self, name: str) -> Place | None:
         """Which worker a process is."""
@@ -150,8 +183,15 @@ class Group:
             events.append(ev.Deadline(now_s))
         if self.watch is not None and self._is_watched() and now_s >= self.watch.due_s:
             hung = self.watch.look(now_s)
-            events += [hung] if hung is not None else []
+            events += [self._with_explanation(hung)] if hung is not None else []
         return events
+
+    def _with_explanation(self, hung: ev.Hung) -> ev.Hung:
+        """All nodes together know more than this one."""
+        known = self._explained
+        if known is None or not known.accuses or known.generation != self.state.seen:
+            return hung
+        return replace(hung, text=known.text, reason=known.cause or hung.reason)
 
     def _is_watched(self) -> bool:
         run = self.state.run
@@ -196,8 +236,64 @@ class Group:
         before = self.state
         self.state, actions = worker_group.step(before, event)
         _log_step(event, before, self.state)
+        self._collect(event, before)
         self._observe(event, before)
         self._apply(actions)
+
+    def _collect(self, event: Event, before: State) -> None:
+        """A generation fails: see what its workers do before any of them is stopped."""
+        if isinstance(event, Heard):
+            self._hear_of_stall(event.news)
+        is_over = before.ending is None and self.state.ending is not None and self.state.phase is Phase.RUNNING
+        if (
+            not is_over
+            or self.collector is None
+            or isinstance(event, ev.Hung)
+            or self.state.stop_signal is not None
+        ):
+            return
+        sentence = what_failed(event, self.state)
+        if sentence is not None:
+            names = [place for place in self._places if place not in self._system.pids()]
+            self.collector.collect(FAILURE, sentence, names=names)
+
+    def _hear_of_stall(self, news: News) -> None:
+        """Another node sees no progress; and what came of it."""
+        match news:
+            case say.ShowRanks(generation=asked) if asked == self.state.seen and self.state.phase is Phase.RUNNING:
+                self._show_ranks()
+            case say.Explained(generation=asked) if asked == self.state.seen:
+                self._note_explanation(news)
+
+    def _show_ranks(self) -> None:
+        if self.watch is not None:
+            self.watch.reported()
+        seen = self._stalled  # it may have been seen here, too, at the same time
+        if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
+            seen = None if self.collector is None else self.collector.collect(HANG, "another node sees no progress")
+        self.tell_ranks(seen)
+
+    def _note_explanation(self, told: say.Explained) -> None:
+        self._explained, seen = told, self._stalled
+        where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
+        level, words = (logging.WARNING, "suspected hang") if told.accuses else (logging.INFO, "no progress")
+        _log.log(level, "%s: %s%s", words, told.text, where)
+        if self.collector is not None and seen is not None:
+            self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
+
+    def tell_ranks(self, collected: Collected | None) -> None:
+        """Tell the coordinator what our ranks show, which asks all others, too."""
+        self._stalled = collected
+        states = () if collected is None else fitting(collected.incident.states)
+        self._client.send(say.Ranks(self.state.seen, states, time.time_ns()))
+
+    def ended(self) -> list[RankState]:
+        """This generation's workers that have no process any more."""
+        return [rank_state(death, self._membership.node_rank) for death in self.state.deaths]
+
+    def generation(self) -> int:
+        """The present one's number."""
+        return self.state.seen
 
     def _observe(self, event: Event, before: State) -> None:
         """Observers know the supervisor's events; the others change what they see of the state."""
@@ -319,6 +415,44 @@ def _log_step(event: Event, before: State, after: State) -> None:
 
 def _begins_to_kill(before: State, after: State) -> bool:
     return [run is not None and run.phase is ev.Phase.KILLING for run in (before.run, after.run)] == [False, True]
+
+
+# -- what an incident tells of a group ---------------------------------------------------------
+
+
+def rank_state(death: FailureRecord, node_rank: int | None) -> RankState:
+    """An ended worker, as an incident has it."""
+    life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
+    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
+    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how)
+
+
+_MESSAGE_BYTES = 48_000  # leaves room in a line
+
+
+def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
+    """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
+    for most in (4, 1, 0):
+        told = tuple(brief(state, most) for state in states)
+        if sum(len(encode(state)) for state in told) <= _MESSAGE_BYTES:
+            return told
+    return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]
+
+
+def what_failed(event: Event, state: State) -> str | None:
+    """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
+    match event:
+        case Heard(news=say.Restart(reason=reason)):
+            return None if reason.endswith("may join") else f"generation {state.seen} is over: {reason}"
+        case Heard(news=say.GiveUp(reason=reason)):
+            return reason
+        case StoreEnded():
+            return state.failure.message if state.failure is not None else None
+    death = state.failure
+    if death is None:
+        return None
+    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
+    return f"rank {death.rank} ended with {how}" + (f": {death.message}" if death.message else "")
 
 
 # -- GPU memory in use -------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class ForkedWorker:
     environment: Mapping[str, str]  # in addition to what all workers get
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
+    recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class ForkWorkers:
     @property
     def fds(self) -> int:
         """How many descriptors come with it."""
-        return sum(len(worker.streams) for worker in self.workers) + 1
+        return sum(len(worker.streams) + worker.recorder for worker in self.workers) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,8 @@ def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Fai
     """What the coordinator is told, which decides whether a restart can help."""
     said, is_peers = death.message or "", lost_peer(death) and not ends.failed
     how = (death.rank, death.exit_code, death.signal, said, error_name(said))
-    return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished)
+    cause = death.reason if death.reason == "ProgramError" else None  # a hang that a restart cannot mend
+    return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
 
 
 def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
@@ -497,7 +498,7 @@ def _hung(state: State, hung: ev.Hung) -> Step:
         signal=signal.SIGKILL,
         message=hung.text,
         lines=hung.lines,
-        reason="Hung",
+        reason=hung.reason,
     )
     alive = state.run.alive
     state, told = _tell_failure(replace(state, ending=Ending.FAILED, failure=death))

@@ -166,6 +166,13 @@ SYMPTOMS = (
         again=False,
     ),
     _symptom(
+        "ProgramError",
+        r"Received data size doesn't match expected size",
+        what="because the ranks entered different collectives",
+        hint="let all ranks call the same collectives with the same sizes; a restart will not help",
+        again=False,
+    ),
+    _symptom(
         "SharedMemoryFull",
         r"killed by signal: Bus error",
         r"No space left on device[^\n]*/dev/shm|/dev/shm[^\n]*No space left on device",

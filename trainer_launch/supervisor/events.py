@@ -75,6 +75,7 @@ class Hung:
     lines: tuple[str, ...] = ()  # where its threads are
     rank: int | None = None  # who is to blame, of torch's workers
     local_rank: int | None = None
+    reason: str = "Hung"  # the exit reason
 
 
 Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung

@@ -1,59 +1,101 @@
-"""The hang watch: looks at this node's workers at a pace, and when they hang saves all stacks and ends them.
+"""The hang watch: looks at this node's workers at a pace; a hang is collected, reported and, if asked for, ended.
 
-What is a hang is decided in `hang`. Nobody is killed before every worker's stacks are on disk. An event
-tells the worker group, or the supervisor's machine, which ends them.
+What is a hang is decided in `hang_detection`, who is waited for in `collectives`. Nobody is killed before what the
+workers can tell is on disk. An event tells the worker group, or the supervisor's machine, which ends them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import re
-import socket
-import tempfile
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from trainer_launch.host import process_tree
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import hang_detection
-from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker, ranges
+from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
+from trainer_launch.supervisor.incident_collection import HANG, Collected
+from trainer_launch.supervisor.stacks import Frame, main_thread, stacks_digest, waits_for_others, where
 from trainer_launch.supervisor.worker_samples import Workers
 
 log = logging.getLogger(__name__)
+
+
+class AnyCollector(Protocol):
+    """Who collects incidents; `incident_collection.Collector` is it."""
+
+    def collect(
+        self, kind: str, sentence: str, *, report: str, texts: Mapping[int, str], keeps_sentence: bool
+    ) -> Collected:
+        """Collect one now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """What is watched, and what for."""
 
-    rules: Rules
-    folder: str  # where stacks are saved
+    rules: Rules | None  # of the hangs that are ended; None: none is
+    report: Rules | None = None  # of those that are only reported
     alone: bool  # no other node could be waited for
+
+    @property
+    def paced_by(self) -> Rules:
+        """The rules that want to look most often."""
+        return min(self.all_rules, key=lambda rules: rules.pace_s)
+
+    @property
+    def all_rules(self) -> tuple[Rules, ...]:
+        """Both, as far as there are any."""
+        return tuple(rules for rules in (self.rules, self.report) if rules is not None)
 
 
 class Watch:
     """Looks when it is due."""
 
-    def __init__(self, watched: Watched, workers: Workers, now_s: float) -> None:
+    def __init__(
+        self,
+        watched: Watched,
+        workers: Workers,
+        now_s: float,
+        collector: AnyCollector | None = None,
+        tell: Callable[[Collected], None] = lambda collected: None,
+    ) -> None:
         self._watched = watched
         self._workers = workers
+        self._collector = collector
+        self._tell = tell  # the coordinator, which asks all nodes
         self._node = hang_detection.begin(now_s)
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
+        self._reported_at_s: float | None = None  # the last sign of life before the hang that was reported
+        self._has_reported = False
         self.due_s = now_s
 
     def look(self, now_s: float) -> ev.Hung | None:
-        """Look once; act on a hang, and tell of one that the supervisor has to end itself."""
-        rules = self._watched.rules
+        """Look once; report a hang, and tell of one that the supervisor has to end."""
+        watched = self._watched
+        rules = watched.paced_by
         self.due_s = now_s + rules.pace_s
         self._node = hang_detection.observe(self._node, self._workers.look(), now_s, rules)
-        found = hang_detection.judge(self._node, rules)
-        if found is None:
-            return None
-        found = self._named(found, now_s)
-        return None if found is None else self._strike(found, now_s)
+        found = self._judged(watched.rules)
+        found = None if found is None else self._named(found, now_s)
+        if found is not None:
+            return self._strike(found, now_s)
+        has_changed = self._reported_at_s != self._node.sign_at_s
+        if watched.report is not None and (has_changed or not self._has_reported):
+            found = self._judged(watched.report)
+            if found is not None:
+                self.reported()
+                self._report_only(found)
+        return None
+
+    def reported(self) -> None:
+        """Nothing more is reported until somebody shows a sign of life."""
+        self._has_reported, self._reported_at_s = True, self._node.sign_at_s
+
+    def _judged(self, rules: Rules | None) -> Hang | None:
+        return None if rules is None else hang_detection.judge(self._node, rules)
 
     def _named(self, found: Hang, now_s: float) -> Hang | None:
         """The hang with the guilty alone; None while they may be on another node.
@@ -63,7 +105,7 @@ class Watch:
         if found.kind is not Kind.IDLE:
             return found
         since_s = now_s - found.for_s
-        if self._asked_at_s is None or since_s > self._asked_at_s + self._watched.rules.pace_s:
+        if self._asked_at_s is None or since_s > self._asked_at_s + self._watched.paced_by.pace_s:
             waits = {worker: waits_for_others(frame) for worker, frame in self._main_threads().items()}
             self._asked_at_s = since_s
             self._elsewhere = tuple(worker for worker, waiting in waits.items() if waiting is False)
@@ -83,18 +125,38 @@ class Watch:
 
     def _strike(self, found: Hang, now_s: float) -> ev.Hung:
         workers = tuple(self._node.tracks)
-        texts = self._workers.ask_all(workers)
-        digest = stacks_digest({worker: self._place(worker, texts) for worker in workers})
-        digest += self._loaders(workers, texts)
-        path = _save(self._watched.folder, self._report(found, workers, texts, digest))
-        text = f"{found.text}; the stacks of all workers are in {path}" if path else found.text
+        text, digest, collected = self._collected(found)
         log.error("hang: %s", text)
         for line in digest:
             log.error("hang: %s", line)
         self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
         self._asked_at_s, self._elsewhere = None, ()
-        guilty = min(workers, key=lambda worker: worker not in found.workers)
-        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank)
+        explanation = collected.explanation if collected is not None else None
+        named = explanation.ranks if explanation is not None else ()
+        guilty = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
+        reason = explanation.reason if explanation is not None and explanation.reason else "Hung"
+        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank, reason)
+
+    def _report_only(self, found: Hang) -> None:
+        """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""
+        log.info("no progress: %s; all nodes are asked what their ranks show", found.text)
+        _, _, collected = self._collected(found)
+        if collected is not None:
+            self._tell(collected)
+
+    def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
+        """The hang in a sentence, where each worker is, and what was collected."""
+        workers = tuple(self._node.tracks)
+        texts = self._workers.ask_all(workers)
+        digest = stacks_digest({worker: self._place(worker, texts) for worker in workers})
+        digest += self._loaders(workers, texts)
+        if self._collector is None:
+            return found.text, digest, None
+        report = self._report(found, workers, texts, digest)
+        is_plain = found.kind is Kind.STOPPED  # its sentence says it all
+        collected = self._collector.collect(HANG, found.text, report=report, texts=texts, keeps_sentence=is_plain)
+        text = collected.incident.sentence
+        return f"{text}; collected in {collected.folder}" if collected.folder else text, digest, collected
 
     def _place(self, worker: Worker, texts: Mapping[int, str]) -> str:
         known = main_thread(texts.get(worker.pid, ""))
@@ -116,115 +178,10 @@ class Watch:
     def _report(
         self, found: Hang, workers: tuple[Worker, ...], texts: Mapping[int, str], digest: tuple[str, ...]
     ) -> str:
-        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        parts = [f"{at} on {socket.gethostname()}: {found.text}\n", *[f"{line}\n" for line in digest]]
+        parts = [f"{found.text}\n", *[f"{line}\n" for line in digest]]
         for worker in workers:
             processes = [(worker.pid, worker.name), *[(e.pid, e.name) for e in self._workers.children(worker)]]
             for pid, name in processes:
                 whose = name if pid == worker.pid else f"{name}, a child of {worker.name}"
                 parts += [f"\n== {whose}, pid {pid}\n", texts.get(pid, ""), process_tree.describe(pid)]
         return "".join(parts)
-
-
-def _save(folder: str, text: str) -> str | None:
-    """Write a new file that outlives the run; its path."""
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        fd, path = tempfile.mkstemp(
-            prefix=f"trainer-launch-hang-{socket.gethostname()}-{stamp}-", suffix=".txt", dir=folder
-        )
-        with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError as problem:
-        log.warning("cannot save the stacks in %s (%s); set --hang-dir", folder, problem.strerror)
-        return None
-    return path
-
-
-# -- stacks ------------------------------------------------------------------------------------
-
-
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
-# Where a rank waits for the others: in a collective, or in what torch runs one from.
-_COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher)|autograd/|nn/parallel/)")
-_DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One call."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def is_library(self) -> bool:
-        """Whether this is not the user's own code."""
-        return _LIBRARY.search(self.file) is not None
-
-    def __str__(self) -> str:
-        return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
-
-
-def main_thread(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
-    threads: list[tuple[bool, list[Frame]]] = []
-    for line in text.splitlines():
-        start, frame = _THREAD.match(line), _FRAME.match(line)
-        if start:
-            threads.append((start[1] == "Current thread", []))
-        elif frame and threads:
-            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
-    # The kernel gives a process's signal to its main thread; that is also the oldest, which comes last.
-    current = [frames for is_current, frames in threads if is_current]
-    chosen = current or [frames for _, frames in threads]
-    return tuple(chosen[-1]) if chosen else ()
-
-
-def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
-    """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
-    inner = [frame for frame in _down_to_user(frames) if frame.is_library]
-    return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
-
-
-def where(frames: tuple[Frame, ...]) -> str:
-    """One phrase: the user's own innermost line, and the library call that it is in."""
-    down = _down_to_user(frames)
-    user = down[-1] if down and not down[-1].is_library else None
-    inner = [frame for frame in down if frame.is_library]
-    calls = [frame for frame in reversed(inner) if frame.function not in _DECORATORS]
-    if user is None:
-        return str(frames[0]) if frames else "unknown"
-    if not calls:
-        return f"in {user}"
-    waits = "waits in" if waits_for_others(frames) else "in"
-    return f"{waits} {calls[0].function}, called from {user}"
-
-
-def stacks_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
-    """Alike ranks together: `ranks 0-2,4-7: waits in all_reduce, called from train.py:31 (main)`."""
-    groups: dict[str, list[Worker]] = {}
-    for worker, place in places.items():
-        groups.setdefault(place, []).append(worker)
-    few_first = sorted(groups.items(), key=lambda group: len(group[1]))
-    return tuple(f"{_label(workers)}: {place}" for place, workers in few_first)
-
-
-def _label(workers: Iterable[Worker]) -> str:
-    workers = list(workers)
-    ranks = [worker.rank for worker in workers if worker.rank is not None]
-    if len(ranks) < len(workers):
-        return ", ".join(worker.name for worker in workers)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
-
-
-def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """From the innermost call down to the first of the user's own."""
-    for depth, frame in enumerate(frames):
-        if not frame.is_library:
-            return frames[: depth + 1]
-    return frames

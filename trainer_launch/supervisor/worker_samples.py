@@ -45,6 +45,8 @@ class Sources:
     run_dir: str  # where workers say who they are, and how far
     progress_file: str | None = None  # a file of the user's that changes with progress
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
+    how_far: Callable[[], Mapping[str, int]] = dict  # collectives that each process has entered and ended
+    answered: Callable[[str], int] = lambda name: 0  # bytes that a process has written to answer us
     below_torchrun: bool = False  # these processes are torchruns: their children are the workers
 
 
@@ -59,10 +61,11 @@ class Workers:
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
         below = _by_parent(process_tree.descendants(os.getpid()))
+        far = self._sources.how_far()
         samples = {}
         for name, pid in self._sources.pids().items():
             for worker in self._find(name, pid, below):
-                sample = self._sample(name, worker, below)
+                sample = self._sample(name, worker, below, far.get(name, 0))
                 if sample is not None:
                     samples[worker] = sample
         return samples
@@ -80,6 +83,22 @@ class Workers:
                 text = self._ask(worker, pid, min(end_s, time.monotonic() + _ANSWER_S))
                 if text:
                     texts[pid] = text
+        return texts
+
+    def ask_at_once(self, workers: Iterable[Worker], until_s: float) -> dict[int, str]:
+        """Let all workers write their stacks at the same time, without what they have forked; texts by pid."""
+        asked = {}
+        for worker in workers:
+            if worker.stacks is not None and (before := self._ask_for_stacks(worker, worker.pid)) is not None:
+                asked[worker] = before
+        sizes = dict(asked)
+        texts: dict[int, str] = {}
+        while len(texts) < len(asked) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            for worker, before in asked.items():
+                last, sizes[worker] = sizes[worker], _size(worker.stacks or "")
+                if worker.pid not in texts and last == sizes[worker] > before:
+                    texts[worker.pid] = _tail(worker.stacks or "", before)
         return texts
 
     # -- finding ------------------------------------------------------------------------------
@@ -106,7 +125,7 @@ class Workers:
 
     # -- sampling -----------------------------------------------------------------------------
 
-    def _sample(self, name: str, worker: Worker, below: Below) -> Sample | None:
+    def _sample(self, name: str, worker: Worker, below: Below, far: int) -> Sample | None:
         own = read(worker.pid)
         if own is None:
             return None
@@ -117,8 +136,13 @@ class Workers:
             state=own.state,
             cpu_s=sum(one.cpu_s for one in seen),
             switches=max(one.switches for one in seen),
-            signs=(*self._signs(name, worker), *_written(pids)),
+            signs=(*self._signs(name, worker), *_written(pids), far, self._own_writes(name, worker, pids)),
         )
+
+    def _own_writes(self, name: str, worker: Worker, pids: Iterable[int]) -> int:
+        """Bytes that they have written, wherever to, but for what we have asked for."""
+        asked = self._sources.answered(name) + _size(worker.stacks or "")
+        return sum(map(bytes_written, pids)) - asked
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
@@ -131,14 +155,9 @@ class Workers:
 
     def _ask(self, worker: Worker, pid: int, until_s: float) -> str:
         """Let one process write its stacks; "" when it has no handler, or does not come to it."""
-        seen = read(pid)
-        if worker.stacks is None or seen is None or seen.state in "TtDZX":
+        before = self._ask_for_stacks(worker, pid)
+        if worker.stacks is None or before is None:
             return ""
-        if not process_tree.catches(pid, STACKS_SIGNAL):
-            return ""
-        before = _size(worker.stacks)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, STACKS_SIGNAL)
         size = before
         while time.monotonic() < until_s:
             time.sleep(_LOOK_S)
@@ -146,6 +165,18 @@ class Workers:
             if last == size > before:
                 break  # it has stopped growing
         return _tail(worker.stacks, before)
+
+    def _ask_for_stacks(self, worker: Worker, pid: int) -> int | None:
+        """Send the signal; the size of the file before, None: this process cannot answer."""
+        seen = read(pid)
+        if worker.stacks is None or seen is None or seen.state in "TtDZX":
+            return None
+        if not process_tree.catches(pid, STACKS_SIGNAL):
+            return None
+        before = _size(worker.stacks)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, STACKS_SIGNAL)
+        return before
 
 
 def ranked(pid: int) -> Place | None:
@@ -207,6 +238,19 @@ def _tail(path: str, start: int) -> str:
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+
+
+_WRITTEN = re.compile(rb"^wchar: (\d+)", re.MULTILINE)
+
+
+def bytes_written(pid: int, proc: str = "/proc") -> int:
+    """By system calls that write, so far; 0 where that cannot be seen."""
+    try:
+        with open(f"{proc}/{pid}/io", "rb") as file:
+            found = _WRITTEN.search(file.read())
+        return int(found[1]) if found else 0
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

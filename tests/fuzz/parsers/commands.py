@@ -12,12 +12,13 @@ from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch.commands import local, options, run
+from trainer_launch.commands import local, options
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
+from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, horovodrun_options, reading, torchrun_options, typed_mpirun
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
@@ -85,7 +86,7 @@ def setting(data: bytes) -> None:
         attempt(with_minimum, job, found.min_nodes)
     attempt(reading.ports_of, found, names="--port-range")
     attempt(engines._names, found.preload, names="--preload")
-    attempt(run.hang_timeout_s, found.hang_timeout or "auto", names="--hang-timeout")
+    attempt(incident_watch.check, found, names="--hang-")
 
 
 @target("text", 1000)
@@ -99,7 +100,7 @@ def option(data: bytes) -> None:
     attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
-    attempt(run.hang_timeout_s, text, kinds=(UsageError,), names="--hang-timeout")
+    attempt(incident_watch.seconds_of, "hang_timeout", text, kinds=(UsageError,), names="--hang-timeout")
     attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words

@@ -27,7 +27,8 @@ from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.rehearsal import pod_watch, script_checks
-from trainer_launch.supervisor import error_lines, failure, hang_watch, outcome
+from trainer_launch.supervisor import error_lines, failure, outcome
+from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
@@ -54,10 +55,10 @@ def symptom(data: bytes) -> None:
 def stacks(data: bytes) -> None:
     """What faulthandler has written, cut anywhere."""
     text = data.decode("utf-8", "replace")
-    found = hang_watch.main_thread(text)
-    hang_watch.waits_for_others(found)
-    assert isinstance(hang_watch.where(found), str)
-    hang_watch.main_thread((text * 20)[:60_000])
+    found = of_faulthandler.main_thread(text)
+    of_faulthandler.waits_for_others(found)
+    assert isinstance(of_faulthandler.where(found), str)
+    of_faulthandler.main_thread((text * 20)[:60_000])
 
 
 @target("text")

@@ -123,6 +123,7 @@ def request_of(
         secret_file=settings.secret_file,
         start_method=settings.start_method,
         preload=_names(settings.preload),
+        records=settings.recorder,
         prefix=settings.prefix,
         watches_output=settings.hang_timeout is not None,
         scratch=scratch,

@@ -15,6 +15,7 @@ from trainer_launch.planning.topology import workers_asked_for
 
 NAME = "torch"
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
+_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
 
 
 def serves(job: Job, command: Command) -> str | None:
@@ -72,6 +73,8 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
     forks, why = _way_to_start(request, options, program)
     env = child_env.workers(request)
     env |= {runtime_directory.VARIABLE: request.scratch, **torch_options.constants(options)}
+    if forks and request.records:
+        env.setdefault(*_FLIGHT_RECORDER)
     workers = Workers(
         count=request.topology.local_world_size or 1,
         argv=_argv(request, options, program),
@@ -79,6 +82,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         role=options.get("role", "default"),
         forks=forks,
         must_fork=request.start_method == "forkserver",
+        records=forks and request.records,
         script=None if "module" in options else program[0],
         module=program[0] if "module" in options else None,
         preload=request.preload,

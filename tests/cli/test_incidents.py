@@ -1,0 +1,284 @@
+"""Incidents of real jobs: what is collected of a failure and of a hang, who is named, and who is not."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env, launch, script
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(180)]
+TWO = ("--nproc-per-node", "2")
+
+# Five steps of two or more ranks; in the sixth, rank 1 does what the case wants while the others wait for it.
+TRAIN = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+def read_batch():
+    time.sleep(FOR_S)
+class Slow(Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, number):
+        time.sleep(FOR_S)
+        return torch.ones(1)
+class Disk:
+    def write(self, data):
+        time.sleep(FOR_S)
+        return len(data)
+    def flush(self):
+        pass
+def save():
+    torch.save(torch.ones(1), Disk(), _use_new_zipfile_serialization=False)
+def train():
+    dist.init_process_group("gloo")
+    rank, total = dist.get_rank(), torch.ones(4)
+    for step in range(5):
+        dist.all_reduce(total)
+        print(f"rank {rank} step {step}\\n", end="", flush=True)
+    if rank == 1:
+        WHAT
+    dist.all_reduce(total)
+    print(f"rank {rank} is done\\n", end="", flush=True)
+    os._exit(0)
+train()
+"""
+
+
+def training(folder: Path, what: str, for_s: float = 60.0) -> str:
+    return script(folder, TRAIN.replace("WHAT", what).replace("FOR_S", str(for_s)))
+
+
+def incidents(place: Path, *words: str) -> str:
+    ended = launch("incidents", *words, "--incident-dir", str(place))
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def shown(place: Path, number: int = -1) -> dict[str, Any]:
+    """One incident as JSON, by default the newest."""
+    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
+    return found[number]
+
+
+# -- hangs ------------------------------------------------------------------------------------
+
+
+def test_by_default_a_hang_is_explained_and_nobody_is_killed(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place))
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "read_batch()", 6.0))
+    assert ended.returncode == 0, ended.stderr
+    assert "attempt=1" in ended.stderr
+    sentence = "rank 1 (node 0) never entered all_reduce #6 of default_pg, [[4]] Float; rank 0 has waited in it for"
+    assert f"suspected hang: {sentence}" in ended.stderr
+    one = shown(place)
+    assert one["sentence"].startswith(sentence)
+    assert "rank 1 is in train.py:" in one["sentence"]
+    assert one["sentence"].endswith("(read_batch)")
+    assert (one["kind"], one["ranks"], one["reason"]) == ("hang", [1], "")
+    assert [state["rank"] for state in one["states"]] == [0, 1]
+    assert {"stacks/rank-0.txt", "output/rank-1.txt", "host/network.txt", "environment.txt"} <= set(one["files"])
+    assert {f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(2)} <= set(one["files"])
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("next(iter(DataLoader(Slow())))", "rank 1 is in the data loader: "),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (SIGSTOP)"),
+    ],
+    ids=["data loader", "stopped"],
+)
+def test_the_sentence_tells_what_the_rank_is_in(tmp_path: Path, what: str, words: str) -> None:
+    place = tmp_path / "incidents"
+    watched = (
+        "--hang-report-after",
+        "2",
+        "--hang-timeout",
+        "6",
+        "--max-restarts",
+        "0",
+        "--incident-dir",
+        str(place),
+    )
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, what))
+    assert ended.returncode == 138, ended.stderr
+    assert "suspected hang: rank 1 (node 0) never entered all_reduce #6" in ended.stderr
+    assert words in shown(place, 0)["sentence"]
+
+
+def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place))
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "save()", 3.0))
+    assert ended.returncode == 0, ended.stderr
+    assert "suspected hang" not in ended.stderr
+    assert "no progress: rank 1 (node 0) never entered all_reduce #6" in ended.stderr
+    assert "rank 1 is in a checkpoint: " in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "[(print('beat', flush=True), time.sleep(0.2)) for _ in range(25)]",
+        "[dist.all_reduce(total, group=ALONE) or time.sleep(0.2) for _ in range(25)]",
+        "[sum(range(10**6)) for _ in range(100)]",
+    ],
+    ids=["prints", "own collectives", "computes"],
+)
+def test_who_shows_signs_of_life_is_no_suspect_without_prefix(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place))
+    text = training(tmp_path, what)
+    path = Path(tmp_path / text) if not Path(text).is_absolute() else Path(text)
+    path.write_text(path.read_text().replace("    rank, total", "    ALONE = dist.new_group([1])\n    rank, total"))
+    ended = launch("run", *watched, *TWO, "--", text)
+    assert ended.returncode == 0, ended.stderr
+    assert "suspected hang" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("dist.barrier()", "the ranks disagree about collective #6 of default_pg: rank 0 entered all_reduce"),
+        ("total = torch.ones(8)", "rank 1 entered all_reduce with [[8]] Float"),
+    ],
+    ids=["operation", "size"],
+)
+def test_a_mismatch_ends_the_job_without_a_restart(tmp_path: Path, what: str, words: str) -> None:
+    watched = ("--hang-timeout", "2", "--incident-dir", str(tmp_path / "incidents"))
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, what))
+    assert ended.returncode == 1, ended.stderr
+    said = ended.stderr.splitlines()
+    (last,) = [line for line in said if "reason=" in line]
+    assert "reason=ProgramError" in last
+    assert "retryable=false" in last
+    assert "attempt=1" in last
+    if "entered all_reduce" not in last:  # gloo may find out first that the sizes differ
+        assert what.endswith("ones(8)")
+    else:
+        assert words in last
+
+
+def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place), "--log-level", "info")
+    argv = (*LAUNCHER, "local", "--nodes", "3", *watched, "--", training(tmp_path, "read_batch()", 9.0))
+    ended = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=150)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    sentence = "rank 1 (node 1) never entered all_reduce #6 of default_pg, [[4]] Float; ranks 0,2 have waited in it"
+    for node in range(3):
+        assert f"[trainer-launch {node}] suspected hang: {sentence}" in ended.stdout + ended.stderr
+    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
+    assert {one["node_rank"] for one in found} == {0, 1, 2}
+    assert all(one["sentence"].startswith(sentence) for one in found)
+
+
+# -- failures ---------------------------------------------------------------------------------
+
+
+def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    fails = "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+    secret = {"MY_TOKEN": "a-secret-value"}
+    options = ("--max-restarts", "0", "--incident-dir", str(place))
+    ended = launch(
+        "run", *options, "--prefix", "--nproc-per-node", "3", "--", training(tmp_path, fails), env=secret
+    )
+    assert ended.returncode == 137, ended.stderr
+    one = shown(place)
+    assert (one["kind"], one["sentence"]) == ("failure", "rank 1 ended with SIGKILL")
+    states = {state["rank"]: state for state in one["states"]}
+    assert (states[1]["life"], states[1]["how"]) == ("dead", "SIGKILL")
+    assert set(states) == {0, 1, 2}
+    assert "output/rank-1.txt" in one["files"]
+    environment = (Path(one["folder"]) / "environment.txt").read_text()
+    assert "MY_TOKEN=[redacted]" in environment
+    everything = b"".join(path.read_bytes() for path in Path(one["folder"]).rglob("*") if path.is_file())
+    assert b"a-secret-value" not in everything
+
+
+def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--no-recorder", "--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(place))
+    what = "print(os.environ.get('TORCH_FR_BUFFER_SIZE', 'no buffer'), flush=True); read_batch()"
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, what))
+    assert ended.returncode == 138, ended.stderr
+    assert "no buffer" in ended.stdout
+    one = shown(place)
+    assert "read_batch" in (Path(one["folder"]) / "stacks" / "rank-1.txt").read_text()
+    assert "rank 1: its flight recorder did not answer" in one["missing"]
+
+
+def test_nothing_is_collected_where_nobody_wants_it(tmp_path: Path) -> None:
+    options = ("--max-restarts", "0", "--incident-dir", "none")
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, "sys.exit(3)"), env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 3, ended.stderr
+    assert list(tmp_path.glob("**/incident.json")) == []
+
+
+def test_a_directory_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    options = ("--max-restarts", "0", "--incident-dir", str(tmp_path / "file"))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, "sys.exit(3)"))
+    assert ended.returncode == 3, ended.stderr
+    assert "cannot save an incident in" in ended.stderr
+    assert "set --incident-dir to a writable directory, or to none" in ended.stderr
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_lists_shows_and_packs(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    options = ("--max-restarts", "1", "--incident-dir", str(place))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, "raise ValueError('no luck')"))
+    assert ended.returncode == 1, ended.stderr
+    head, *rows = incidents(place).splitlines()
+    assert head.split() == ["ID", "KIND", "SENTENCE"]
+    assert len(rows) == 2
+    newest = rows[-1].split()[0]
+    text = incidents(place, "show", newest)
+    assert text.startswith("rank 1 ended with exit code 1: ValueError: no luck\n")
+    assert "failure at 20" in text
+    assert "last output of rank-1:" in text
+    assert incidents(place, "show") == text, "the newest without an ID"
+    assert incidents(place, "show", newest[:16]) == text or rows[0].split()[0][:16] == newest[:16]
+    copied = tmp_path / "copied"
+    argv = (*LAUNCHER, "incidents", "bundle", newest, "--incident-dir", str(place))
+    packed = subprocess.run(argv, env=clean_env(), capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(copied, filter="data")
+    assert incidents(copied, "show").partition(" files")[0] == text.partition(" files")[0]
+    assert incidents(copied / newest, "show").startswith("rank 1 ended with")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show",), "no incidents in "),
+        (("show", "20990101"), "no incidents in "),
+        (("shwo",), "unknown action 'shwo'"),
+        (("list", "--incident-dir", "/nowhere"), "no directory /nowhere; set --incident-dir"),
+        (("list", "--incident-dir", "none"), "--incident-dir is none: nothing is collected"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    place = () if "--incident-dir" in words else ("--incident-dir", str(tmp_path))
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer_launch", "incidents", *words, *place],
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,125 @@
+"""A job that does not go on: all members are asked once, and all are told the same sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.membership.test_table import running
+from tests.membership.world import World
+from tests.model.test_collectives import NOW, group
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import state, timeouts
+from trainer_launch.membership.state import Gone
+from trainer_launch.model.collectives import RankState
+
+READ = "in data.py:22 (read_batch)"
+
+
+def tells(world, peer, *ranks, after=6, generation=1, place=""):
+    """A node shows these ranks; who is `after` #6 waits in #7."""
+    states = tuple(
+        RankState(rank=rank, node=peer - 1, place=place, groups={"0": group(after, 6, ranks="0-2")})
+        for rank in ranks
+    )
+    world.say(peer, msg.Ranks(generation, states, NOW))
+
+
+def told(world, peer):
+    return world.last(peer, msg.Explained)
+
+
+def test_the_first_that_sees_no_progress_has_all_others_asked_and_all_hear_one_sentence():
+    world, (zero, one, two) = running()
+    tells(world, one, 1, after=7)
+    assert [world.count(peer, msg.ShowRanks) for peer in (zero, one, two)] == [1, 0, 1]
+    tells(world, zero, 0, after=7)
+    assert told(world, zero) is None, "node 2 may know more"
+    tells(world, two, 2, place=READ)
+    sentences = {told(world, peer).text for peer in (zero, one, two)}
+    assert sentences == {
+        "rank 2 (node 2) never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-1 have waited in it for "
+        "40 s; rank 2 is in data.py:22 (read_batch)"
+    }
+    assert told(world, zero).ranks == (2,)
+    assert not world.is_over
+    assert world.count(zero, msg.Restart) == 0, "nobody is stopped for it"
+
+
+def test_who_does_not_answer_in_time_is_named_as_such_and_not_accused():
+    world, (zero, one, two) = running()
+    tells(world, zero, 0, after=7)
+    tells(world, one, 1, after=7)
+    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+    text = told(world, zero).text
+    assert "which rank 2 did not enter; nothing is known of it here" in text
+    assert text.endswith("; no answer from node 2 (pod-2)")
+    assert world.count(two, msg.Explained) == 1
+
+
+def test_a_node_that_is_lost_meanwhile_ends_the_question_with_its_generation():
+    world, (zero, one, two) = running()
+    tells(world, zero, 0, after=7)
+    world.play(Gone(two))
+    tells(world, one, 1, after=7)
+    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+    assert told(world, zero) is None
+
+
+def test_the_ranks_of_nodes_that_are_done_have_finished_and_are_not_asked():
+    world = World(3)
+    zero, one, two = world.come(0, 1, 2, workers=1)
+    world.open_store()
+    world.say(two, msg.Done(1))
+    tells(world, zero, 0, after=7)
+    assert world.count(two, msg.ShowRanks) == 0
+    tells(world, one, 1, after=7)
+    assert told(world, one).text.startswith("rank 2 finished with exit code 0, and ranks 0-1 have waited")
+    assert (told(world, one).cause, told(world, one).helps) == ("ProgramError", False)
+
+
+def test_ranks_that_wait_for_nothing_are_told_without_blame():
+    world, (zero, one, two) = running()
+    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
+        tells(world, peer, rank)
+    assert told(world, zero).text == "no progress, but none of 3 known ranks waits in a recorded collective"
+    assert not told(world, zero).accuses
+
+
+def test_what_was_said_before_the_explanation_was_heard_asks_nobody_again():
+    world, (zero, one, two) = running()
+    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
+        tells(world, peer, rank, after=7)
+    tells(world, one, 1, after=7)
+    assert world.count(zero, msg.ShowRanks) == 0
+    assert world.count(zero, msg.Explained) == 1
+    world.pass_time(timeouts.EXPLAIN_AGAIN_S + 1)
+    tells(world, one, 1, after=7)
+    assert world.count(zero, msg.ShowRanks) == 1
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_what_is_said_of_another_generation_means_nothing(generation):
+    world, (zero, one, _) = running()
+    tells(world, one, 1, after=7, generation=generation)
+    assert world.count(zero, msg.ShowRanks) == 0
+
+
+def test_status_tells_the_sentence_and_how_old_it_is_until_the_generation_is_over():
+    world, (zero, one, two) = running()
+    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
+        tells(world, peer, rank, after=7 if rank else 6, place=READ)
+    world.now_s += 5
+    now = state.status(world.state, world.now_s)
+    assert now.stall == told(world, zero).text
+    assert now.stall_age_s == 5.0
+    world.fail(one)
+    assert state.status(world.state, world.now_s).stall is None
+
+
+def test_a_failure_that_a_restart_cannot_mend_ends_the_job_with_its_cause():
+    world, (zero, one, two) = running()
+    text = "the ranks disagree about collective #7"
+    world.say(one, msg.Failed(1, 1, None, 9, text, cause="ProgramError"))
+    assert world.is_over
+    ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
+    assert {(end.reason, end.cause, end.rank) for end in ends} == {(text, "ProgramError", 1)}

@@ -1,0 +1,208 @@
+"""Which rank a job waits for, from what each rank's flight recorder knows; and who only looks guilty."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.model.collectives import (
+    Collective,
+    Doing,
+    Group,
+    Life,
+    RankState,
+    brief,
+    explain,
+    numbers_in,
+    spans,
+)
+
+SECOND = 1_000_000_000
+NOW = 100 * SECOND
+SIZES = "[[4]] Float"
+
+
+def group(entered: int, done: int, operation: str = "all_reduce", sizes: str = SIZES, ranks: str = "0-3") -> Group:
+    """One of ours; its last collective is this operation, the others are all_reduce; it was entered 40 s ago."""
+    last = [Collective(n, "all_reduce", SIZES, NOW - 50 * SECOND) for n in range(max(1, entered - 3), entered)]
+    if entered:
+        last.append(Collective(entered, operation, sizes, NOW - 40 * SECOND))
+    return Group(title="default_pg", ranks=ranks, entered=entered, done=done, last=tuple(last))
+
+
+def rank(number: int, entered: int = 7, done: int = 6, **known: object) -> RankState:
+    """A rank of four; by default it waits in all_reduce #7."""
+    groups = known.pop("groups", {"0": group(entered, done)})
+    return RankState(rank=number, groups=groups, **known)  # type: ignore[arg-type]
+
+
+def text_of(*states: RankState) -> str:
+    found = explain(states, NOW)
+    assert found is not None
+    return found.text
+
+
+WAITING = (rank(0), rank(1), rank(2))
+ENTERED = "never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-2 have waited in it for 40 s; "
+
+
+def test_nobody_waits() -> None:
+    assert explain((), NOW) is None
+    assert explain([rank(number, 7, 7) for number in range(4)], NOW) is None
+    assert explain([RankState(rank=number, why="torch records nothing") for number in range(4)], NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "why", "helps"),
+    [
+        ({"place": "in data.py:22 (read_batch)", "node": 1}, "rank 3 is in data.py:22 (read_batch)", None),
+        (
+            {"place": "in a.py:1 (next)", "doing": Doing.DATA},
+            "rank 3 is in the data loader: in a.py:1 (next)",
+            None,
+        ),
+        ({"life": Life.STOPPED}, "rank 3 is stopped (SIGSTOP)", True),
+        ({"life": Life.DEAD, "how": "SIGKILL"}, "rank 3 died (SIGKILL)", True),
+        ({}, "where rank 3 is, is unknown", None),
+    ],
+)
+def test_the_rank_that_never_entered_is_named_with_what_it_does(
+    known: dict[str, object], why: str, helps: bool | None
+) -> None:
+    found = explain((*WAITING, rank(3, 6, 6, **known)), NOW)
+    assert found is not None
+    who = "rank 3 (node 1)" if "node" in known else "rank 3"
+    assert found.text == f"{who} {ENTERED}{why}"
+    assert (found.ranks, found.reason, found.helps, found.accuses) == ((3,), "", helps, True)
+
+
+@pytest.mark.parametrize("doing", [Doing.CHECKPOINT, Doing.COMPILING, Doing.DEBUGGER])
+def test_what_may_take_long_is_told_and_accuses_nobody(doing: Doing) -> None:
+    found = explain((*WAITING, rank(3, 6, 6, doing=doing, place="in torch.py:9 (save)")), NOW)
+    assert found is not None
+    assert found.text.endswith(f"rank 3 is in {doing.value}: in torch.py:9 (save)")
+    assert (found.accuses, found.helps) == (False, None)
+
+
+def test_one_of_two_in_a_checkpoint_does_not_excuse_the_other() -> None:
+    found = explain(
+        (*WAITING[:2], rank(2, 6, 6, doing=Doing.CHECKPOINT), rank(3, 6, 6, place="in a.py:1 (f)")), NOW
+    )
+    assert found is not None
+    assert found.accuses
+    assert found.ranks == (2, 3)
+
+
+def test_a_rank_that_finished_shows_uneven_data_which_no_restart_mends() -> None:
+    found = explain((*WAITING, rank(3, 6, 6, life=Life.FINISHED)), NOW)
+    assert found is not None
+    assert found.text == (
+        "rank 3 finished with exit code 0, and ranks 0-2 have waited in all_reduce #7 of default_pg, [[4]] Float "
+        "for 40 s: the ranks' data is uneven; a restart will not help"
+    )
+    assert (found.ranks, found.reason, found.helps) == ((3,), "ProgramError", False)
+
+
+def test_a_finished_rank_that_left_no_record_counts_as_well() -> None:
+    found = explain((*WAITING, RankState(rank=3, life=Life.FINISHED)), NOW)
+    assert found is not None
+    assert found.reason == "ProgramError"
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes", "told"),
+    [
+        ("barrier", "[]", "rank 3 entered barrier, ranks 0-2 entered all_reduce"),
+        (
+            "all_reduce",
+            "[[8]] Float",
+            "rank 3 entered all_reduce with [[8]] Float, ranks 0-2 entered all_reduce",
+        ),
+        ("all_reduce", "[[4]] Double", "rank 3 entered all_reduce with [[4]] Double"),
+    ],
+)
+def test_ranks_that_entered_different_collectives_disagree(operation: str, sizes: str, told: str) -> None:
+    found = explain((*WAITING, rank(3, groups={"0": group(7, 6, operation, sizes)})), NOW)
+    assert found is not None
+    assert found.text.startswith(f"the ranks disagree about collective #7 of default_pg: {told}")
+    assert (found.ranks, found.reason, found.helps) == ((3,), "ProgramError", False)
+
+
+def test_gathers_may_have_other_sizes_on_each_rank() -> None:
+    states = [rank(number, groups={"0": group(7, 6, "all_to_all", f"[[{number}]] Float")}) for number in range(4)]
+    found = explain(states, NOW)
+    assert found is not None
+    assert "disagree" not in found.text
+
+
+def test_a_collective_that_all_have_entered_is_the_networks_or_a_devices() -> None:
+    found = explain([rank(number) for number in range(4)], NOW)
+    assert found is not None
+    assert found.text == (
+        "all ranks known entered all_reduce #7 of default_pg, [[4]] Float, and ranks 0-3 have waited in it for "
+        "40 s: the network or a device does not deliver it"
+    )
+    assert found.ranks == ()
+
+
+def test_ranks_of_which_nothing_is_known_are_not_accused() -> None:
+    found = explain(WAITING, NOW)
+    assert found is not None
+    assert found.text.endswith("which rank 3 did not enter; nothing is known of it here")
+    assert found.helps is None
+
+
+def test_a_rank_that_waits_in_another_group_is_not_to_blame_but_whom_it_waits_for() -> None:
+    pair = Group(title="pair", ranks="2-3", entered=3, done=2, last=(Collective(3, "broadcast", "", NOW),))
+    behind = Group(title="pair", ranks="2-3", entered=2, done=2)
+    states = (
+        rank(0),
+        rank(1),
+        rank(2, groups={"0": group(6, 6), "1": pair}),
+        rank(3, groups={"0": group(6, 6), "1": behind}, place="in a.py:5 (slow)"),
+    )
+    found = explain(states, NOW)
+    assert found is not None
+    assert found.ranks == (3,)
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_the_programs_fault() -> None:
+    other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "all_reduce", SIZES, NOW),))
+    both = group(7, 6, ranks="0-1"), group(6, 6, ranks="0-1")
+    states = (rank(0, groups={"0": both[0]}), rank(1, groups={"0": both[1], "1": other}))
+    found = explain(states, NOW)
+    assert found is not None
+    assert found.text.startswith("the ranks wait for each other in different collectives: rank 0 in all_reduce #7")
+    assert (found.reason, found.helps) == ("ProgramError", False)
+
+
+def test_a_dead_or_finished_rank_waits_for_nobody() -> None:
+    assert explain((rank(0, life=Life.DEAD), rank(1, 6, 6)), NOW) is None
+
+
+def test_an_async_collective_far_ahead_counts_from_the_first_that_has_not_ended() -> None:
+    ahead = Group(
+        title="default_pg",
+        ranks="0-1",
+        entered=9,
+        done=4,
+        last=tuple(Collective(n, "all_reduce", SIZES, NOW - SECOND) for n in range(5, 10)),
+    )
+    behind = Group(title="default_pg", ranks="0-1", entered=4, done=4)
+    text = text_of(RankState(rank=0, groups={"0": ahead}), RankState(rank=1, groups={"0": behind}, place="in x"))
+    assert text.startswith("rank 1 never entered all_reduce #5 of default_pg")
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2, 5], [1, 3, 5], [*range(4096)]])
+def test_spans_are_read_as_they_are_written(numbers: list[int]) -> None:
+    assert numbers_in(spans(numbers)) == numbers
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-2", "1,,2", "1-x", "²"])
+def test_what_is_no_text_of_spans_has_no_numbers(text: str) -> None:
+    assert numbers_in(text) == []
+
+
+def test_a_brief_state_keeps_the_last_collectives_or_only_groups_that_wait() -> None:
+    state = rank(0, groups={"0": group(7, 6), "1": group(5, 5)})
+    assert len(brief(state, 2).groups["0"].last) == 2
+    assert set(brief(state, 0).groups) == {"0"}

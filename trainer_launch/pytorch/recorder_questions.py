@@ -1,0 +1,107 @@
+"""PID 1's side of the workers' flight recorders: asks all at once, and takes what comes in time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from trainer_launch.model.collectives import MAX_BYTES, Recorded
+from trainer_launch.model.json_lines import MessageError, decode
+
+_READ_BYTES = 65536
+_FAR_S = 0.1  # for all to say how far they are; who is stopped does not
+
+
+class Recorders:
+    """The connections to the workers of one generation, by the names of their processes."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, socket.socket] = {}
+        self._unread: dict[str, bytes] = {}
+        self._number = 0
+        self._far: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}  # that each has written to answer
+
+    def open(self, names: Sequence[str]) -> list[int]:
+        """Make a connection for each worker; their ends are the caller's.
+
+        Raises:
+            OSError: there are too few descriptors.
+        """
+        theirs = []
+        for name in names:
+            ours, other = socket.socketpair()
+            ours.setblocking(False)
+            self._connections[name] = ours
+            theirs.append(other.detach())
+        return theirs
+
+    def close(self) -> None:
+        """The generation is over."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections, self._unread, self._far, self._bytes = {}, {}, {}, {}
+
+    def how_far(self) -> dict[str, int]:
+        """How many collectives each worker has entered and ended, as far as it has told."""
+        told = self.answers(self.question(only_far=True), time.monotonic() + _FAR_S) if self._connections else {}
+        for name, said in told.items():
+            self._far[name] = sum(group.entered + group.done for group in said.groups.values())
+        return dict(self._far)
+
+    def answered(self, name: str) -> int:
+        """Bytes that a worker has written to answer, its dumps included."""
+        return self._bytes.get(name, 0)
+
+    def question(self, folder: str | None = None, *, only_far: bool = False) -> int:
+        """Ask all for what they have recorded; with a `folder` each saves its dump there. The question's number."""
+        self._number += 1
+        question = {"number": self._number, "folder": folder, "only_far": only_far}
+        line = json.dumps(question).encode() + b"\n"
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # it has ended, or has not read for long
+                connection.send(line)
+        return self._number
+
+    def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
+        """The answers to a question; those who do not answer are missing."""
+        found: dict[str, Recorded] = {}
+        waiting = {connection.fileno(): name for name, connection in self._connections.items()}
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        while waiting and (left_s := until_s - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left_s * 1000):
+                name = waiting[fd]
+                answer, is_over = self._read(name, number)
+                if answer is not None:
+                    found[name] = answer
+                if answer is not None or is_over:
+                    poll.unregister(fd)
+                    del waiting[fd]
+        return found
+
+    def _read(self, name: str, number: int) -> tuple[Recorded | None, bool]:
+        """An answer to this question if there is one, and whether no more will come."""
+        try:
+            data = self._connections[name].recv(_READ_BYTES)
+        except BlockingIOError:
+            return None, False
+        except OSError:
+            return None, True
+        self._bytes[name] = self._bytes.get(name, 0) + len(data)
+        *lines, rest = (self._unread.get(name, b"") + data).split(b"\n")
+        self._unread[name] = rest
+        for line in lines:
+            with contextlib.suppress(MessageError):
+                said = decode(Recorded, line, MAX_BYTES)
+                self._bytes[name] += said.saved
+                if said.number == number:
+                    return said, False
+        if len(rest) > MAX_BYTES:
+            return Recorded(number=number, why="its answer is too long"), True
+        return None, not data

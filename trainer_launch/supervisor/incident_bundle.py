@@ -1,0 +1,224 @@
+"""Incident bundles on disk: one folder for each failure or hang that this node has seen, and how they are read.
+
+An incident's folder has `incident.json` (what happened, in one sentence first), `output/`, `stacks/`, `native/`,
+`flight_recorder/` (torch's own dumps: `torchfrtrace` reads the folder), `host/` and `environment.txt`. Each may be
+missing; what could not be collected is told in `incident.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from datetime import datetime, timezone
+from typing import BinaryIO
+
+from trainer_launch.host import files
+from trainer_launch.model.collectives import RankState
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
+
+MAX_BYTES = 32 << 20  # of one node's bundle
+KEPT = 10  # incidents
+DEFAULT = "trainer-launch-incidents"
+NOWHERE = "none"
+ABOUT = "incident.json"
+OUTPUT, STACKS, NATIVE, RECORDER, HOST = "output", "stacks", "native", "flight_recorder", "host"
+_FILE_BYTES = 4 << 20
+_ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """What `incident.json` says."""
+
+    sentence: FreeText  # what happened, for people
+    kind: Name  # failure or hang
+    time_s: float  # since the epoch
+    job: Text = ""
+    host: Text = ""
+    node_rank: Count | None = None
+    generation: Count = 0
+    reason: Text = ""  # the exit reason that it proves, "": none
+    ranks: tuple[Count, ...] = ()  # whom the sentence is about
+    restart_helps: bool | None = None
+    states: tuple[RankState, ...] = ()  # of this node's ranks
+    missing: tuple[FreeText, ...] = ()  # what could not be collected, and why
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An incident and where it is."""
+
+    id: str
+    folder: str
+    incident: Incident
+    files: tuple[str, ...] = field(default_factory=tuple)  # relative to the folder
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def new_folder(place: str, name: str, at_s: float) -> str:
+    """Make the folder of a new incident, and remove the oldest beyond the ten that are kept.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    clean = re.sub(r"[^\w.-]", "_", name)[:100]
+    for number in range(1000):
+        folder = f"{place}/{stamp}-{clean}-{number}"
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(f"{folder}/{RECORDER}", mode=0o700)
+            break
+    else:
+        raise FileExistsError(f"{place} has a thousand incidents of this second")
+    for old in [one for one in _ids(place) if _name_of(one) == clean][:-KEPT]:  # a volume may have other nodes' too
+        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
+    return folder
+
+
+def add(folder: str, part: str, name: str, text: str) -> str | None:
+    """Write a text into a part of the bundle, as far as there is room; why not, if it cannot be written."""
+    if not text:
+        return None
+    data = text.encode(errors="replace")[: min(_FILE_BYTES, MAX_BYTES - size_of(folder))]
+    try:
+        if part:
+            os.makedirs(f"{folder}/{part}", mode=0o700, exist_ok=True)
+        with open(os.path.join(folder, part, name), "xb") as file:
+            file.write(data)
+    except OSError as problem:
+        return f"{os.path.join(part, name)}: {problem.strerror}"
+    return None
+
+
+def finish(folder: str, incident: Incident) -> str | None:
+    """Write `incident.json`; why not, if it cannot be written."""
+    _cut(folder)
+    try:
+        files.replace(f"{folder}/{ABOUT}", encode(incident))
+    except OSError as problem:
+        return f"{ABOUT}: {problem.strerror}"
+    return None
+
+
+def size_of(folder: str) -> int:
+    """Bytes of all files in it."""
+    return sum(size for _, size in _sizes(folder))
+
+
+def _cut(folder: str) -> None:
+    """Remove the largest dumps until the bundle has its size: workers have written those themselves."""
+    sizes = sorted(_sizes(folder), key=lambda one: -one[1])
+    total = sum(size for _, size in sizes)
+    for path, size in sizes:
+        if total <= MAX_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        total -= size
+
+
+def _sizes(folder: str) -> list[tuple[str, int]]:
+    found = []
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found.append((os.path.join(place, name), os.lstat(os.path.join(place, name)).st_size))
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def stored(place: str) -> list[Stored]:
+    """All incidents in a folder, the oldest first; the folder of one incident is that one.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if os.path.isfile(f"{place}/{ABOUT}"):
+        folder = os.path.abspath(place)
+        return [one for one in [_read(os.path.dirname(folder), os.path.basename(folder))] if one is not None]
+    if not os.path.isdir(place):
+        raise UsageError(f"no directory {place}; set --incident-dir to where the incidents are")
+    return [one for one in (_read(place, name) for name in _ids(place)) if one is not None]
+
+
+def chosen(place: str, wanted: str | None) -> Stored:
+    """The incident that an ID or its beginning names; the newest without one.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    found = stored(place)
+    if not found:
+        raise UsageError(f"no incidents in {place}")
+    if wanted is None:
+        return found[-1]
+    fitting = [one for one in found if one.id.startswith(wanted)]
+    exact = [one for one in found if one.id == wanted]
+    if len(exact or fitting) != 1:
+        how = "no incident" if not fitting else f"{len(fitting)} incidents"
+        raise UsageError(f"{how} {wanted!r} in {place}; see trainer-launch incidents list")
+    return (exact or fitting)[0]
+
+
+def text_of(one: Stored, name: str) -> str:
+    """A file of it as text."""
+    try:
+        with open(os.path.join(one.folder, name), encoding="utf-8", errors="replace") as file:
+            return file.read(_FILE_BYTES)
+    except OSError as problem:
+        return f"cannot be read: {problem.strerror}\n"
+
+
+def pack(one: Stored, file: BinaryIO) -> None:
+    """Write it as a .tar.gz."""
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        archive.add(one.folder, arcname=one.id)
+
+
+def as_json(one: Stored) -> Mapping[str, object]:
+    """For machines: what incident.json says, with the ID and the files."""
+    told: dict[str, object] = json.loads(encode(one.incident))
+    return {"id": one.id, "folder": one.folder, **told, "files": list(one.files)}
+
+
+def files_of(one: Stored, part: str) -> Sequence[str]:
+    """The files of one part."""
+    return [name for name in one.files if name.startswith(f"{part}/")]
+
+
+def _ids(place: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(name for name in os.listdir(place) if _ID.fullmatch(name))
+    return []
+
+
+def _name_of(one: str) -> str:
+    return re.sub(r"-[0-9]{1,3}$", "", one.partition("-")[2])
+
+
+def _read(place: str, name: str) -> Stored | None:
+    folder = f"{place}/{name}"
+    try:
+        with open(f"{folder}/{ABOUT}", "rb") as file:
+            incident = decode(Incident, file.read(_FILE_BYTES), _FILE_BYTES)
+    except (OSError, MessageError):  # it is being written, or is somebody else's
+        return None
+    return Stored(id=name, folder=folder, incident=incident, files=tuple(_relative(folder)))
+
+
+def _relative(folder: str) -> Iterable[str]:
+    return sorted(os.path.relpath(path, folder) for path, _ in _sizes(folder))

@@ -1,0 +1,109 @@
+"""Stacks as faulthandler writes them, read: where a main thread is, in one phrase, and what it is in. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from trainer_launch.model.collectives import Doing
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.supervisor.hang_detection import Worker, ranges
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
+# Where a rank waits for the others: in a collective, or in what torch runs one from.
+_COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher)|autograd/|nn/parallel/)")
+# In this order: a checkpoint may be saved by collectives, and a data loader may wait for a debugger's prompt.
+_IN = {
+    Doing.DEBUGGER: re.compile(r"/(pdb|bdb|ipdb|pydevd[^/]*)\.py$|/debugpy/"),
+    Doing.CHECKPOINT: re.compile(r"torch/(serialization\.py|distributed/checkpoint/)|/safetensors/"),
+    Doing.COMPILING: re.compile(r"torch/(_dynamo|_inductor|_functorch)/|/triton/compiler/"),
+    Doing.DATA: re.compile(r"torch/utils/data/"),
+}
+_DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether this is not the user's own code."""
+        return _LIBRARY.search(self.file) is not None
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        start, frame = _THREAD.match(line), _FRAME.match(line)
+        if start:
+            threads.append((start[1] == "Current thread", []))
+        elif frame and threads:
+            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    # The kernel gives a process's signal to its main thread; that is also the oldest, which comes last.
+    current = [frames for is_current, frames in threads if is_current]
+    chosen = current or [frames for _, frames in threads]
+    return tuple(chosen[-1]) if chosen else ()
+
+
+def doing(frames: tuple[Frame, ...]) -> Doing:
+    """What the main thread is in: some library call above it, or a collective at its innermost."""
+    for kind, pattern in _IN.items():
+        if any(pattern.search(frame.file) for frame in frames):
+            return kind
+    return Doing.COLLECTIVE if waits_for_others(frames) else Doing.UNKNOWN
+
+
+def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
+    """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
+    inner = [frame for frame in _down_to_user(frames) if frame.is_library]
+    return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
+
+
+def where(frames: tuple[Frame, ...]) -> str:
+    """One phrase: the user's own innermost line, and the library call that it is in."""
+    down = _down_to_user(frames)
+    user = down[-1] if down and not down[-1].is_library else None
+    inner = [frame for frame in down if frame.is_library]
+    calls = [frame for frame in reversed(inner) if frame.function not in _DECORATORS]
+    if user is None:
+        return str(frames[0]) if frames else "unknown"
+    if not calls:
+        return f"in {user}"
+    waits = "waits in" if waits_for_others(frames) else "in"
+    return f"{waits} {calls[0].function}, called from {user}"
+
+
+def stacks_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
+    """Alike ranks together: `ranks 0-2,4-7: waits in all_reduce, called from train.py:31 (main)`."""
+    groups: dict[str, list[Worker]] = {}
+    for worker, place in places.items():
+        groups.setdefault(place, []).append(worker)
+    few_first = sorted(groups.items(), key=lambda group: len(group[1]))
+    return tuple(f"{_label(workers)}: {place}" for place, workers in few_first)
+
+
+def _label(workers: Iterable[Worker]) -> str:
+    workers = list(workers)
+    ranks = [worker.rank for worker in workers if worker.rank is not None]
+    if len(ranks) < len(workers):
+        return ", ".join(worker.name for worker in workers)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+
+
+def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """From the innermost call down to the first of the user's own."""
+    for depth, frame in enumerate(frames):
+        if not frame.is_library:
+            return frames[: depth + 1]
+    return frames
