@@ -21,6 +21,7 @@ IN_CHILDREN = (
     "pytorch/torchrun_rendezvous.py",
     "pytorch/fork_server_process.py",
     "pytorch/forked_process.py",
+    "pytorch/flight_recorder.py",
     "pytorch/function_launch.py",
     "pytorch/caller_fork.py",
 )

@@ -45,7 +45,7 @@ WAITING = (rank(0), rank(1), rank(2))
 ENTERED = "never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-2 have waited in it for 40 s; "
 
 
-def test_nobody_waits() -> None:
+def test_nobody_is_named_where_nobody_waits() -> None:
     assert explain((), NOW) is None
     assert explain([rank(number, 7, 7) for number in range(4)], NOW) is None
     assert explain([RankState(rank=number, why="torch records nothing") for number in range(4)], NOW) is None

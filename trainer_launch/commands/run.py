@@ -134,9 +134,10 @@ def _supervised(
     from trainer_launch.pytorch import group_loop  # only a torch job needs it
 
     def attach(group: group_loop.Group) -> None:
-        sources = incident_watch.sources_of(settings, request, plan, system, group)
-        group.collector = incident_watch.collector(settings, request, plan, system, sources, group)
-        group.watch = incident_watch.watch(settings, request, system, sources, group.collector, group)
+        sources = incident_watch.sources_of(settings, request, plan, system, group.incidents)
+        found = incident_watch.collector(settings, request, plan, system, sources, group.incidents)
+        group.incidents.collector = found
+        group.watch = incident_watch.watch(settings, request, system, sources, found, group.incidents)
 
     return group_loop.run(plan, system, secret, attach, observer)
 

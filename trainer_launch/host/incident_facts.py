@@ -42,13 +42,13 @@ def memory(root: Path = Path("/")) -> str:
 
 def shared_memory(folder: str = shm.FOLDER) -> str:
     """The room in /dev/shm, and its largest segments."""
-    room = shm.space(folder)
-    if room is None:
+    space = shm.space(folder)
+    if space is None:
         return ""
     with contextlib.suppress(OSError):
         segments = sorted(shm.segments(folder), key=lambda one: -one.size_bytes)[:_SEGMENTS]
         lines = [f"{in_units(one.size_bytes):>10}  {one.name}\n" for one in segments]
-        return f"{in_units(room.free_bytes)} free of {in_units(room.size_bytes)}\n" + "".join(lines)
+        return f"{in_units(space.free_bytes)} free of {in_units(space.size_bytes)}\n" + "".join(lines)
     return ""
 
 

@@ -1,7 +1,14 @@
 """A job that does not go on: the coordinator asks every member what its ranks show, and explains it to all. Pure.
 
-A member that sees no progress begins it by telling its own ranks. The others are asked once; whoever does not
-answer in time is unknown. Nobody is stopped for it.
+what happens                                   | what follows
+-----------------------------------------------|---------------------------------------------------------
+a member sees no progress, and tells its ranks | all other members that are not done are asked
+the last of them answers                       | all members are told the explanation
+one does not answer in time                    | the same; its ranks are unknown
+the generation ends meanwhile                  | nothing
+a member tells its ranks again soon            | nothing: it has not heard the explanation yet
+
+Nobody is stopped for it.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ def seconds_of(name: str, text: str) -> float | None:
         limit_s = 0.0
     if not 1 <= limit_s <= _LONGEST_S:
         words = "auto" if name == "hang_timeout" else "auto, or off"
-        expected = f"expected seconds, 1 to {_LONGEST_S:.0f}, or {words}"
-        raise UsageError(f"invalid value {text!r} for {flag_of(name)}: {expected}")
+        raise UsageError(
+            f"invalid value {text!r} for {flag_of(name)}: expected seconds, 1 to {_LONGEST_S:.0f}, or {words}"
+        )
     return limit_s
 
 

@@ -7,16 +7,14 @@ import importlib
 import logging
 import os
 import threading
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
-from trainer_launch.membership import timeouts
-from trainer_launch.membership.client import Client, News
+from trainer_launch.membership.client import Client
 from trainer_launch.model import (
     Exit,
     Failure,
@@ -30,13 +28,12 @@ from trainer_launch.model import (
     Workers,
     exit_codes,
 )
-from trainer_launch.model.collectives import Life, RankState, Recorded, brief
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_group, worker_processes
 from trainer_launch.pytorch.fork_server import SERVER, STORE, ServerError, Starter
+from trainer_launch.pytorch.group_incidents import AnyHangWatch, GroupIncidents
 from trainer_launch.pytorch.worker_group import (
     Action,
     CannotStart,
@@ -61,7 +58,6 @@ from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure, loop
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.failure import Evidence
-from trainer_launch.supervisor.incident_collection import FAILURE, HANG, Collected, Collector
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.worker_samples import Place
 
@@ -85,13 +81,6 @@ def run(
     return outcome(group.state, system, group.evidence)
 
 
-class AnyHangWatch(loop.AnyWatch, Protocol):
-    """`hang_watch.Watch` is it."""
-
-    def reported(self) -> None:
-        """The present quiet is known to all."""
-
-
 class Group:
     """The state, and who carries out what it asks for."""
 
@@ -101,9 +90,6 @@ class Group:
         workers, membership = self.state.workers, self.state.membership
         self.evidence = Evidence()
         self.watch: AnyHangWatch | None = None
-        self.collector: Collector | None = None
-        self._stalled: Collected | None = None  # what was told to the coordinator last
-        self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
         self._observer = observer
         self._plan, self._workers, self._membership = plan, workers, membership
         self._system = system
@@ -118,6 +104,7 @@ class Group:
         self._starter = Starter(workers, system, self._hosts_store)
         self._starter.begin()
         self._client = _client(membership, workers, incarnation, secret, system)
+        self.incidents = GroupIncidents(self, self._starter.recorders, self._client.send, system.pids)
 
     def to_the_end(self) -> None:
         """Wait and act until the group has ended."""
@@ -132,8 +119,7 @@ class Group:
 
     def close(self) -> None:
         """End what is left beside the workers, and leave the coordinator."""
-        if self.collector is not None:
-            self.collector.close()
+        self.incidents.close()
         self._client.close()
         self._starter.close()
 
@@ -145,21 +131,15 @@ class Group:
             code = -own.signal if own.signal is not None else own.exit_code or 0
             error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
 
-    def question(self, folder: str | None) -> int:
-        """Ask all forked workers what their flight recorders know."""
-        return self._starter.recorders.question(folder)
+    @property
+    def node_rank(self) -> int:
+        """This node's."""
+        return self._membership.node_rank
 
-    def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
-        """What they have answered in time, by process."""
-        return self._starter.recorders.answers(number, until_s)
-
-    def how_far(self) -> Mapping[str, int]:
-        """How many collectives each has entered and ended."""
-        return self._starter.recorders.how_far()
-
-    def answered(self, name: str) -> int:
-        """Bytes that a worker has written to answer."""
-        return self._starter.recorders.answered(name)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The processes of this generation's workers."""
+        return tuple(self._places)
 
     def place_of(self, name: str) -> Place | None:
         """Which worker a process is."""
@@ -183,15 +163,8 @@ class Group:
             events.append(ev.Deadline(now_s))
         if self.watch is not None and self._is_watched() and now_s >= self.watch.due_s:
             hung = self.watch.look(now_s)
-            events += [self._with_explanation(hung)] if hung is not None else []
+            events += [self.incidents.with_explanation(hung)] if hung is not None else []
         return events
-
-    def _with_explanation(self, hung: ev.Hung) -> ev.Hung:
-        """All nodes together know more than this one."""
-        known = self._explained
-        if known is None or not known.accuses or known.generation != self.state.seen:
-            return hung
-        return replace(hung, text=known.text, reason=known.cause or hung.reason)
 
     def _is_watched(self) -> bool:
         run = self.state.run
@@ -236,64 +209,9 @@ class Group:
         before = self.state
         self.state, actions = worker_group.step(before, event)
         _log_step(event, before, self.state)
-        self._collect(event, before)
+        self.incidents.note(event, before, self.state, self.watch)
         self._observe(event, before)
         self._apply(actions)
-
-    def _collect(self, event: Event, before: State) -> None:
-        """A generation fails: see what its workers do before any of them is stopped."""
-        if isinstance(event, Heard):
-            self._hear_of_stall(event.news)
-        is_over = before.ending is None and self.state.ending is not None and self.state.phase is Phase.RUNNING
-        if (
-            not is_over
-            or self.collector is None
-            or isinstance(event, ev.Hung)
-            or self.state.stop_signal is not None
-        ):
-            return
-        sentence = what_failed(event, self.state)
-        if sentence is not None:
-            names = [place for place in self._places if place not in self._system.pids()]
-            self.collector.collect(FAILURE, sentence, names=names)
-
-    def _hear_of_stall(self, news: News) -> None:
-        """Another node sees no progress; and what came of it."""
-        match news:
-            case say.ShowRanks(generation=asked) if asked == self.state.seen and self.state.phase is Phase.RUNNING:
-                self._show_ranks()
-            case say.Explained(generation=asked) if asked == self.state.seen:
-                self._note_explanation(news)
-
-    def _show_ranks(self) -> None:
-        if self.watch is not None:
-            self.watch.reported()
-        seen = self._stalled  # it may have been seen here, too, at the same time
-        if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
-            seen = None if self.collector is None else self.collector.collect(HANG, "another node sees no progress")
-        self.tell_ranks(seen)
-
-    def _note_explanation(self, told: say.Explained) -> None:
-        self._explained, seen = told, self._stalled
-        where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
-        level, words = (logging.WARNING, "suspected hang") if told.accuses else (logging.INFO, "no progress")
-        _log.log(level, "%s: %s%s", words, told.text, where)
-        if self.collector is not None and seen is not None:
-            self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
-
-    def tell_ranks(self, collected: Collected | None) -> None:
-        """Tell the coordinator what our ranks show, which asks all others, too."""
-        self._stalled = collected
-        states = () if collected is None else fitting(collected.incident.states)
-        self._client.send(say.Ranks(self.state.seen, states, time.time_ns()))
-
-    def ended(self) -> list[RankState]:
-        """This generation's workers that have no process any more."""
-        return [rank_state(death, self._membership.node_rank) for death in self.state.deaths]
-
-    def generation(self) -> int:
-        """The present one's number."""
-        return self.state.seen
 
     def _observe(self, event: Event, before: State) -> None:
         """Observers know the supervisor's events; the others change what they see of the state."""
@@ -415,44 +333,6 @@ def _log_step(event: Event, before: State, after: State) -> None:
 
 def _begins_to_kill(before: State, after: State) -> bool:
     return [run is not None and run.phase is ev.Phase.KILLING for run in (before.run, after.run)] == [False, True]
-
-
-# -- what an incident tells of a group ---------------------------------------------------------
-
-
-def rank_state(death: FailureRecord, node_rank: int | None) -> RankState:
-    """An ended worker, as an incident has it."""
-    life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
-    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
-    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how)
-
-
-_MESSAGE_BYTES = 48_000  # leaves room in a line
-
-
-def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
-    """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
-    for most in (4, 1, 0):
-        told = tuple(brief(state, most) for state in states)
-        if sum(len(encode(state)) for state in told) <= _MESSAGE_BYTES:
-            return told
-    return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]
-
-
-def what_failed(event: Event, state: State) -> str | None:
-    """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
-    match event:
-        case Heard(news=say.Restart(reason=reason)):
-            return None if reason.endswith("may join") else f"generation {state.seen} is over: {reason}"
-        case Heard(news=say.GiveUp(reason=reason)):
-            return reason
-        case StoreEnded():
-            return state.failure.message if state.failure is not None else None
-    death = state.failure
-    if death is None:
-        return None
-    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
-    return f"rank {death.rank} ended with {how}" + (f": {death.message}" if death.message else "")
 
 
 # -- GPU memory in use -------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Prepared:
     """Workers, and a store, can be started."""
 
     at_s: float
-    attempt_folder: str = ""  # for error files and logs, one folder for each worker in it; "": none
+    attempt_folder: str = ""  # for error files and logs, a folder for each worker; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Fai
     """What the coordinator is told, which decides whether a restart can help."""
     said, is_peers = death.message or "", lost_peer(death) and not ends.failed
     how = (death.rank, death.exit_code, death.signal, said, error_name(said))
-    cause = death.reason if death.reason == "ProgramError" else None  # a hang that a restart cannot mend
+    cause = None if death.reason != "ProgramError" else death.reason  # a hang that a restart cannot mend
     return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
 
 
@@ -364,8 +364,7 @@ def _cannot_start(state: State, event: CannotStart) -> Step:
 def _store_opened(state: State, opened: StoreOpened) -> Step:
     if state.phase is not Phase.FORMED or state.formed is None:
         return state, ()
-    told = Tell(say.Store(state.formed.generation, opened.host, opened.port))
-    return replace(state, has_store=True), (told,)
+    return replace(state, has_store=True), (Tell(say.Store(state.formed.generation, opened.host, opened.port)),)
 
 
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:

@@ -168,7 +168,7 @@ SYMPTOMS = (
     _symptom(
         "ProgramError",
         r"Received data size doesn't match expected size",
-        what="because the ranks entered different collectives",
+        what="because its ranks entered different collectives",
         hint="let all ranks call the same collectives with the same sizes; a restart will not help",
         again=False,
     ),

@@ -83,8 +83,7 @@ class Collector:
         `texts` are the stacks by pid, where they were asked for already. What flight recorders explain takes the
         place of a hang's sentence, unless that is kept.
         """
-        at_s, begun_s = time.time(), time.monotonic()
-        missing: list[str] = []
+        at_s, begun_s, missing = time.time(), time.monotonic(), list[str]()
         folder = self._folder(at_s, missing)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
         number = self._sources.question(f"{folder}/{incident_bundle.RECORDER}" if folder else None)
@@ -98,19 +97,9 @@ class Collector:
         ]
         states += [one for one in self._sources.ended() if one.rank not in {state.rank for state in states}]
         found = explain(states, time.time_ns())
-        incident = Incident(
-            sentence=sentence if found is None or keeps_sentence or kind == FAILURE else found.text,
-            kind=kind,
-            time_s=at_s,
-            job=self._about.job,
-            host=self._about.host,
-            node_rank=self._about.node_rank,
-            generation=self._sources.generation(),
-            reason=found.reason if found is not None else "",
-            ranks=found.ranks if found is not None else (),
-            restart_helps=found.helps if found is not None else None,
-            states=tuple(brief(state, _KEPT) for state in sorted(states, key=lambda one: one.rank)),
-        )
+        keeps_sentence |= found is None or kind == FAILURE
+        told = Explanation(text="") if found is None else found
+        incident = self._incident(kind, sentence if keeps_sentence else told.text, at_s, states, told)
         if folder:
             parts = [("", "sentence.txt", f"{incident.sentence}\n"), ("", "report.txt", report)]
             parts += [*self._outputs([*names, *(worker.name for worker in alive)]), *_stacks(alive, texts)]
@@ -120,6 +109,23 @@ class Collector:
         if folder:
             self._finish(folder, incident, tuple(alive) if kind == HANG else ())
         return Collected(folder=folder, incident=incident, explanation=found)
+
+    def _incident(
+        self, kind: str, sentence: str, at_s: float, states: Sequence[RankState], told: Explanation
+    ) -> Incident:
+        return Incident(
+            sentence=sentence,
+            kind=kind,
+            time_s=at_s,
+            job=self._about.job,
+            host=self._about.host,
+            node_rank=self._about.node_rank,
+            generation=self._sources.generation(),
+            reason=told.reason,
+            ranks=told.ranks,
+            restart_helps=told.helps,
+            states=tuple(brief(state, _KEPT) for state in sorted(states, key=lambda one: one.rank)),
+        )
 
     def explained(
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None

@@ -1,0 +1,186 @@
+"""A worker group's incidents: when one is collected, what the coordinator is told of it, and what comes of that."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.client import News
+from trainer_launch.model import FailureRecord
+from trainer_launch.model.collectives import Life, RankState, Recorded, brief
+from trainer_launch.model.frozen import replace
+from trainer_launch.model.json_lines import encode
+from trainer_launch.model.signal_policy import signal_name
+from trainer_launch.pytorch.recorder_questions import Recorders
+from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import loop
+from trainer_launch.supervisor.incident_collection import FAILURE, HANG, Collected, Collector
+from trainer_launch.supervisor.worker_samples import Place
+
+_MESSAGE_BYTES = 48_000  # leaves room in a line
+_log = logging.getLogger(__name__)
+
+
+class AnyHangWatch(loop.AnyWatch, Protocol):
+    """`hang_watch.Watch` is it."""
+
+    def reported(self) -> None:
+        """The present quiet is known to all."""
+
+
+class AnyGroup(Protocol):
+    """`group_loop.Group` is it."""
+
+    state: State
+
+    @property
+    def node_rank(self) -> int:
+        """This node's."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The processes of this generation's workers."""
+
+    def place_of(self, name: str) -> Place | None:
+        """Which worker a process is."""
+
+
+class GroupIncidents:
+    """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
+
+    def __init__(
+        self,
+        group: AnyGroup,
+        recorders: Recorders,
+        send: Callable[[say.FromNode], None],
+        pids: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._group, self._recorders, self._send, self._pids = group, recorders, send, pids
+        self.collector: Collector | None = None
+        self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
+
+    def close(self) -> None:
+        """Wait a moment for what is being written."""
+        if self.collector is not None:
+            self.collector.close()
+
+    # -- whom the collector and the hang watch ask ----------------------------------------------
+
+    def question(self, folder: str | None) -> int:
+        """Ask all forked workers what their flight recorders know."""
+        return self._recorders.question(folder)
+
+    def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
+        """What they have answered in time, by process."""
+        return self._recorders.answers(number, until_s)
+
+    def how_far(self) -> Mapping[str, int]:
+        """How many collectives each has entered and ended."""
+        return self._recorders.how_far()
+
+    def answered(self, name: str) -> int:
+        """Bytes that a worker has written to answer."""
+        return self._recorders.answered(name)
+
+    def place_of(self, name: str) -> Place | None:
+        """Which worker a process is."""
+        return self._group.place_of(name)
+
+    def ended(self) -> list[RankState]:
+        """This generation's workers that have no process any more."""
+        return [rank_state(death, self._group.node_rank) for death in self._group.state.deaths]
+
+    def generation(self) -> int:
+        """The present one's number."""
+        return self._group.state.seen
+
+    def tell_ranks(self, collected: Collected | None) -> None:
+        """Tell the coordinator what our ranks show, which asks all others, too."""
+        self._stalled = collected
+        states = () if collected is None else fitting(collected.incident.states)
+        self._send(say.Ranks(self.generation(), states, time.time_ns()))
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def note(self, event: Event, before: State, after: State, watch: AnyHangWatch | None) -> None:
+        """The group has made a step, and has stopped nobody for it yet."""
+        if isinstance(event, Heard):
+            self._hear(event.news, watch)
+        is_over = before.ending is None and after.ending is not None and after.phase is Phase.RUNNING
+        if not is_over or self.collector is None or isinstance(event, ev.Hung) or after.stop_signal is not None:
+            return
+        sentence = what_failed(event, after)
+        if sentence is not None:
+            alive = self._pids()
+            self.collector.collect(
+                FAILURE, sentence, names=[name for name in self._group.names if name not in alive]
+            )
+
+    def with_explanation(self, hung: ev.Hung) -> ev.Hung:
+        """All nodes together know more than this one."""
+        known = self._explained
+        if known is None or not known.accuses or known.generation != self.generation():
+            return hung
+        return replace(hung, text=known.text, reason=known.cause or hung.reason)
+
+    def _hear(self, news: News, watch: AnyHangWatch | None) -> None:
+        """Another node sees no progress; and what came of it."""
+        match news:
+            case say.ShowRanks(generation=asked) if asked == self.generation():
+                if watch is not None:
+                    watch.reported()
+                self._show_ranks()
+            case say.Explained(generation=asked) if asked == self.generation():
+                self._note_explanation(news)
+
+    def _show_ranks(self) -> None:
+        seen = self._stalled  # it may have been seen here, too, at the same time
+        if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
+            seen = None if self.collector is None else self.collector.collect(HANG, "another node sees no progress")
+        self.tell_ranks(seen)
+
+    def _note_explanation(self, told: say.Explained) -> None:
+        self._explained, seen = told, self._stalled
+        where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
+        level, words = (logging.WARNING, "suspected hang") if told.accuses else (logging.INFO, "no progress")
+        _log.log(level, "%s: %s%s", words, told.text, where)
+        if self.collector is not None and seen is not None:
+            self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
+
+
+def rank_state(death: FailureRecord, node_rank: int | None) -> RankState:
+    """An ended worker, as an incident has it."""
+    life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
+    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
+    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how)
+
+
+def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
+    """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
+    for most in (4, 1, 0):
+        told = tuple(brief(state, most) for state in states)
+        if sum(len(encode(state)) for state in told) <= _MESSAGE_BYTES:
+            return told
+    return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]
+
+
+def what_failed(event: Event, state: State) -> str | None:
+    """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
+    match event:
+        case Heard(news=say.Restart(reason=reason)):
+            return None if reason.endswith("may join") else f"generation {state.seen} is over: {reason}"
+        case Heard(news=say.GiveUp(reason=reason)):
+            return reason
+        case StoreEnded():
+            return state.failure.message if state.failure is not None else None
+    death = state.failure
+    if death is None:
+        return None
+    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
+    return f"rank {death.rank} ended with {how}" + (f": {death.message}" if death.message else "")
