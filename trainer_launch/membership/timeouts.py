@@ -60,5 +60,5 @@ LOOK_GAP_S = 20.0  # looks further apart tell nothing of the time between them: 
 START_S = 30.0  # from Go; what fails within it fails at its start
 CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for 3
-EXPLAIN_AGAIN_S = 30.0  # between two explanations: what nodes say meanwhile was said before they heard it
+EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
 STOPPING_S = 30.0  # the longest that workers run on after they were told to stop: torch's own grace
