@@ -120,7 +120,7 @@ def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    env = {"TMPDIR": str(temporary)}
+    env = {"TMPDIR": str(temporary), "TRAINER_LAUNCH_INCIDENT_DIR": str(tmp_path / "incidents")}
     assert launch("run", "--", "torchrun", "--max-restarts=1", train, env=env).returncode == 0
     assert launch("run", "--", "torchrun", "--max-restarts=0", train, env=env).returncode == 1
     assert list(temporary.iterdir()) == []

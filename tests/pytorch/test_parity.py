@@ -36,6 +36,7 @@ OTHERWISE = {
 # Variables that only we set, and why.
 ONLY_OURS = {
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
+    "TORCH_FR_BUFFER_SIZE": "torch's flight recorder tells whom a hang waits for; --no-recorder leaves it off",
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.

@@ -47,7 +47,7 @@ def main(parsed: Parsed) -> int:
     """
     place = incident_watch.place_of(parsed.settings)
     if place is None:
-        raise UsageError("--incident-dir is none: nothing is collected")
+        raise UsageError("--incident-dir is none, or there is no temporary directory: nothing is collected")
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
     if action == "list":
         found = incident_bundle.stored(place)

@@ -59,7 +59,10 @@ def place_of(settings: Settings) -> str | None:
     """The folder of all incidents; None: nothing is collected."""
     if settings.incident_dir == NOWHERE:
         return None
-    return settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}"
+    try:
+        return settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}"
+    except OSError:  # nothing may be written anywhere
+        return None
 
 
 def seconds_of(name: str, text: str) -> float | None:

@@ -32,7 +32,7 @@ def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None =
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
     if table["end"]:
         line += f"\n     ended: {printable(table['end'])}"
-    if table["stall"]:
+    if table.get("stall"):
         line += f"\n     no progress, {duration(table['stall_age_s'] or 0)} ago: {printable(table['stall'])}"
     rows = [("NODE", "HOST", "STATE")]
     for rank, host, word, away_s in table["nodes"]:
