@@ -14,6 +14,7 @@ OTHERS_KB_PER_HOUR = 16_384.0  # torch's own libraries live there
 MORE_FDS, MORE_THREADS = 3, 1  # than at a process's first look, without being a leak: a connection that ends later
 TMP_BYTES, TMP_FILES = 400_000, 16
 CLOSE_WAIT = 0
+INCIDENTS = 10
 
 
 def strange(look: Look) -> list[str]:
@@ -25,6 +26,7 @@ def strange(look: Look) -> list[str]:
     for what, count, bound in (
         ("segments of shared memory", look.segments, SEGMENTS),
         ("files in TMPDIR", look.tmp_files, TMP_FILES),
+        ("incidents", look.incidents, INCIDENTS),
         ("bytes in TMPDIR", look.tmp_bytes, TMP_BYTES),
         ("sockets whose peer has gone", look.close_wait, CLOSE_WAIT),
     ):

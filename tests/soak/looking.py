@@ -50,7 +50,7 @@ class Look:
     close_wait: int
     listening: int
     sockets: int
-    hang_files: int
+    incidents: int
 
 
 def look(pods: Pods, node: int, at_s: float) -> Look:
@@ -77,7 +77,7 @@ def look(pods: Pods, node: int, at_s: float) -> Look:
         close_wait=tcp.count(_CLOSE_WAIT),
         listening=tcp.count(_LISTEN),
         sockets=len(tcp),
-        hang_files=len(list((pods.job.folder / f"hang-{node}").iterdir())),
+        incidents=len(list((pods.job.folder / f"incidents-{node}").iterdir())),
     )
 
 

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Pods:
-    """A job's pods and what of each is kept in the folder: shm-N, tmp-N, hang-N, events-N."""
+    """A job's pods and what of each is kept in the folder: shm-N, tmp-N, incidents-N, events-N."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -227,7 +227,7 @@ def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
     script = jobs.training(folder)
     with contextlib.ExitStack() as undo:
         for node in range(NODES):
-            for name in ("shm", "tmp", "hang"):
+            for name in ("shm", "tmp", "incidents"):
                 (folder / f"{name}-{node}").mkdir()
             place = str(folder / f"shm-{node}")
             subprocess.run(("mount", "-t", "tmpfs", "-o", f"size={SHM_BYTES}", "soak", place), check=True)
@@ -237,7 +237,7 @@ def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
             own = {
                 "SOAK_SHM": str(folder / f"shm-{node}"),
                 "TMPDIR": str(folder / f"tmp-{node}"),
-                "TRAINER_LAUNCH_HANG_DIR": str(folder / f"hang-{node}"),
+                "TRAINER_LAUNCH_INCIDENT_DIR": str(folder / f"incidents-{node}"),
                 "TRAINER_LAUNCH_EVENTS": str(folder / f"events-{node}.jsonl"),
                 "TRAINER_LAUNCH_METRICS_PORT": str(METRICS_PORT),
                 "TRAINER_LAUNCH_SHM_SIZE": "keep",

@@ -165,7 +165,7 @@ def process(role="launcher", **fields):
 
 def look(at_s=0.0, **fields):
     well = {"node": 1, "at_s": at_s, "roles": judging.ROLES, "long_lived": (), "segments": 1, "tmp_files": 9}
-    rest = {"tmp_bytes": 1, "close_wait": 0, "listening": 2, "sockets": 9, "hang_files": 0}
+    rest = {"tmp_bytes": 1, "close_wait": 0, "listening": 2, "sockets": 9, "incidents": 0}
     return Look(**{**well, **rest, **fields})
 
 
