@@ -112,7 +112,7 @@ def test_the_sentence_tells_what_the_rank_is_in(tmp_path: Path, what: str, words
 def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     watched = ("--hang-report-after", "5", "--incident-dir", str(place))
-    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "save()", 8.0))
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "save()", 3.0))
     assert ended.returncode == 0, ended.stderr
     assert "suspected hang" not in ended.stderr
     assert "no progress: rank 1 (node 0) never entered all_reduce #6" in ended.stderr
