@@ -128,6 +128,26 @@ def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("status", "retired", "done"),
+    [
+        (1, {1: True, 2: True, 3: False}, 2),
+        (3, {1: True, 2: False, 3: True}, 1),
+        (1, {1: True, 2: True, 3: True}, 3),
+        (2, {}, 2),
+    ],
+    ids=["the status is late", "a later one ended first", "all have ended", "no collectives are told"],
+)
+def test_what_has_ended_is_taken_from_the_collectives(status: int, retired: dict[int, bool], done: int) -> None:
+    entry = {"process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "time_created_ns": 1}
+    trace = {
+        "pg_status": {"0": {"last_enqueued_collective": "3", "last_completed_collective": str(status)}},
+        "entries": [{**entry, "collective_seq_id": number, "retired": over} for number, over in retired.items()],
+    }
+    group = told(trace, {"0": ("", [0])})["groups"]["0"]
+    assert (group["entered"], group["done"]) == (3, done)
+
+
 def test_who_does_not_answer_holds_nobody_up() -> None:
     """One has ended, one writes what is no answer, one says nothing."""
     recorders = Recorders()

@@ -100,7 +100,8 @@ def _title(group: Any) -> str:
 def told(trace: Mapping[str, Any], members: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
-    A collective is [number, operation, sizes, ns since the epoch].
+    A collective is [number, operation, sizes, ns since the epoch]. Which one has ended last is taken from the
+    collectives: two threads of gloo's write the status, and the slower one leaves an older number there.
     """
     groups: dict[str, dict[str, Any]] = {
         name: {"title": title, "ranks": spans(ranks), "entered": 0, "done": 0, "last": []}
@@ -111,15 +112,23 @@ def told(trace: Mapping[str, Any], members: Mapping[str, tuple[str, Sequence[int
         if group is not None:
             group["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
             group["done"] = max(0, int(status.get("last_completed_collective", 0)))
+    open_numbers: dict[str, int] = {}
     for entry in trace.get("entries") or ():
-        group = groups.get(entry["process_group"][0])
+        name = entry["process_group"][0]
+        group = groups.get(name)
         if group is None or entry.get("is_p2p"):
             continue
         number = int(entry["collective_seq_id"])
+        if entry.get("retired", number <= group["done"]):
+            group["done"] = max(group["done"], number)
+        else:
+            open_numbers[name] = min(number, open_numbers.get(name, number))
         group["entered"] = max(group["entered"], number)
         operation = str(entry["profiling_name"]).rpartition(":")[2]
         sizes = f"{entry.get('input_sizes')} {' '.join(entry.get('input_dtypes') or ())}".strip()
         group["last"] = [*group["last"][1 - MOST :], [number, operation, sizes, int(entry["time_created_ns"])]]
+    for name, number in open_numbers.items():
+        groups[name]["done"] = min(groups[name]["done"], number - 1)
     return {"groups": groups}
 
 
