@@ -41,9 +41,10 @@ demo: venv ## train a small language model on 2 rehearsed pods with 2 processes 
 horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
 	@tests/setup/horovod.sh
 
-# Three files of tests run at a time, as most tests wait for processes; PYTEST_ARGS=-n0 is one after the other.
+# Most tests wait for processes, so several files of tests run at a time; PYTEST_ARGS=-n0 is one after the other.
 # tests/conftest.py has the order: quick ones first.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+PYTEST := $(BIN)/python -m pytest -n 5 $(SIDE_BY_SIDE)
 
 test: system venv lint ## check style and types, then run all tests except the long ones; about ten minutes
 	$(PYTEST) -m "not long and not frameworks and not containers" $(PYTEST_ARGS)
@@ -57,12 +58,12 @@ test-all: test test-long ## run both
 
 test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]
-	$(BIN)/python -m pytest -m frameworks tests/frameworks $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m frameworks tests/frameworks $(PYTEST_ARGS)
 
 test-containers: venv ## as root: run the tests in containers of images built from this tree, with podman
 	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
-	$(BIN)/python -m pytest -m containers tests/containers $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m containers tests/containers $(PYTEST_ARGS)
 
 # A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
 PYTHONS ?= 3.10 3.12 3.13
@@ -71,7 +72,7 @@ define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
 	while IFS= read -r python; do \
 	    [ -n "$$python" ] || continue; \
 	    echo "== $$("$$python" -V), $$python"; \
-	    "$$python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 $(2) $(PYTEST_ARGS) </dev/null || worst=1; \
+	    "$$python" -m pytest -n 5 $(SIDE_BY_SIDE) $(2) $(PYTEST_ARGS) </dev/null || worst=1; \
 	done <<<"$$found"; exit $$worst
 endef
 
@@ -92,7 +93,7 @@ lint: venv ## check style and types
 size: venv ## print the figures of the code's size, each beside its limit in tests/limits.json
 	@$(BIN)/python -m tests.sizes
 
-bench: venv ## measure this project and its peers in turn, for 45 minutes; write benchmarks/RESULTS.md
+bench: venv ## measure this project and its peers in turn, for an hour; write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-survival: venv ## as root, for hours: what each fault costs a job of three pods, beside its peers

@@ -1,4 +1,4 @@
-"""Who is put into the three pods of the survival matrix: the launcher, its contract, what it needs beside."""
+"""Who is put into the pods of the survival matrix and of the schedule of faults: launcher, contract, helpers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ SHELL = (
     "export RANK=$PET_NODE_RANK WORLD_SIZE=$PET_NNODES LOCAL_RANK=0 "
     'MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT; exec "$0" "$@"'
 )
+# Without a plan of the user's own manager an agent gives up some time after a failure, and so do the
+# others, and the kubelet starts all pods again. A new start is a new machine to it, or it would be refused.
+LM_JOIN_S = 10
+LM_RESILIENCY = (
+    'mkdir -p -m 700 "/tmp/lm-$HOSTNAME"; cd "/tmp/lm-$HOSTNAME"; tr -d - </proc/sys/kernel/random/uuid >machine; '
+    'export LM_RESILIENCY_MACHINE_ID_PATH="$PWD/machine"; code=$1; shift; exec "$0" -c "$code" --nnodes 3:9 '
+    "--nproc-per-node 1 --rdzv-backend lm_resiliency --rdzv-endpoint job-worker-0:23456 --rdzv-id job --rdzv-conf "
+    f"store_type=tcp,lm_resiliency_join_timeout_ms={LM_JOIN_S}000,"
+    'lm_resiliency_restart_context_path="$PWD/context.json" "$@"'
+)
+# The entry point of 0.2.0 takes an argument, and torch calls it without one: so it is registered by hand.
+LM_TORCHRUN = """
+from lm_resiliency.integrations.torchrun import get_rendezvous_handler_creator
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.run import main
+rendezvous_handler_registry.register("lm_resiliency", get_rendezvous_handler_creator())
+main()
+"""
 NAMES = (
     "trainer-launch, fixed",
     "trainer-launch, elastic",
@@ -34,6 +52,7 @@ NAMES = (
     "accelerate, fixed",
     "shell, fixed",
 )
+SCHEDULED = (*NAMES[:2], *NAMES[6:9], "lm-resiliency")  # those that a schedule of faults is for
 
 
 @contextlib.contextmanager
@@ -65,11 +84,15 @@ class Contestant:
             return (*self.words[:-1], *hang, "--", script)
         return (*self.words, script)
 
-    def env(self, node: int) -> dict[str, str]:
+    def env(self, node: int, restarts: int = 3) -> dict[str, str]:
         """The pod's variables; torchrun survives nothing without a budget, which Trainer v2 does not give."""
-        given = {**self.contract.env_of(node), "PET_MAX_RESTARTS": "3"}
+        given = self.contract.env_of(node)
         kept = {name: value for name, value in given.items() if not name.startswith(self.without or ("\0",))}
-        return kept | dict(self.more(node) if callable(self.more) else self.more)
+        more = self.more(node) if callable(self.more) else self.more
+        return {**kept, **more, "PET_MAX_RESTARTS": str(restarts)}
+
+
+TORCHRUN_EXPERT = Contestant(name=NAMES[6], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT)
 
 
 def ours(python: str = sys.executable, names: Sequence[str] = NAMES[:2]) -> list[Contestant]:
@@ -91,12 +114,23 @@ def here() -> tuple[list[Contestant], dict[str, str]]:
     torchrun = [
         Contestant(name=NAMES[4], contract=jobs.FIXED, words=TORCHRUN),
         Contestant(name=NAMES[5], contract=jobs.ELASTIC, words=TORCHRUN),
-        Contestant(name=NAMES[6], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT),
+        TORCHRUN_EXPERT,
     ]
     before, absent = peers.those_here(dict.fromkeys(NAMES[2:4], _release))
     others, missing = peers.those_here(dict(zip(NAMES[7:10], (_nvrx, _dlrover, _accelerate), strict=True)))
     shell = Contestant(name=NAMES[10], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
     return [*ours(), *before, *torchrun, *others, shell], absent | missing
+
+
+def scheduled() -> tuple[list[Contestant], dict[str, str]]:
+    """Those of `SCHEDULED` that are on this machine, in its order; and why the others are not."""
+    others, absent = peers.those_here(dict(zip(SCHEDULED[3:], (_nvrx, _dlrover, _lm_resiliency), strict=True)))
+    return [*ours(), TORCHRUN_EXPERT, *others], absent
+
+
+def _lm_resiliency(name: str) -> Contestant:
+    words = ("sh", "-c", LM_RESILIENCY, peers.python_of("lm-resiliency"), LM_TORCHRUN)
+    return Contestant(name=name, contract=jobs.ELASTIC, words=words, without=("PET_",))
 
 
 def _nvrx(name: str) -> Contestant:
@@ -117,7 +151,7 @@ def _dlrover(name: str) -> Contestant:
     return Contestant(
         name=name,
         contract=jobs.ELASTIC,
-        words=(program, "--nnodes", "1:3", "--nproc-per-node", "1", "--max-restarts", "3"),
+        words=(program, "--nnodes", "1:3", "--nproc-per-node", "1"),
         more=lambda node: {
             "DLROVER_MASTER_ADDR": f"dlrover-master:{MASTER_PORT}",
             "NODE_ID": str(node),

@@ -278,7 +278,15 @@ def versions_of_launchers() -> dict[str, str]:
     }
     with contextlib.suppress(Absent):
         found[f"trainer-launch {RELEASE}"] = _release_commit()
-    for name, package in (("nvrx", "nvidia-resiliency-ext"), ("dlrover", "dlrover"), ("accelerate", "accelerate")):
+    return found | versions_of_peers(
+        {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover", "accelerate": "accelerate"}
+    )
+
+
+def versions_of_peers(packages: Mapping[str, str]) -> dict[str, str]:
+    """Of the packages in these environments, those that can be made here."""
+    found = {}
+    for name, package in packages.items():
         with contextlib.suppress(Absent):
             found[package] = version_in(python_of(name), package)
     return found

@@ -1,4 +1,4 @@
-"""How long all nodes together take to their verdict, and what that costs the node that holds the roll call."""
+"""How long all nodes together take to their verdict, and what that costs the coordinator's node."""
 
 from __future__ import annotations
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from benchmarks import (
     containers,
     coordinator,
+    hang,
     idle,
+    incidents,
     membership,
     mpi,
     output,
     preflight,
+    recorder,
     recovery,
     report,
+    schedule,
     startup,
     survival,
 )
@@ -28,7 +32,11 @@ SECTIONS: tuple[Section, ...] = (
     mpi.SECTION,
     preflight.SECTION,
     report.SECTION,
+    incidents.SECTION,
+    recorder.SECTION,
+    hang.SECTION,
     containers.SECTION,
+    schedule.SECTION,
     *survival.SECTIONS,
 )
 

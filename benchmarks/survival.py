@@ -42,6 +42,8 @@ twice.
   need calls in the script, and dlrover-run's is half an hour.
 - *script saves*: all workers save and exit with 0 after the step in which one of them gets SIGTERM. In all other
   rows SIGTERM ends them at once.
+- *with a spare*: two pods train, the third is a spare. Only trainer-launch was measured; lm-resiliency's standbys
+  need a manager of the user's own.
 
 Each row is its own section, because all rows take hours: `make bench` measures the first, `make bench-survival`
 all of them."""
@@ -60,6 +62,7 @@ class Row:
     after: int = 3
     is_elastic: bool = False
     saves: bool = False  # whether the script saves on SIGTERM and exits with 0
+    spares: int = 0  # pods beside those that train before the fault
 
     @property
     def target(self) -> str:
@@ -99,6 +102,15 @@ ROWS = {
     "lost-1": _elastic("node 1 lost for good", jobs.lose_pod(1), 4.0),
     "lost-0": _elastic("node 0 lost for good", jobs.lose_pod(0), 10.0),
     "late": _elastic("one pod joins late", jobs.start_late, 3.0, before=2, after=3),
+    "spare-1": Row(
+        text="node 1 lost for good, with a spare",
+        fault=jobs.lose_pod(1),
+        starts="1/1/1",
+        limit_s=2.0,
+        before=2,
+        after=2,
+        spares=1,
+    ),
     "saving-worker-1": _stays(1, saves=True),
     "saving-pod-1": _away(1, "pod of node 1 killed", jobs.kill_pod(1), saves=True),
     "saving-pod-0": _away(0, "pod of node 0 killed", jobs.kill_pod(0), saves=True),
@@ -114,8 +126,13 @@ def once(who: Contestant, row: Row) -> Mapping[str, Reading | str]:
         script = jobs.training(Path(folder))
         argv = (*trees.private(), *who.argv(script, is_hang=row.limit_s is None))
         names = (*who.contract.names, *who.helpers)
+        more = {"TRAINER_LAUNCH_SPARES": str(row.spares)} if row.spares else {}
         env = jobs.saving(who.env) if row.saves else who.env
-        with pods_of(names, argv, env, Path(folder), at_first=row.before) as job, who.beside(job):
+        pods = row.before + row.spares
+        with (
+            pods_of(names, argv, lambda node: env(node) | more, Path(folder), at_first=pods) as job,
+            who.beside(job),
+        ):
             wait_for(lambda: jobs.is_steady(job.folder, row.before), "all to train at first", BEGIN_S, 0.05)
             return _watched(job, row)
 
@@ -149,7 +166,7 @@ def _starts(job: Job) -> str:
 
 @contextlib.contextmanager
 def opened(row: Row) -> Iterator[Setup]:
-    """All that can meet this fault: only elastic jobs shrink and grow."""
+    """All that can meet this fault: only elastic jobs shrink and grow, only ours have spares."""
     found, absent = contestants.here()
     cases = [
         Case(
@@ -161,7 +178,7 @@ def opened(row: Row) -> Iterator[Setup]:
             {BEYOND: "s", FEWER: "s"},
         )
         for who in found
-        if who.is_elastic or not row.is_elastic
+        if (who.is_elastic or not row.is_elastic) and (not row.spares or who.name == contestants.NAMES[0])
     ]
     yield Setup(cases, absent)
 

@@ -35,9 +35,13 @@ class Started:
         if not condition():
             raise Failed(f"{what}: it ended before with {self.process.returncode}: {self.last_line()}")
 
+    def output(self) -> str:
+        """All that it has written so far."""
+        return self._output.read_text(errors="replace")
+
     def last_line(self) -> str:
         """The last line that it said in words."""
-        lines = self._output.read_text(errors="replace").splitlines()
+        lines = self.output().splitlines()
         return next((line.strip() for line in reversed(lines) if any(letter.isalpha() for letter in line)), "")[
             :120
         ]

@@ -17,7 +17,7 @@ SMALL_LINES = 100
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GAP = "…"  # in a text, what is filled in
-LOGGED = re.compile(r"%\.?[0-9]*[sdgfr]")  # what logging fills in
+FILLED = re.compile(r"%\.?[0-9]*[sdgfr]|\{[a-z_]+(?::g)?\}")  # what logging and str.format fill in
 
 
 def name_of(path: Path) -> str:
@@ -162,7 +162,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
     """Every literal; what is written as several in a row is one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            yield " ".join(LOGGED.sub(GAP, text_of(node)).split())
+            yield " ".join(FILLED.sub(GAP, text_of(node)).split())
 
 
 @cache

@@ -19,6 +19,7 @@ REPLACED: dict[str, int] = sizes.LIMITS["names with a replaced word"]
 MIRRORS: list[str] = sizes.LIMITS["modules with the same name"]
 # Seconds end in _s and bytes in _bytes; the first names are torch's and Kubernetes's, and users write them.
 NOT_OURS = {"monitor_interval", "active_deadline_seconds", "hang_timeout", "rejoin_timeout", "wait_timeout"} | {
+    "straggler_interval",
     *("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"),  # Flyte's names, as the two before
 }
 NO_UNITS = re.compile(r"(seconds|secs?|_ms|millis|timeout|interval|duration|delay|_mb|_gb|_mib|_gib|_kb)$")

@@ -18,7 +18,7 @@ from trainer_launch.commands.options import COMMANDS
 from trainer_launch.contracts import CONTRACTS
 from trainer_launch.contracts.source import Contract
 from trainer_launch.host import runtime_directory
-from trainer_launch.model.settings import INTERNAL, PREFIX, Settings, flag_of
+from trainer_launch.model.settings import INTERNAL, OF_SHIMS, PREFIX, Settings, flag_of
 from trainer_launch.planning import engines
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Check, Where
@@ -101,7 +101,7 @@ def test_every_check_that_a_module_defines_is_listed(place: Where) -> None:
 
 
 def test_every_variable_is_a_setting_or_internal() -> None:
-    assert INTERNAL | {name.upper() for name in Settings.model_fields} >= NAMED
+    assert INTERNAL | OF_SHIMS | {name.upper() for name in Settings.model_fields} >= NAMED
 
 
 def test_whatever_a_pods_own_command_line_says_a_variable_can_say() -> None:

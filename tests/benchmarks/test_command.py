@@ -89,7 +89,7 @@ def test_what_is_measured_of_some_contestants_alone_is_printed_and_not_kept(
 def test_a_section_begins_when_the_load_of_the_one_before_has_gone(
     log: list[str], monkeypatch: pytest.MonkeyPatch, load: float, waits: int
 ) -> None:
-    """Where other work runs anyway it would wait in vain."""
+    """Where other work runs anyway it would wait for nothing."""
     waited: list[float] = []
     monkeypatch.setattr(command, "settle", waited.append)
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))

@@ -13,12 +13,15 @@ from benchmarks import (
     containers,
     contestants,
     coordinator,
+    hang,
     idle,
     output,
     peers,
     preflight,
+    recorder,
     recovery,
     report,
+    schedule,
     startup,
     survival,
     trees,
@@ -81,6 +84,50 @@ def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
     assert not isinstance(reading, str), reading
     assert reading.note == "1/1/1"
     assert 0 < reading.value < survival.WATCH_S
+
+
+@pytest.mark.torch
+def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    require(network.missing() is None, str(network.missing()))
+    require(importlib.util.find_spec("torch"), "needs torch")
+    monkeypatch.setattr(schedule, "STEPS", 60)
+    found = schedule.once(contestants.ours()[0], {30: schedule.FAULTS[100]})
+    assert list(found) == list(schedule.ROWS), found
+    with_faults = found[schedule.FAULTY]
+    assert isinstance(with_faults, Reading)
+    assert with_faults.note == "1/1/1"
+    assert numbers(found)[schedule.RATIO] > 0
+
+
+@pytest.mark.torch
+def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require(network.missing() is None, str(network.missing()))
+    require(importlib.util.find_spec("torch"), "needs torch")
+    monkeypatch.setattr(schedule, "STEPS", 20)
+    monkeypatch.setattr(schedule, "LIMIT_S", 0.5)
+    found = schedule.once(contestants.ours()[0], {})
+    assert isinstance(found[schedule.CALM], Reading)
+    assert {found[row] for row in (schedule.FAULTY, schedule.RATIO)} == {"never: step 20: not within 0 s"}
+
+
+@pytest.mark.torch
+def test_jobs_with_and_without_the_recorder_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    require(importlib.util.find_spec("torch"), "needs torch")
+    monkeypatch.setattr(recorder, "BLOCKS", 3)
+    monkeypatch.setattr(recorder, "STEPS", 3)
+    found = recorder.once(2)
+    assert list(found) == list(recorder.rows(2))
+    assert found["2 workers: a step"] > 0
+
+
+@pytest.mark.torch
+def test_the_sentence_of_a_hang_is_timed() -> None:
+    require(importlib.util.find_spec("torch"), "needs torch")
+    [(row, took_s)] = hang.once(1, 4, "never enters").items()
+    assert row == "1 node, 4 workers: never enters"
+    assert took_s > 0
 
 
 def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,16 +63,16 @@ def test_what_fails_the_same_way_each_time_is_not_started_ten_times(
         codes = [launcher.end() for launcher in launchers]
     assert [ended for ended, _ in codes] == [138, code], codes
     assert len(list(tmp_path.glob("start-*"))) == 2
-    innocent, guilty = (path.read_text() for path in words)
+    innocent, faulty = (path.read_text() for path in words)
     assert innocent.startswith("reason=PeerLost node=0")
     assert "| rank 1 failed on node 1 (" in innocent
     assert f") with exit code {code}" in innocent
     assert f"not restarted, {said}" in innocent
-    assert "rank=1 node=1" in guilty
-    assert f"not restarted, {said}" in guilty
+    assert "rank=1 node=1" in faulty
+    assert f"not restarted, {said}" in faulty
     if "import" in ending:
         assert "it said: ModuleNotFoundError: No module named 'not_there'" in innocent
-        assert guilty.startswith("reason=ProgramError")
+        assert faulty.startswith("reason=ProgramError")
 
 
 # Rank 1 has fewer batches; where it is told to, rank 0 then fails for a reason of its own.

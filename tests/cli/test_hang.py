@@ -116,7 +116,7 @@ def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_name
     assert "rank 0: waits in all_reduce, called from train.py" in reduce
     assert "rank 1: in train.py:" in reduce
     assert "(compute_for_ever)" in reduce
-    assert "generation 1 is over: rank 1" in said, "the guilty one is named, not who waits"
+    assert "generation 1 is over: rank 1" in said, "the cause is named, not who waits"
     assert "rank 0: in __next__, called from train.py" in loader
     assert "(read_for_ever)" in loader, "the data loader's own worker is named, too"
     assert "hang: rank 1: waits in all_reduce" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ TRAIN = """
 import os, signal, sys, time, torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 def read_batch():
-    time.sleep(FOR_S)
+    open("ENOUGH").close()
 class Slow(Dataset):
     def __len__(self):
         return 1
@@ -54,7 +55,19 @@ train()
 
 
 def training(folder: Path, what: str, for_s: float = 60.0) -> str:
-    return script(folder, TRAIN.replace("WHAT", what).replace("FOR_S", str(for_s)))
+    os.mkfifo(folder / "enough")  # until somebody writes into it
+    text = TRAIN.replace("WHAT", what).replace("FOR_S", str(for_s)).replace("ENOUGH", str(folder / "enough"))
+    return script(folder, text)
+
+
+def until_reported(tmp_path: Path, *words: str, times: int = 1) -> str:
+    """The output of a job whose rank 1 is in `read_batch` until so many nodes have reported the hang."""
+    with start(*words, "--", training(tmp_path, "read_batch()")) as run:
+        run.read_until("suspected hang: .*; collected in ", times)
+        (tmp_path / "enough").write_text("")
+        code, output = run.end()
+    assert code == 0, output
+    return output
 
 
 def incidents(place: Path, *words: str) -> str:
@@ -73,21 +86,26 @@ def shown(place: Path, number: int = -1) -> dict[str, Any]:
 
 
 def test_by_default_a_hang_is_explained_and_nobody_is_killed(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
-    watched = ("--hang-report-after", "2", "--incident-dir", str(place))
-    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "read_batch()", 6.0))
-    assert ended.returncode == 0, ended.stderr
-    assert "attempt=1" in ended.stderr
+    place, log = tmp_path / "incidents", tmp_path / "events"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place), "--events", str(log))
+    output = until_reported(tmp_path, "run", *watched, *TWO)
+    assert "attempt=1" in output
     sentence = "rank 1 (node 0) never entered all_reduce #6 of default_pg, [[4]] Float; rank 0 has waited in it for"
-    assert f"suspected hang: {sentence}" in ended.stderr
+    assert f"suspected hang: {sentence}" in output
     one = shown(place)
     assert one["sentence"].startswith(sentence)
     assert "rank 1 is in train.py:" in one["sentence"]
     assert one["sentence"].endswith("(read_batch)")
     assert (one["kind"], one["ranks"], one["reason"]) == ("hang", [1], "")
+    assert (Path(one["folder"]) / "sentence.txt").read_text() == one["sentence"] + "\n"
+    (told,) = [event for line in log.read_text().splitlines() if (event := json.loads(line))["event"] == "incident"]
+    assert (told["text"], told["id"], told["ranks"]) == (one["sentence"], one["id"], "1")
     assert [state["rank"] for state in one["states"]] == [0, 1]
     assert {"stacks/rank-0.txt", "stacks/rank-1.txt", "host/network.txt", "environment.txt"} <= set(one["files"])
     assert {f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(2)} <= set(one["files"])
+    reader = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")  # torch's own
+    read = subprocess.run([*reader, f"{one['folder']}/flight_recorder", "-v"], capture_output=True, text=True)
+    assert "missing_ranks={1}" in read.stdout + read.stderr
 
 
 @pytest.mark.parametrize(
@@ -165,15 +183,22 @@ def test_one_that_finished_while_the_other_waits_ends_the_job_without_a_restart(
 def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     watched = ("--hang-report-after", "2", "--incident-dir", str(place), "--log-level", "info")
-    argv = (*LAUNCHER, "local", "--nodes", "3", *watched, "--", training(tmp_path, "read_batch()", 9.0))
-    ended = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=150)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    output = until_reported(tmp_path, "local", "--nodes", "3", *watched, times=3)
     sentence = "rank 1 (node 1) never entered all_reduce #6 of default_pg, [[4]] Float; ranks 0,2 have waited in it"
     for node in range(3):
-        assert f"[trainer-launch {node}] suspected hang: {sentence}" in ended.stdout + ended.stderr
+        assert f"[trainer-launch {node}] suspected hang: {sentence}" in output
+    assert f"3 incidents in {place}; see trainer-launch incidents show --incident-dir {place}\n" in output
     found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
     assert {one["node_rank"] for one in found} == {0, 1, 2}
     assert all(one["sentence"].startswith(sentence) for one in found)
+    joined = incidents(place, "show", found[0]["id"])
+    assert [line.split()[0] for line in joined.splitlines()[2:6]] == ["RANK", "0", "1", "2"]
+    page = incidents(place, "page")
+    assert "never entered #6: alive, in train.py" in page
+    assert page.count("waits in all_reduce #6 of default_pg for ") == 2 * 2, (
+        "of ranks 0 and 2, in a bar and its title"
+    )
+    assert len({one["folder"] for one in found if one["id"] in page}) == 3, "the facts of all nodes"
 
 
 # -- failures ---------------------------------------------------------------------------------
@@ -189,7 +214,7 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     )
     assert ended.returncode == 137, ended.stderr
     one = shown(place)
-    assert (one["kind"], one["sentence"]) == ("failure", "rank 1 ended with SIGKILL")
+    assert (one["kind"], one["sentence"]) == ("failure", "rank 1 ended with signal SIGKILL")
     states = {state["rank"]: state for state in one["states"]}
     assert (states[1]["life"], states[1]["how"]) == ("dead", "SIGKILL")
     assert set(states) == {0, 1, 2}

@@ -162,7 +162,8 @@ def test_the_event_log_on_stdout_stays_between_the_workers_lines(tmp: dict[str, 
     ended = launch("run", "--engine=plain", "--prefix", "--events", "-", "--", script(tmp_path, text), env=tmp)
     assert ended.returncode == 3
     events = [line for line in ended.stdout.splitlines() if not line.startswith("[")]
-    assert [json.loads(line)["event"] for line in events] == ["started", "spawned", "exited", "finished"]
+    told = [json.loads(line)["event"] for line in events]
+    assert told == ["started", "spawned", "exited", "incident", "finished"]
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/events"])

@@ -147,7 +147,7 @@ def test_a_disk_that_takes_nothing_more_is_no_reason_to_end_the_job(tmp_path: Pa
 
 
 def test_a_failing_single_node_has_the_jobs_budget_and_its_workers_own_message(tmp_path: Path) -> None:
-    """What torch's @record writes is in the last words."""
+    """What torch's @record writes is in the termination message."""
     train = """
 import json, os, sys
 told = [os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS")]

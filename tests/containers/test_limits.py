@@ -1,4 +1,4 @@
-"""What a container's limits do to a job, and what its last words say of that."""
+"""What a container's limits do to a job, and what its termination message says of that."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ for path in ("/etc/x", "/usr/x", "/home/x", "/var/tmp/x", "/run/x", "/code/x"):
 def alone(
     cluster: Cluster, tmp_path: Path, text: str, *more: str, words: Sequence[str] = (), workers: int = 1
 ) -> tuple[int, str, str]:
-    """One pod that runs this script: exit code, output, last words."""
+    """One pod that runs this script: exit code, output, termination message."""
     (tmp_path / "code").mkdir(exist_ok=True)
     (tmp_path / "code" / "train.py").write_text(text)
     options = ["-v", f"{tmp_path}/code:/code:ro", "-w", "/code", *more]

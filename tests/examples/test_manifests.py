@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -50,8 +51,11 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
 
 def pod_of(rehearsal: Started, name: str) -> psutil.Process:
     """The first process of a pod."""
-    children = psutil.Process(rehearsal.pid).children()
-    return next(child for child in children if child.environ().get("HOSTNAME") == name)
+    for child in psutil.Process(rehearsal.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # another one that has just ended
+            if child.environ().get("HOSTNAME") == name:
+                return child
+    raise AssertionError(f"{name} has no process")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,7 @@ def pod_of(rehearsal: Started, name: str) -> psutil.Process:
         ("pytorch-simple.yaml", "pytorch-simple-worker-1", "PyTorchJob pytorch-simple"),
         ("pytorch-elastic.yaml", "elastic-example-worker-1", "PyTorchJob elastic-example"),
         ("trainjob-torch.yaml", "charlm-node-0-1", "TrainJob charlm"),
+        ("jobset-torch.yaml", "charlm-set-workers-0-1", "JobSet charlm-set"),
     ],
     indirect=["started"],
 )

@@ -46,8 +46,10 @@ def wrong_in(document: dict[str, Any]) -> list[str]:
     kind, version = document["kind"], document["apiVersion"]
     if (kind, version) == ("MPIJob", "kubeflow.org/v2beta1"):
         return described(document, MPI_JOB, kind)
+    models = importlib.import_module("kubeflow_trainer_api.models")
+    if kind == "JobSet":  # of which that API has the specification
+        return lost(document["spec"], models.JobsetV1alpha2JobSetSpec.from_dict(document["spec"]).to_dict(), kind)
     if version == TRAINER:
-        models = importlib.import_module("kubeflow_trainer_api.models")
         model = getattr(models, f"TrainerV1alpha1{kind}").from_dict(document)
         return lost(document, model.to_dict(), kind)
     return by_kubernetes(document, f"KubeflowOrgV1{kind}" if version == TRAINING else f"V1{kind}", kind)

@@ -74,7 +74,7 @@ def test_sigterm_to_one_pod_stops_all_after_the_same_round_and_they_go_on_there(
 
 def test_alone_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     script, model = str(frameworks.EXAMPLES / "train_xgboost.py"), str(tmp_path / "model.ubj")
-    words = ("run", "--", "python", script, "--rounds", "40", "--log-every", "1", "--checkpoint", model)
+    words = ("run", "--", "python", script, "--rounds", "200", "--log-every", "1", "--checkpoint", model)
     path = Path(frameworks.python("xgboost")).parent
     env = frameworks.env({"OMP_NUM_THREADS": "1", "PATH": f"{path}:/usr/bin:/bin"})
     launcher = frameworks.launcher("xgboost")
@@ -94,4 +94,4 @@ def test_alone_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         second.close()
     assert code == 0, output
     assert f"resumed at step {last} from" in output
-    assert re.findall(r"step (\d+)/", output)[-1] == "40"
+    assert re.findall(r"step (\d+)/", output)[-1] == "200"

@@ -82,6 +82,7 @@ _CONVERSATION = (
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),
+    coordination.Quarantined("no", False),
     coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
     coordination.Go(1, "h", 1), coordination.Restart(1, "x"), coordination.GiveUp("x", "n", 1, 1, None, "m"),
     coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), 0.5, 1.0, None),
@@ -101,7 +102,7 @@ def _coordinator_lines() -> Iterator[bytes]:
     yield from (coordination.render(message).strip() for message in (*_CONVERSATION, *_FROM_SERVER))
 
 
-def _roll_call_lines() -> Iterator[bytes]:
+def _cluster_preflight_lines() -> Iterator[bytes]:
     yield from (calling.render(message).strip() for message in _CALLED)
 
 
@@ -116,7 +117,7 @@ def _coordinator_talk() -> Iterator[bytes]:
         yield bytes([job]) + b"\n".join([b"0" + line for line in both[0]] + [b"1" + line for line in both[1]])
 
 
-def _roll_call_talk() -> Iterator[bytes]:
+def _cluster_preflight_talk() -> Iterator[bytes]:
     lines = [calling.render(message).strip() for message in _CALLED]
     for flags in (0, 1, 4, 12):
         told = [b"0" + lines[0], b"1" + lines[1], b"0" + lines[3], b"1" + lines[3]]

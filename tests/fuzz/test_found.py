@@ -43,7 +43,7 @@ TOO_DEEP = "[" * 60_000
         b'{"kind":' + b"[" * 900 + b"]" * 900 + b"}",
     ],
 )
-def test_a_strangers_number_or_nest_does_not_end_the_roll_call(line: bytes) -> None:
+def test_a_strangers_number_or_nest_does_not_end_the_cluster_preflight(line: bytes) -> None:
     with pytest.raises(MessageError):
         calling.parse(line)
 

@@ -59,3 +59,17 @@ def test_amd_gpus_are_counted_by_their_topology_nodes(tmp_path: Path) -> None:
         (folder / "gpu_id").write_text(gpu_id + "\n")
     assert machine.count({}, tmp_path).count == 2
     assert machine.count({"HIP_VISIBLE_DEVICES": "1"}, tmp_path).count == 1
+
+
+@pytest.mark.parametrize("name", ["NODE_NAME", "K8S_NODE_NAME", "MY_NODE_NAME"])
+def test_a_machine_has_the_name_of_its_kubernetes_node(name, tmp_path: Path) -> None:
+    assert machine.machine_name({name: " gpu-7 "}, "pod-1", tmp_path) == "gpu-7"
+
+
+def test_without_such_a_name_a_machine_is_known_by_its_boot_and_the_pod(tmp_path: Path) -> None:
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    assert machine.machine_name({"NODE_NAME": ""}, "pod-1", tmp_path) == "", "unknown"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("8c6f\n")
+    assert machine.machine_name({}, "pod-1", tmp_path) == "pod-1 8c6f"
+    assert machine.machine_name({"NODE_NAME": "nœud"}, "pod-1", tmp_path) == ""

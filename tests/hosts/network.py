@@ -46,15 +46,27 @@ class Host:
         _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         self.address = address
 
-    def unplug(self) -> None:
+    def unplug(self, device: str = "eth0") -> None:
         """Let nothing reach the others, nor theirs this host: no packet is refused, all are lost."""
         switch, port = self._plug
-        _ip("-n", switch, "link", "set", port, "nomaster")
+        _ip("-n", switch, "link", "set", f"{port}-{device}", "nomaster")
 
-    def plug(self) -> None:
+    def plug(self, device: str = "eth0") -> None:
         """Undo `unplug`."""
         switch, port = self._plug
-        _ip("-n", switch, "link", "set", port, "master", "br0")
+        _ip("-n", switch, "link", "set", f"{port}-{device}", "master", f"br-{device}")
+
+    def wire(self, device: str, address: str) -> None:
+        """Give the host a device on the network of all devices of this name."""
+        switch, port = self._plug
+        port, bridge = f"{port}-{device}", f"br-{device}"
+        if subprocess.run(("ip", "-n", switch, "link", "show", bridge), capture_output=True).returncode != 0:
+            _ip("-n", switch, "link", "add", bridge, "type", "bridge")
+            _ip("-n", switch, "link", "set", bridge, "up")
+        _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", self.namespace)
+        _ip("-n", switch, "link", "set", port, "master", bridge, "up")
+        _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", device)
+        _ip("-n", self.namespace, "link", "set", device, "up")
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a program as process 1 of this host."""
@@ -102,16 +114,10 @@ def hosts(*names: str) -> Iterator[list[Host]]:
         ]
         undo.callback(_collect, made)
         _namespace(switch, undo)
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br0", "up")
-        for number, host in enumerate(made):
+        for host in made:
             _namespace(host.namespace, undo)
-            port = f"port{number}"
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _ip("-n", host.namespace, "link", "set", device, "up")
+            host.wire("eth0", host.address)
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
             host.knows({other.name: other.address for other in made})
             undo.callback(shutil.rmtree, _NETNS / host.namespace, ignore_errors=True)
         yield made

@@ -132,13 +132,13 @@ def test_the_nodes_meet_by_torchs_own_means_when_told_so(names, contract, tmp_pa
     assert [code for code, _ in ended] == [0, 0], ended
 
 
-def test_the_guilty_pod_ends_with_its_workers_own_code(tmp_path: Path) -> None:
+def test_the_pod_at_fault_ends_with_its_workers_own_code(tmp_path: Path) -> None:
     env = [trainer_v2(node) | {"PET_NPROC_PER_NODE": "1"} for node in range(2)]
     with hosts("job-node-0-0", "job-node-0-1") as pods:
-        innocent, guilty = (
+        innocent, faulty = (
             pod.start((*LAUNCHER, "run", "--", script(tmp_path, FAIL)), e) for pod, e in zip(pods, env, strict=True)
         )
-        code, output = ended(guilty, DEADLINE_S)
+        code, output = ended(faulty, DEADLINE_S)
         assert code == 9, output
         assert "rank=1 node=1 host=job-node-0-1" in output
         innocent.kill()

@@ -44,8 +44,8 @@ class Agent:
 class Divided:
     """The whole job; `members[(generation, seat)]` are the incarnations that such a generation told to start."""
 
-    def __init__(self, nodes, least=1, unseen_s=0.0):
-        self.nodes, self.least = nodes, least
+    def __init__(self, nodes, least=1, unseen_s=0.0, spares=0):
+        self.nodes, self.least, self.spares = nodes, least, spares
         self.unseen_s = unseen_s  # names never lie here: test_job_model.py has a network in which they do
         self.now_s = 100.0
         self.launchers = {}
@@ -63,7 +63,8 @@ class Divided:
         settings = Settings(
             job=JOB,
             min_nodes=self.least,
-            max_nodes=self.nodes,
+            max_nodes=self.nodes - self.spares,
+            spares=self.spares,
             max_restarts=99,
             candidate=rank,
             rejoin_timeout_s=1e6,

@@ -28,6 +28,7 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Challenge(""),
     msg.Welcome(3.0),
     msg.Refused("no", False),
+    msg.Quarantined("no", False),
     msg.Waiting(1, 3, ("node 1 (" + "x" * 253 + ")",)),
     msg.Formed(3, 1, 2, 1, False),
     msg.Formed(3, 1, 2, 1, False, None, 8, 12, 0, 4),
@@ -129,6 +130,11 @@ def test_long_texts_are_cut_and_what_cannot_fit_is_an_error():
     assert len(msg.render(msg.Failed(1, 0, 1, None, "\U0001f525" * 100_000))) < MAX_LINE_BYTES
     with pytest.raises(MessageError):
         msg.render(msg.Waiting(1, 9999, ("x" * 200,) * 9999))
+
+
+def test_a_refusal_has_only_the_fields_that_launchers_of_all_versions_read():
+    refused = json.loads(msg.render(msg.Refused("the coordinator speaks version 9, not 5", retry=False)))
+    assert sorted(refused) == ["kind", "reason", "retry"]
 
 
 def test_a_proof_depends_on_everything():

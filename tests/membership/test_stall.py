@@ -10,7 +10,7 @@ from tests.model.test_collectives import NOW, group
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state, timeouts
 from trainer_launch.membership.state import Gone
-from trainer_launch.model.collectives import RankState
+from trainer_launch.model.collectives import Doing, RankState
 
 READ = "in data.py:22 (read_batch)"
 
@@ -51,7 +51,9 @@ def test_who_does_not_answer_in_time_is_named_as_such_and_not_accused():
     tells(world, one, 1, after=7)
     world.pass_time(timeouts.SHOW_RANKS_S + 1)
     text = told(world, zero).text
-    assert "which rank 2 did not enter; nothing is known of it here" in text
+    assert "ranks 0-1 have waited in " in text
+    assert "; nothing is known of rank 2 here" in text
+    assert "never entered" not in text
     assert text.endswith("; no answer from node 2 (pod-2)")
     assert world.count(two, msg.Explained) == 1
 
@@ -123,3 +125,27 @@ def test_a_failure_that_a_restart_cannot_mend_ends_the_job_with_its_cause():
     assert world.is_over
     ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
     assert {(end.reason, end.cause, end.rank) for end in ends} == {(text, "ProgramError", 1)}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_ranks_that_wait_outside_recorded_collectives_hang_only_if_no_other_can_be_at_work(answers):
+    world, peers = running()
+    for peer, rank in zip(peers[: 3 if answers else 2], range(3), strict=False):
+        groups, place = {"0": group(6, 6, ranks="0-2")}, "waits in recv, called from a.py:9 (stage)"
+        waits = RankState(rank=rank, groups=groups, doing=Doing.COLLECTIVE, place=place)
+        world.say(peer, msg.Ranks(1, (waits,), NOW))
+    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+    assert told(world, peers[0]).accuses is answers
+    who = "all ranks" if answers else "all ranks known"
+    assert told(world, peers[0]).text.startswith(f"{who} wait for each other outside recorded collectives")
+
+
+def test_who_waits_for_a_rank_that_is_not_started_yet_is_not_said_to_hang():
+    """As in init_process_group, while a node that has just joined still starts its workers."""
+    world, peers = running()
+    waits = RankState(
+        rank=1, doing=Doing.COLLECTIVE, place="waits in init_process_group, called from a.py:9 (main)"
+    )
+    for peer, states in zip(peers, ((), (waits,), ()), strict=True):
+        world.say(peer, msg.Ranks(1, states, NOW))
+    assert not told(world, peers[0]).accuses

@@ -16,7 +16,9 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import MAX_LINE_BYTES
+from trainer_launch.model.stragglers import Lateness
 
 
 def states(world):
@@ -91,6 +93,17 @@ def test_a_table_that_does_not_fit_shows_the_absent_first():
     assert ranks == sorted(ranks)
 
 
+def test_a_table_fits_beside_all_else_that_nodes_have_told():
+    world, _ = running(2000)
+    late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(msg.MAX_SUSPECTS))
+    quarantined = (msg.Quarantine("h" * 253, "m" * 253, '"' * 200),) * msg.MAX_QUARANTINED
+    sampling = state.Sampling(generation=1, due_s=0.0, named=late)
+    now = state.status(replace(world.state, sampling=sampling, quarantined=quarantined), world.now_s)
+    assert len(msg.render(now)) <= MAX_LINE_BYTES
+    assert now.stragglers == late
+    assert 100 < len(now.nodes) < 2000
+
+
 @pytest.mark.parametrize("query", [msg.StatusQuery(9, "job"), msg.StatusQuery(msg.VERSION, "another")])
 def test_who_asks_for_something_else_is_refused(query):
     assert isinstance(state.answer(query, World(2).state, 0.0, None), msg.Refused)
@@ -134,6 +147,16 @@ def test_a_flood_of_questions_disturbs_nobody(cluster):  # noqa: F811
     assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
     clients[1].send(msg.Failed(1, 1, 1, None))
     await_(clients[0], msg.Restart)
+
+
+def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
+    clients = cluster.running(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.server, "_answer", lambda query: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
+        with pytest.raises(NodeError):
+            ask(at(cluster), "job")
+    assert ask(at(cluster), "job").phase == "running"
+    assert [client.receive(0) for client in clients] == [None, None]
 
 
 @pytest.mark.parametrize(

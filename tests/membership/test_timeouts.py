@@ -48,7 +48,7 @@ ORDERS = {
     ),
     "node 0 begins without others before it is given up": (t.UNSEEN_S, t.REJOIN_S),
     "a crash loop is shorter than a start": (t.CRASH_LOOP_S, t.START_S),
-    "the last words are said within the shortest grace": (t.HANG_UP_S, t.BLIP_S),
+    "the termination message are said within the shortest grace": (t.HANG_UP_S, t.BLIP_S),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which rank a job waits for, from what each rank's flight recorder knows; and who only looks guilty."""
+"""Which rank a job waits for, from what each rank's flight recorder knows; and who only looks like the cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from trainer_launch.model.collectives import (
     explain,
     numbers_in,
     spans,
+    unexplained,
 )
+from trainer_launch.model.frozen import replace
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND
@@ -147,7 +149,7 @@ def test_a_collective_that_all_have_entered_is_the_networks_or_a_devices() -> No
 def test_ranks_of_which_nothing_is_known_are_not_accused() -> None:
     found = explain(WAITING, NOW)
     assert found is not None
-    assert found.text.endswith("which rank 3 did not enter; nothing is known of it here")
+    assert found.text.endswith(" for 40 s; nothing is known of rank 3 here"), "it may have entered"
     assert found.helps is None
 
 
@@ -192,6 +194,101 @@ def test_an_async_collective_far_ahead_counts_from_the_first_that_has_not_ended(
     assert text.startswith("rank 1 never entered all_reduce #5 of default_pg")
 
 
+def test_a_rank_before_its_first_collective_may_still_load_its_data() -> None:
+    waiting = [rank(number, 1, 0) for number in range(3)]
+    found = explain((*waiting, rank(3, 0, 0, place="in a.py:1 (download)")), NOW)
+    assert found is not None
+    assert found.text.endswith("rank 3 is still before its first collective: in a.py:1 (download)")
+    assert (found.accuses, found.ranks) == (False, (3,))
+    later = explain((*waiting, rank(3, 0, 0, groups={"0": group(0, 0), "1": group(2, 2)}, place="in x")), NOW)
+    assert later is not None
+    assert later.accuses, "it was further"
+
+
+def test_a_rank_of_which_nothing_is_known_is_not_taken_for_one_that_starts() -> None:
+    found = explain((*WAITING, RankState(rank=3, why="it did not answer in time")), NOW)
+    assert found is not None
+    assert found.accuses
+
+
+def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
+    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+    loads = {"doing": Doing.DATA, "place": "in a.py:1 (next)"}
+    found = explain((*WAITING[:2], rank(2, 6, 6, **waits), rank(3, 6, 6, **loads)), NOW)
+    assert found is not None
+    assert found.ranks == (3,)
+    assert found.text == (
+        "rank 3 never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-1 have waited in it for 40 s; "
+        "rank 3 is in the data loader: in a.py:1 (next); rank 2 waits in recv, called from a.py:9 (stage)"
+    )
+    alone = explain((*WAITING, rank(3, 6, 6, **waits)), NOW)
+    assert alone is not None
+    assert alone.ranks == (3,)
+
+
+def test_alike_ranks_are_told_together() -> None:
+    text = text_of(rank(0), rank(1), rank(2, 6, 6, place="in a.py:5 (f)"), rank(3, 6, 6, place="in a.py:5 (f)"))
+    assert text.endswith("for 40 s; ranks 2-3 are in a.py:5 (f)")
+
+
+def test_a_chain_is_told_from_its_beginning() -> None:
+    """Rank 2 waits for rank 1, which waits for rank 0."""
+    first = [group(1, 0, ranks="0-1"), group(0, 0, ranks="0-1")]
+    second = [group(1, 0, ranks="1-2"), group(0, 0, ranks="1-2")]
+    done = group(6, 6, ranks="0-2")
+    states = (
+        rank(0, groups={"0": done, "1": replace(first[1], title="")}, place="in a.py:5 (f)"),
+        rank(1, groups={"0": done, "1": replace(first[0], title=""), "2": second[1]}),
+        rank(2, groups={"0": done, "2": second[0]}),
+    )
+    assert text_of(*states) == (
+        "rank 0 never entered all_reduce #1 of group 1 (ranks 0-1), [[4]] Float; rank 1 has waited in it for 40 s; "
+        "rank 0 is in a.py:5 (f); rank 2 waits behind rank 1"
+    )
+
+
+def test_the_collective_whose_missing_ranks_wait_for_nobody_is_told_first() -> None:
+    """Rank 2 waits for both others in the large group; only rank 0's wait shows that rank 1 alone is the cause."""
+    pair = [replace(group(n, 0, "broadcast", ranks="0-1"), title="pair") for n in (1, 0)]
+    states = (
+        rank(0, groups={"0": group(6, 6, ranks="0-2"), "1": pair[0]}),
+        rank(1, groups={"0": group(6, 6, ranks="0-2"), "1": pair[1]}, place="in a.py:5 (f)"),
+        rank(2, groups={"0": group(7, 6, ranks="0-2")}),
+    )
+    assert text_of(*states).startswith("rank 1 never entered broadcast #1 of pair, [[4]] Float; rank 0 has waited")
+
+
+def test_where_a_root_may_differ_the_network_is_not_the_only_suspect() -> None:
+    found = explain([rank(number, groups={"0": group(7, 6, "broadcast")}) for number in range(4)], NOW)
+    assert found is not None
+    assert found.text.endswith("a device does not deliver it, or the ranks name different roots")
+    assert found.helps is None
+
+
+def test_ranks_that_all_wait_outside_recorded_collectives_hang_and_nobody_is_named() -> None:
+    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+    both = [rank(0, 6, 6, **waits), rank(1, 6, 6, **waits)]
+    found = unexplained(both, 2)
+    assert found.text == (
+        "all ranks wait for each other outside recorded collectives: "
+        "ranks 0-1 wait in recv, called from a.py:9 (stage)"
+    )
+    assert (found.accuses, found.ranks) == (True, ())
+    found = unexplained(both, 3)
+    assert not found.accuses, "rank 2 may be starting"
+    assert found.text.startswith("all ranks known wait for each other outside recorded collectives: ")
+    found = unexplained([rank(0, 6, 6, **waits), rank(1, 6, 6, place="in a.py:1 (f)")], 2)
+    assert not found.accuses, "rank 1 may be at work"
+    assert found.text.endswith(": rank 0 waits in recv, called from a.py:9 (stage); rank 1 is in a.py:1 (f)")
+
+
+def test_a_brief_state_keeps_the_collective_that_has_not_ended() -> None:
+    ahead = Group(entered=20, done=5, last=tuple(Collective(n, "all_reduce", SIZES, NOW) for n in range(1, 21)))
+    for most in (4, 1):
+        assert brief(rank(0, groups={"0": ahead}), most).groups["0"].at(6) is not None
+    assert [one.number for one in brief(rank(0, groups={"0": ahead}), 4).groups["0"].last] == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2, 5], [1, 3, 5], [*range(4096)]])
 def test_spans_are_read_as_they_are_written(numbers: list[int]) -> None:
     assert numbers_in(spans(numbers)) == numbers
@@ -200,6 +297,10 @@ def test_spans_are_read_as_they_are_written(numbers: list[int]) -> None:
 @pytest.mark.parametrize("text", ["x", "1-", "-2", "1,,2", "1-x", "²"])
 def test_what_is_no_text_of_spans_has_no_numbers(text: str) -> None:
     assert numbers_in(text) == []
+
+
+def test_a_text_of_many_wide_ranges_has_no_more_numbers_than_there_may_be_ranks():
+    assert len(numbers_in(",".join(["0-1048575"] * 200))) == 1 << 20
 
 
 def test_a_brief_state_keeps_the_last_collectives_or_only_groups_that_wait() -> None:

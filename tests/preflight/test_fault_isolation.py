@@ -1,4 +1,4 @@
-"""Who is guilty, found by pair tests: simulated faults of nodes, rails and links, and nobody is accused wrongly."""
+"""Who is faulty, found by pair tests: simulated faults of nodes, rails and links, and nobody is accused wrongly."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_link_that_fails_now_and_then_keeps_its_rate() -> None:
     assert [(link.ends, link.failed, link.tests) for link in found.links] == [((0, 1), 2, 3)]
 
 
-def test_a_node_found_guilty_before_is_left_out_and_the_ring_closes_over_it() -> None:
+def test_a_node_found_faulty_before_is_left_out_and_the_ring_closes_over_it() -> None:
     trial = Trial(n_nodes=6, absent=frozenset({2}))
     met = set()
     while pairs := next_round(trial):
@@ -232,7 +232,7 @@ def test_every_single_bad_edge_of_a_tree_and_every_bad_node_is_named_alone_in_a_
         assert found.rounds <= 10
 
 
-def test_a_deep_trial_goes_round_a_node_that_was_found_guilty_before() -> None:
+def test_a_deep_trial_goes_round_a_node_that_was_found_faulty_before() -> None:
     trial = Trial(n_nodes=9, absent=frozenset({4}), is_deep=True)
     while pairs := next_round(trial):
         trial = record(trial, dict.fromkeys(pairs, True))

@@ -139,7 +139,7 @@ MISSING = tuple(
 TOLD = replace(FATAL, check="facts", basis=Basis.PEER, subject="node 2 (job-node-0-2), node 3 (job-node-0-3)")
 
 
-def test_a_node_that_is_well_says_in_one_line_who_is_guilty_and_where_the_whole_report_is() -> None:
+def test_a_node_that_is_well_says_in_one_line_who_is_faulty_and_where_the_whole_report_is() -> None:
     report = Report(findings=(PASSED, replace(WARNED, subject=HERE.name), TOLD, RETRYABLE))
     assert not report_formats.is_involved(report, HERE)
     assert report_formats.line(report, HERE, 30, ZERO) == (
@@ -167,11 +167,11 @@ def test_a_node_that_is_well_says_in_one_line_who_is_guilty_and_where_the_whole_
         (False, replace(FATAL, scope=Scope.JOB)),
     ],
 )
-def test_a_node_tells_all_where_it_is_guilty_itself_or_differs(involved: bool, finding: Finding) -> None:
+def test_a_node_tells_all_where_it_is_faulty_itself_or_differs(involved: bool, finding: Finding) -> None:
     assert report_formats.is_involved(Report(findings=(PASSED, finding)), HERE) is involved
 
 
-def test_the_guilty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> None:
+def test_the_faulty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> None:
     lines = report_formats.screen(Report(findings=(PASSED, *MISSING)), HERE, 20).splitlines()
     assert lines[2].startswith("  faulty: node 2 (job-node-0-2): roll-call; node 3")
     assert any(line.endswith("and 52 more") for line in lines)
@@ -185,7 +185,7 @@ def test_the_job_is_at_fault_where_nobody_is_named() -> None:
     assert report_formats.at_fault(Report(findings=(replace(FATAL, scope=Scope.JOB),))) == "the job: shm"
 
 
-def test_a_guilty_nodes_own_part_comes_first_and_says_this_node() -> None:
+def test_a_faulty_nodes_own_part_comes_first_and_says_this_node() -> None:
     own = replace(FATAL, subject=HERE.name)
     text = report_formats.screen(Report(findings=(TOLD, own)), HERE, 30, ZERO)
     assert text.index("FATAL shm (this node): ") < text.index("FATAL facts (node 2")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
+from pathlib import Path
 
-from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight.container.resource_limits import differences
+from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.preflight import report_formats
+from trainer_launch.preflight.check import STATE_FILE
+from trainer_launch.preflight.container.resource_limits import differences, fault_of
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
 SMALL = Finding(
@@ -52,3 +57,26 @@ def test_nothing_of_another_containers_file_breaks_a_line_of_the_log() -> None:
     ((_, sentence),) = told(nasty, LARGE)
     assert "\n" not in sentence
     assert len(sentence) < 150
+
+
+def left(folder: Path, *found: Finding) -> str:
+    """What `run` on pod-1 takes from the report of its preflight."""
+    findings = [report_formats.finding_as_json(one) for one in found]
+    said = {"format": report_formats.FORMAT, "version": report_formats.VERSION, "findings": findings}
+    (folder / STATE_FILE).write_text(json.dumps(said))
+    return fault_of(str(folder), "pod-1")
+
+
+def test_only_what_preflight_found_faulty_on_this_very_node_is_its_fault(tmp_path: Path) -> None:
+    assert fault_of(str(tmp_path), "pod-1") == ""
+    ecc = Finding(check="gpu-ecc", status=Status.FAIL, fault=Fault.NODE, text="3 errors", subject="GPU 0")
+    assert left(tmp_path, ecc, LARGE) == "gpu-ecc: 3 errors"
+    assert left(tmp_path, replace(ecc, subject="node 1 (pod-1)")) == "gpu-ecc: 3 errors"
+    innocent = (
+        replace(ecc, subject="node 2 (pod-2)"),
+        replace(ecc, fault=Fault.JOB),
+        replace(ecc, scope=Scope.LINK, subject="node 1 (pod-1) - node 2 (pod-2)"),
+        replace(ecc, status=Status.WARN, fault=None),
+        SMALL,
+    )
+    assert left(tmp_path, *innocent) == ""

@@ -81,6 +81,7 @@ def test_without_library_or_driver_nothing_is_said(nvml, monkeypatch):
 def test_it_is_told_before_the_first_start_and_before_later_ones(nvml, caplog):
     library = nvml([[(41, 1 << 20)]])
     watch = group_loop.Watch({})
+    assert watch._thread is not None
     watch._thread.join(10)
     with caplog.at_level(logging.WARNING):
         watch.tell(is_first=True)
@@ -99,4 +100,5 @@ def test_a_driver_that_hangs_holds_nobody_up(nvml, caplog):
     watch.tell(is_first=False)
     assert caplog.text == ""
     library.may_answer.set()
+    assert watch._thread is not None
     watch._thread.join(10)

@@ -8,6 +8,7 @@ import pytest
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import FailureRecord
+from trainer_launch.pytorch.group_incidents import aborted
 from trainer_launch.pytorch.worker_group import Ends, ends_of, failed_message
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
@@ -45,3 +46,29 @@ def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_nod
     assert failed_message(WAITED, 3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
     assert not failed_message(WAITED, 3, Ends((1,), failed=True)).lost_peer
     assert not failed_message(OWN, 3, Ends((1,))).lost_peer
+
+
+GLOO = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size "
+    "doesn't match expected size. Is there a distributed collective mismatch in your code?",
+)
+
+
+def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_crash() -> None:
+    death = aborted(FailureRecord(rank=3, signal=signal.SIGABRT), lambda: GLOO)
+    failed = failed_message(death, 1, Ends())
+    assert (failed.cause, failed.rank) == ("ProgramError", 3)
+    assert failed.message == (
+        "rank 3 and its peers entered different collectives: gloo received 8 bytes where rank 3 expected at most "
+        "4; a restart will not help"
+    )
+
+
+@pytest.mark.parametrize(
+    "lines", [(), GLOO[:1], ("terminate called after throwing an instance of 'std::bad_alloc'",)]
+)
+def test_any_other_abort_stays_a_crash(lines: tuple[str, ...]) -> None:
+    death = FailureRecord(rank=3, signal=signal.SIGABRT)
+    assert aborted(death, lambda: lines) == death
+    assert failed_message(aborted(death, lambda: lines), 1, Ends()).cause is None

@@ -446,7 +446,7 @@ def test_a_coordinator_that_was_found_while_the_name_was_waited_for_is_not_away(
 # -- hangs, stores, starts ----------------------------------------------------------------------
 
 
-def test_a_hang_kills_all_workers_and_names_the_guilty_rank() -> None:
+def test_a_hang_kills_all_workers_and_names_the_rank_at_fault() -> None:
     group = running()
     actions = group(ev.Hung(1.0, "rank 1 has been stopped", ("a.py:3",), 1, 1))
     assert ev.SignalGroup("rank 0", signal.SIGKILL) in actions

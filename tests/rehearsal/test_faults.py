@@ -198,6 +198,13 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     assert why in last
 
 
+def test_a_moment_without_a_unit_is_taken_as_seconds_and_one_warning_says_so(tmp_path: Path) -> None:
+    ended = rehearse(job(tmp_path, COUNTS, "replicas: 1"), "kill worker at=2")
+    assert ended.stderr.count("at=2 has no unit and is taken as seconds; write at=2s, or at=step:2 for a step") == 1
+    assert "[trainer-launch] fault: kill worker at=2s" in ended.stderr
+    assert lives(ended.stdout, "job-worker-0")[1] > 2
+
+
 def test_who_waits_for_a_step_of_a_program_that_tells_none_hears_how_steps_are_told(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, "echo epoch 1; sleep 1", "replicas: 1"), "kill pod at=step:40", code=1)
     last = ended.stderr.splitlines()[-1]

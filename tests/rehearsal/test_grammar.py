@@ -71,6 +71,24 @@ def test_there_is_one_text_for_one_fault(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "canonical", "hint"),
+    [
+        ("kill pod at=40", "kill pod at=40s", "is taken as seconds; write at=40s, or at=step:40 for a step"),
+        ("kill pod at=1.5", "kill pod at=1.5s", "is taken as seconds; write at=1.5s"),
+        ("kill pod at=40s", "kill pod at=40s", ""),
+        ("kill pod at=step:40", "kill pod at=step:40", ""),
+        ("kill pod at=line:40", "kill pod at=line:40", ""),
+        ("delay dns 20", "delay dns 20s", ""),
+    ],
+)
+def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, canonical: str, hint: str) -> None:
+    fault = grammar.parse(text)
+    assert fault.text == canonical
+    assert fault.hint.endswith(hint)
+    assert bool(fault.hint) == bool(hint)
+
+
+@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("", ["missing fault", "kill worker, stop worker"]),
@@ -92,8 +110,7 @@ def test_there_is_one_text_for_one_fault(text: str, canonical: str) -> None:
         ("partition for=0s", ["invalid value '0s' for for", "10s, 1.5m or 1h"]),
         ("partition for=10d", ["invalid value '10d' for for"]),
         ("partition for=9999h", ["invalid value '9999h' for for"]),
-        ("kill pod at=40", ["invalid value '40' for at=: no unit", "at=40s or at=step:40"]),
-        ("kill pod at=1.5", ["invalid value '1.5' for at", "a time with its unit"]),
+        ("kill pod at=1.5d", ["invalid value '1.5d' for at", "a time with its unit"]),
         ("kill pod at=step:x", ["invalid value 'step:x' for at", "step:NUMBER"]),
         ("kill pod at=line:(", ["invalid value 'line:(' for at", "line:REGEX"]),
         ("kill pod at=line:", ["invalid value 'line:' for at"]),

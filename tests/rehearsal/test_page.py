@@ -12,10 +12,11 @@ from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
 from tests.rehearsal.test_story import histories
 from tests.rehearsal.told import Tale, finished
+from trainer_launch.observability.html import clean, seconds, tick_text, ticks
 from trainer_launch.rehearsal.report.fault_costs import analyse
 from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
-from trainer_launch.rehearsal.report.summary import clean, headline, seconds, tick_text, ticks
+from trainer_launch.rehearsal.report.summary import headline
 from trainer_launch.rehearsal.script_checks import judge
 
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")

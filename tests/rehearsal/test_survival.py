@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -25,6 +26,33 @@ for step in range(1, 121):
     time.sleep(0.05)
 dist.destroy_process_group()
 """
+RESUMES = """
+import os
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+step = int(open("saved").read()) if os.path.exists("saved") else 0
+while step < 40:
+    dist.all_reduce(torch.ones(1))
+    step += 1
+    if dist.get_rank() == 0:
+        with open("new", "w") as file:
+            file.write(str(step))
+        os.replace("new", "saved")
+        print(f"step {step}", flush=True)
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+FAILS_ONCE = RESUMES.replace(
+    "    time.sleep(0.05)",
+    """
+    if dist.get_rank() == 1 and step == 10 and not os.path.exists("failed"):
+        open("failed", "x").close()
+        raise RuntimeError(sys.argv[1])
+    time.sleep(0.05)""",
+).replace("import os", "import os\nimport sys")
 
 
 class Ended:
@@ -53,6 +81,38 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "<h1>Survived 2 faults</h1>" in page
     assert re.search(r"<b>\d{1,2}</b><span>repeated steps</span>", page)
+
+
+def test_a_spare_takes_over_from_a_pod_that_never_comes_back(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESUMES)
+    fault = "kill pod node=1 back=never at=step:10"
+    argv = (sys.executable, "-c", RUN, "local", "--nodes", "2", "--spares", "1", "--fault", fault, "--", "train.py")
+    done = ended(argv, tmp_path)
+    assert done.code == 0, done.err
+    assert "TrainJob local: Succeeded" in done.said
+    row = next(line for line in done.err.splitlines() if line.startswith("local-node-0-2"))
+    assert "Succeeded" in row, done.err
+
+
+@pytest.mark.parametrize(
+    ("said", "exits"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", ["0", "138", "0"]),
+        ("the batch is odd", ["0", "0", "0"]),
+    ],
+)
+def test_a_node_whose_device_failed_is_quarantined_and_one_whose_program_failed_is_not(
+    said: str, exits: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(FAILS_ONCE)
+    argv = (sys.executable, "-c", RUN, "local", "--nodes", "2", "--spares", "1", "--", "train.py", said)
+    done = ended(argv, tmp_path)
+    assert done.code == 0, done.err
+    table = [line.split() for line in done.err.splitlines() if line.startswith("local-node-0-")]
+    assert [row[4] for row in table] == exits, done.err
+    words = f"reason=Quarantined node=1 host={os.uname().nodename} exit=138 attempt=1 retryable=true"
+    assert (words in done.said) == ("138" in exits), done.err
+    assert (f"this node is quarantined: RuntimeError: {said}" in done.said) == ("138" in exits), done.err
 
 
 def test_old_lines_that_a_frameworks_launcher_prints_again_are_no_steps_lost(tmp_path: Path) -> None:

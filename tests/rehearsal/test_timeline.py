@@ -15,7 +15,7 @@ from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import grammar, injection
 from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
 from trainer_launch.rehearsal.faults.injection import Passed, Reached, Said
-from trainer_launch.rehearsal.pod_watch import OutputScanner
+from trainer_launch.supervisor.step_lines import OutputScanner
 
 
 def begin(*texts: str, by_chance: Chaos | None = None) -> injection.Timeline:

@@ -77,12 +77,19 @@ make_one() {
     echo "$venv/bin/python"
 }
 
+# All at once, as each waits for downloads; what they print comes in the order of the names.
+printed=$(mktemp -d)
+trap 'rm -rf "$printed"' EXIT
+declare -A made
+for name in "${names[@]}"; do
+    (make_one "$name") >"$printed/$name" &
+    made[$name]=$!
+done
 worst=0
 for name in "${names[@]}"; do
-    set +e
-    (set -e; make_one "$name")
-    status=$?
-    set -e
+    status=0
+    wait "${made[$name]}" || status=$?
     if [ $status -gt $worst ]; then worst=$status; fi
+    cat "$printed/$name"
 done
 exit $worst

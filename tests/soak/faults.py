@@ -158,7 +158,7 @@ def wrong(cost: Cost, seen: Seen) -> list[str]:
             found.append(f"pod {node} ended with {list(got)}, where the faults explain {list(want)}")
     for node, (codes, texts) in enumerate(zip(seen.codes, seen.last_words, strict=True)):
         found += [
-            f"pod {node} ended with {code} and the last words {text!r}"
+            f"pod {node} ended with {code} and the termination message {text!r}"
             for code, text in zip(codes, texts, strict=True)
             if not are_right(code, text)
         ]
@@ -174,7 +174,7 @@ def wrong(cost: Cost, seen: Seen) -> list[str]:
 
 
 def are_right(code: int, text: str) -> bool:
-    """Whether a pod's last words fit its exit code; a killed one has none."""
+    """Whether a pod's termination message fits its exit code; a killed one has none."""
     if code == KILLED:
         return text == ""
     reason = {0: "Succeeded", STOPPED: "Stopped"}.get(code)

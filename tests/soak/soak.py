@@ -150,7 +150,7 @@ class Episode:
         found = []
         for node, pod in enumerate(self._job.pods):
             if not faults.are_right(0, pod.last_words[-1]):
-                found.append(f"pod {node} succeeded with the last words {pod.last_words[-1]!r}")
+                found.append(f"pod {node} succeeded with the termination message {pod.last_words[-1]!r}")
             found += [
                 f"pod {node} ended and left {path.name} in {path.parent.name}"
                 for folder in (self._job.shm(node), self._job.tmp(node))

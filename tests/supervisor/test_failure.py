@@ -15,6 +15,7 @@ from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
     classify,
+    fault_of,
     parse_agent_failure,
     unresolved,
 )
@@ -70,6 +71,12 @@ ROWS = [
         2,
     ),
     (death(1), UNEVEN, "ProgramError", 1),
+    (
+        death(138),
+        Evidence(agent=FailureRecord(reason="Quarantined", message="this node", exit_code=138)),
+        "Quarantined",
+        138,
+    ),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
     (death(number=4), Evidence(), "Crashed", 132),
@@ -246,4 +253,70 @@ def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -
         signal=11,
         exit_code=139,
         lines=("line",),
+    )
+
+
+# -- what a death shows about its machine ---------------------------------------------------------
+
+
+def shown(evidence=NO_OOM, **record):
+    found = fault_of(FailureRecord(rank=3, **record), evidence)
+    return found.fault, found.evidence
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        ({"exit_code": 1, "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}, "device"),
+        ({"exit_code": 1, "message": "RuntimeError: NVML: GPU is lost"}, "device"),
+        ({"signal": 9, "message": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off"}, "device"),
+        ({"exit_code": 1, "message": "RuntimeError: CUDA error: unknown error"}, "machine"),
+        ({"exit_code": 1, "message": "RuntimeError: NCCL error: unhandled system error"}, "machine"),
+        ({"exit_code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, "machine"),
+        ({"signal": 11}, "machine"),
+        ({"signal": 7}, "machine"),
+    ],
+)
+def test_a_death_may_show_that_a_device_failed_or_that_it_may_be_the_machines_doing(record, fault) -> None:
+    found, evidence = shown(**record)
+    assert (found, bool(evidence)) == (fault, True)
+
+
+@pytest.mark.parametrize(
+    ("record", "evidence"),
+    [
+        ({"exit_code": 1, "message": "ValueError: bad sample"}, NO_OOM),
+        ({"exit_code": 3}, NO_OOM),
+        ({"exit_code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: CUDA out of memory"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: CUDA error: device-side assert triggered"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: Xid 31 of this process"}, NO_OOM),  # programs' faults
+        ({"exit_code": 1, "message": "RuntimeError: gloo: Connection closed by peer"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: ncclRemoteError: remote process exited"}, NO_OOM),
+        ({"signal": 6, "message": "RuntimeError: gloo: Connection reset by peer"}, NO_OOM),
+        ({"signal": 9}, OOM),
+        ({"signal": 7}, replace(NO_OOM, shm_free_bytes=4096, shm_size_bytes=64 << 20)),
+        ({"signal": 15}, NO_OOM),
+        ({"signal": 2}, NO_OOM),
+        ({"signal": 10}, NO_OOM),
+    ],
+)
+def test_a_death_that_the_program_or_others_explain_shows_nothing_about_its_machine(record, evidence) -> None:
+    assert shown(evidence, **record) == (None, "")
+
+
+def test_who_is_killed_from_outside_shows_nothing_nor_proves_anything_by_what_it_wrote_before() -> None:
+    assert shown(signal=9) == (None, "")
+    fault, _ = shown(replace(NO_OOM, last_lines=("RuntimeError: uncorrectable ECC error",)), signal=9)
+    assert fault is None
+
+
+def test_a_crash_is_explained_by_what_it_wrote_last() -> None:
+    lines = (
+        "terminate called after throwing an instance of 'c10::Error'",
+        "  what():  CUDA error: uncorrectable ECC",
+    )
+    assert shown(replace(NO_OOM, last_lines=lines), signal=6) == (
+        "device",
+        "what():  CUDA error: uncorrectable ECC",
     )

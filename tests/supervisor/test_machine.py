@@ -299,7 +299,7 @@ def test_while_names_are_awaited_there_is_nobody_to_hand_a_stop_signal_to(action
     assert (state.phase, state.verdict) == (Phase.DONE, Verdict.STOPPED)
 
 
-def test_after_a_victim_the_guilty_one_has_a_moment_to_end_and_is_the_cause():
+def test_after_a_victim_the_worker_at_fault_has_a_moment_to_end_and_is_the_cause():
     state, actions = play(plan(), ended("a", 138))
     assert state.phase is Phase.RUNNING
     assert not [action for action in actions if isinstance(action, ev.SignalLeader)], "b may end by itself"

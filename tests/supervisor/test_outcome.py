@@ -1,4 +1,4 @@
-"""The exit code, the one line, the last words."""
+"""The exit code, the one line, the termination message."""
 
 from __future__ import annotations
 

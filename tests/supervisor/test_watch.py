@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.supervisor.test_frames import BATCH, REDUCE
+from trainer_launch.membership import protocol as msg
 from trainer_launch.supervisor.hang_detection import PATIENCE, Rules, Sample, Worker
-from trainer_launch.supervisor.hang_watch import Watch, Watched
+from trainer_launch.supervisor.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
 T = 10.0
@@ -41,14 +42,15 @@ class Workers:
 def watch(tmp_path):
     made = []
 
-    def make(workers, *, alone=True):
+    def make(workers, *, alone=True, tell=None):
         watched = Watched(
             rules=Rules(timeout_s=T),
             alone=alone,
+            explained=tell is not None,
         )
         about = About(place=str(tmp_path / "stacks"), env={})
         made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
-        return Watch(watched, workers, 0.0, made[-1])
+        return Watch(watched, workers, 0.0, made[-1], tell)
 
     yield make
     for collector in made:
@@ -87,9 +89,69 @@ def test_who_merely_waits_leaves_another_node_the_time_to_be_found_out(watch, st
     assert struck_at_s(watch(alone))[0] == pytest.approx(T, abs=3)
 
 
-def test_the_guilty_node_acts_at_once(watch):
+def test_the_node_at_fault_acts_at_once(watch):
     for workers in (Workers({ZERO: BATCH}), Workers({ZERO: REDUCE, ONE: ""}, states={ONE: "T"})):
         assert struck_at_s(watch(workers, alone=False))[0] == pytest.approx(T, abs=3)
+
+
+class Coordinator:
+    """Explains what it is told, at once or after some seconds."""
+
+    def __init__(self, explanation, after_s=0.0):
+        self.explanation, self.after_s, self.told_at_s = explanation, after_s, []
+
+    def struck_at_s(self, made, until_s=100.0):
+        now_s, hung = 0.0, None
+        while now_s < until_s and hung is None:
+            now_s = made.due_s
+            hung = made.look(now_s)
+            if self.explanation and self.told_at_s and self.told_at_s[-1] is None:
+                self.told_at_s[-1] = now_s
+            if self.explanation and self.told_at_s and now_s >= self.told_at_s[-1] + self.after_s:
+                made.explained(self.explanation)
+        return now_s, hung
+
+    def tell(self, collected):
+        self.told_at_s.append(None)
+
+
+def explained(*ranks, accuses=True, cause=""):
+    return msg.Explained(1, "a sentence", ranks, cause, None, accuses)
+
+
+@pytest.mark.parametrize(
+    ("explanation", "at_s"),
+    [
+        (explained(ONE.rank), T),
+        (explained(), T),
+        (explained(77, cause="ProgramError"), T),
+        (explained(77), PATIENCE * T + 2.5),
+        (explained(ONE.rank, accuses=False), PATIENCE * T + 2.5),
+        (explained(accuses=False), T),
+        (None, T + ANSWER_S),
+    ],
+    ids=["ours", "nobody's", "proven", "another node's", "may take long", "unexplained", "no answer"],
+)
+def test_where_a_coordinator_can_be_asked_who_has_the_cause_is_ended_at_once(watch, explanation, at_s):
+    coordinator = Coordinator(explanation, after_s=1.0)
+    made = watch(Workers({ZERO: REDUCE, ONE: BATCH}), alone=False, tell=coordinator.tell)
+    struck_s, hung = coordinator.struck_at_s(made)
+    assert struck_s == pytest.approx(at_s, abs=3.5)
+    if explanation is not None and explanation.accuses and explanation.ranks == (ONE.rank,):
+        assert hung.rank == ONE.rank
+
+
+def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):
+    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    coordinator = Coordinator(None)
+    made = watch(workers, alone=False, tell=coordinator.tell)
+    while not coordinator.told_at_s:
+        assert made.look(made.due_s) is None
+    made.explained(explained(ONE.rank, accuses=False))
+    workers.looks = 1  # they go on for a moment
+    struck_s, _ = coordinator.struck_at_s(made)
+    assert len(coordinator.told_at_s) == 2, "all are asked anew"
+    assert struck_s > T + ANSWER_S
 
 
 def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank(watch):

@@ -30,9 +30,9 @@ DEADLINE_S = 60.0
 _FAILURES = re.compile(r"store at .*, (\d+) failures? so far")
 _STEADY = 5  # steps after which a job is running, and not just starting
 
-# Without a barrier at the end, as in many a script: rank 0 leaves, and then rank 1 dies, once.
+# Without a barrier at the end, as in many a script: rank 0 leaves, and when it has ended, rank 1 dies, once.
 LEAVES_EARLY = """
-import os, time
+import fcntl, os, time
 path = os.path.join({folder!r}, "died")
 left = os.path.join({folder!r}, "left")
 rank = int(os.environ["RANK"])
@@ -40,10 +40,13 @@ if rank == 1 and not os.path.exists(path):
     open(path, "x").close()
     while not os.path.exists(left):
         time.sleep(0.05)
+    fcntl.flock(open(left), fcntl.LOCK_EX)  # its process has it to the end
     time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
     os.kill(os.getpid(), 9)
 print("rank %s leaves\\n" % rank, end="", flush=True)
-open(left, "a").close()
+held = open(left + str(rank), "a")
+fcntl.flock(held, fcntl.LOCK_EX)
+os.rename(held.name, left)
 """
 
 

@@ -180,7 +180,7 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
         def states() -> list[str]:
             return sorted(row[2] for row in status_in(running, 0, tmp_path / "tmp-0")["job"]["nodes"])
 
-        wait_until(lambda: states() == ["joined", "running", "running"], "the third", running.pods, DEADLINE_S)
+        wait_until(lambda: states() == ["running", "running", "spare"], "the third", running.pods, DEADLINE_S)
         completed(running)
         assert [pod.codes for pod in running.pods] == [[0], [0], [0]]
         trained = ["this is node" in "".join(pod.lines) for pod in running.pods]
@@ -201,12 +201,12 @@ def test_a_node_that_is_done_starts_again_when_another_still_needs_it(
         assert "".join(running.pods[0].lines).count("rank 0 leaves") == 2
 
 
-def test_the_budget_is_the_jobs_and_the_guilty_pod_ends_with_its_workers_code(tmp_path: Path) -> None:
+def test_the_budget_is_the_jobs_and_the_pod_at_fault_ends_with_its_workers_code(tmp_path: Path) -> None:
     crash = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(9)\ntime.sleep(60)\n"
     with job(FIXED.names, script(tmp_path, crash), FIXED.env_of, "--max-restarts", "1") as running:
         ended = lambda: all(pod.codes for pod in running.pods)  # noqa: E731
         wait_until(ended, "all pods to end", running.pods, DEADLINE_S)
         assert [pod.codes[0] for pod in running.pods] == [138, 9, 138]
-        innocent, guilty, _ = (pod.last_words[0] for pod in running.pods)
-        assert "node 1 (job-node-0-1)" in innocent, "the innocent name the guilty"
-        assert "rank=1 node=1 host=job-node-0-1" in guilty
+        innocent, faulty, _ = (pod.last_words[0] for pod in running.pods)
+        assert "node 1 (job-node-0-1)" in innocent, "the innocent name the cause"
+        assert "rank=1 node=1 host=job-node-0-1" in faulty

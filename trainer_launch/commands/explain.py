@@ -165,6 +165,7 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
         "node_rank": topology.node_rank,
         "min_nodes": topology.nodes.min if topology.nodes else None,
         "max_nodes": topology.nodes.max if topology.nodes else None,
+        "spares": topology.spares,
         "nproc_per_node": topology.local_world_size,
         "world_size": topology.world_size,
         "coordinator": None if topology.coordinator is None else str(topology.coordinator),
@@ -359,15 +360,14 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
     why, least, most, workers = plan["because"], plan["min_nodes"], plan["max_nodes"], plan["nproc_per_node"]
     if most is not None:
         nodes = counted(most, "node") if least == most else f"{least} to {most} nodes"
-        yield (
-            "job",
-            nodes + ("" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"),
-        )
+        workers_in_all = "" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"
+        spares = f", {counted(plan['spares'], 'spare')}" if plan["spares"] else ""
+        yield "job", nodes + workers_in_all + spares
     yield "this node", why["node_rank"]
     if plan["engine"] in (None, *_TORCH):
         ranks = _ranks(plan) if least == most else ""
         yield "workers here", f"{why['nproc_per_node']}{ranks}" if workers is not None else why["nproc_per_node"]
-        if most != 1:
+        if most != 1 or plan["spares"]:
             here = "; this pod runs the coordinator" if plan.get("hosting") else ""
             yield "nodes meet at", f"{why['coordinator']}{here}"
     if job.get("hosts") and plan["engine"] not in _TORCH:
@@ -378,6 +378,8 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
 def _ranks(plan: Mapping[str, Any]) -> str:
     if plan["node_rank"] is None or plan["world_size"] is None:
         return ""
+    if plan["node_rank"] >= plan["max_nodes"]:
+        return ": none while this node is a spare"
     first, count = plan["node_rank"] * plan["nproc_per_node"], plan["nproc_per_node"]
     return f": rank {first}" if count == 1 else f": ranks {first} to {first + count - 1}"
 

@@ -18,14 +18,15 @@ from trainer_launch.supervisor.incident_bundle import OUTPUT, STACKS, Stored
 
 HELP = "show what was collected about failures and hangs"
 ABOUT = "Use it with kubectl exec, or on a copied directory."
-USAGE = "[list | show [ID] | bundle [ID]] [options]"
+USAGE = "[list | {show,page,bundle} [ID]] [options]"
 EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch incidents
   kubectl exec POD -- trainer-launch incidents show          # the newest
+  kubectl exec POD -- trainer-launch incidents page >incident.html
   kubectl exec POD -- trainer-launch incidents bundle >incident.tar.gz
   trainer-launch incidents show --incident-dir ./copied
 """
-_ACTIONS = ("list", "show", "bundle")
+_ACTIONS = ("list", "show", "page", "bundle")
 _WIDTH = 100
 _LINES = 20
 
@@ -56,14 +57,20 @@ def main(parsed: Parsed) -> int:
         )
         return 0
     one = incident_bundle.chosen(place, wanted)
+    found = incident_bundle.moment(place, one)
     if action == "bundle":
         if sys.stdout.isatty():
             raise UsageError("a bundle is binary; redirect it: trainer-launch incidents bundle >incident.tar.gz")
-        incident_bundle.pack(one, sys.stdout.buffer)
-        return 0
-    sys.stdout.write(
-        _json(incident_bundle.as_json(one)) if as_json else "".join(f"{line}\n" for line in _shown(one))
-    )
+        incident_bundle.pack(found, sys.stdout.buffer)
+    elif action == "page":
+        from trainer_launch.observability import incident_page
+
+        sys.stdout.buffer.write(incident_page.page(found).encode(errors="replace"))
+    elif as_json:
+        others = [each.id for each in found if each is not one]
+        sys.stdout.write(_json({**incident_bundle.as_json(one), "same_moment": others}))
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in _shown(found)))
     return 0
 
 
@@ -83,31 +90,36 @@ def _table(found: list[Stored], place: str) -> str:
     return "".join(f"{line}\n" for line in aligned(rows))
 
 
-def _shown(one: Stored) -> Iterator[str]:
-    incident = one.incident
+def _shown(found: list[Stored]) -> Iterator[str]:
+    """One moment's incidents: the sentence, the ranks of all nodes, then what each node has."""
+    incident = found[0].incident
     yield incident.sentence
-    yield ""
+    if incident.restart_helps is not None:
+        yield "a restart may help" if incident.restart_helps else "a restart will not help"
+    states = [state for one in found for state in one.incident.states]
+    if states:
+        yield ""
+        rows = [_row(state) for state in sorted(states, key=lambda state: state.rank)]
+        yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *rows])
+    for one in found:
+        yield ""
+        yield from _node(one)
+
+
+def _node(one: Stored) -> Iterator[str]:
+    incident = one.incident
     at = datetime.fromtimestamp(incident.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
     node = "" if incident.node_rank is None else f", node {incident.node_rank}"
     yield f"{incident.kind} at {at} on {incident.host}{node}, generation {incident.generation}"
-    if incident.restart_helps is not None:
-        yield "a restart may help" if incident.restart_helps else "a restart will not help"
-    if incident.states:
-        yield ""
-        yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *map(_row, incident.states)])
     if incident.missing:
-        yield ""
         yield "not collected:"
         yield from (f"  {words}" for words in incident.missing)
-    for name in incident_bundle.files_of(one, OUTPUT):
-        yield ""
+    for name in one.files_in(OUTPUT):
         yield f"last output of {name.partition('/')[2].removesuffix('.txt')}:"
         yield from (f"  {line}" for line in incident_bundle.text_of(one, name).splitlines()[-_LINES:])
-    yield ""
-    stacks = incident_bundle.files_of(one, STACKS)
-    yield f"{len(one.files)} files, {in_units(incident_bundle.size_of(one.folder))}, in {one.folder}" + (
-        f"; stacks of each worker in {STACKS}/" if stacks else ""
-    )
+    stacks = f"; stacks in {STACKS}/" if one.files_in(STACKS) else ""
+    size = in_units(incident_bundle.size_of(one.folder))
+    yield f"{len(one.files)} files, {size}, in {one.folder}{stacks}"
 
 
 def _row(state: RankState) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
+from trainer_launch.observability import incident_watch
 from trainer_launch.observability.termination_message import use_color
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import grace_of
@@ -29,6 +30,7 @@ from trainer_launch.rehearsal.faults.requests import Asked, wants_memory_groups
 from trainer_launch.rehearsal.kubelet.pods import Setting, image_path
 from trainer_launch.rehearsal.report import reporting
 from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.supervisor.incident_bundle import NOWHERE
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
@@ -37,6 +39,7 @@ EXAMPLES = """examples:
   trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
   trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
   trainer-launch local --engine mpi --nodes 2 -- mpirun python train_mpi.py
+  trainer-launch local --nodes 2 --spares 1 -- train.py
   trainer-launch local -f job.yaml -f runtime.yaml --render pods/
   trainer-launch local --nodes 3 --fault 'kill pod at=step:40' -- train.py
   trainer-launch local -f job.yaml --chaos 'seed=7 rate=1/30s for=5m'
@@ -174,11 +177,14 @@ def _maker(parsed: Parsed, asked: Asked, *, is_mpi: bool) -> Callable[[int], Wor
             raise UsageError(f"invalid value {shown(str(nodes))} for --nodes: expected N for an MPI job")
         if not nproc.isdigit():
             raise UsageError(f"invalid value {shown(nproc)} for --nproc-per-node: expected a number for an MPI job")
+        if settings.spares:
+            raise UsageError("--spares needs torch workers, not an MPI job; remove it")
         return lambda _: mpi_job(nodes.max, int(nproc), argv, grace_s)
+    spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:
-        return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says)
-    first = _first(nodes, asked)
-    return lambda more: elastic_job(nodes, first + more, nproc, argv, grace_s, asked=says)
+        return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says, spares=spares)
+    first, allowed = _first(nodes, asked) + spares, NodeRange(nodes.min, nodes.max + spares)
+    return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
 
 
 def _first(nodes: NodeRange, asked: Asked) -> int:
@@ -193,7 +199,7 @@ def _first(nodes: NodeRange, asked: Asked) -> int:
     return nodes.max - added
 
 
-_INCIDENTS = ("hang_report_after", "incident_dir", "recorder")
+_INCIDENTS = ("hang_report_after", "recorder", "straggler_interval")
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
@@ -208,14 +214,24 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
         "RENDEZVOUS": settings.rendezvous,
         "START_METHOD": settings.start_method,
     }
-    names = ("signals", "max_restarts", "hang_timeout", "events", "preload", *_INCIDENTS)
+    names = ("signals", "max_restarts", "spares", "hang_timeout", "events", "preload", *_INCIDENTS)
     return {**_for_all_pods(settings), **flags, **_given(settings, names)}
 
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
     names = (
-        *("max_restarts", "hang_timeout", "events", "preload", "signals", "engine", "rendezvous", "grace"),
+        *(
+            "max_restarts",
+            "spares",
+            "hang_timeout",
+            "events",
+            "preload",
+            "signals",
+            "engine",
+            "rendezvous",
+            "grace",
+        ),
         *("start_method", "stop_order", *_INCIDENTS),
     )
     chosen = tuple(name for name in names if name in settings.model_fields_set)
@@ -224,7 +240,13 @@ def _for_their_pods(settings: Settings) -> dict[str, str]:
 
 def _for_all_pods(settings: Settings) -> dict[str, str]:
     level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
-    return {"SHM_SIZE": "keep", "LOG_LEVEL": level}  # /dev/shm is this machine's, which all pods share
+    place = incident_watch.place_of(settings)  # not in a pod's own temporary directory, which goes with it
+    # /dev/shm is this machine's, which all pods share.
+    return {
+        "SHM_SIZE": "keep",
+        "LOG_LEVEL": level,
+        "INCIDENT_DIR": NOWHERE if place is None else os.path.abspath(place),
+    }
 
 
 def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:

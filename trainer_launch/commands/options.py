@@ -38,6 +38,7 @@ A flag wins over its variable."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("local",),
+    "in an image": ("install-shims",),
     "other": ("completion", "help", "version"),
 }
 # argparse's own messages, and how we say them.
@@ -212,7 +213,7 @@ def help_of(program: str, name: str | None) -> str:
 def _sections() -> Iterator[str]:
     """The commands, one a line."""
     for title, names in _COMMANDS.items():
-        yield "\n".join((f"{title}:", *(f"  {name:<10}  {_command(name).HELP}" for name in names)))
+        yield "\n".join((f"{title}:", *(f"  {name:<13}  {_command(name).HELP}" for name in names)))
 
 
 def is_wrapping(name: str) -> bool:
@@ -226,7 +227,7 @@ def _command(name: str) -> Any:
         from trainer_launch.commands import about
 
         return about.COMMANDS[name]
-    return importlib.import_module(f"trainer_launch.commands.{name}")
+    return importlib.import_module(f"trainer_launch.commands.{name.replace('-', '_')}")
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:
@@ -277,13 +278,23 @@ _NOT_EXPLAINED = ("color", "termination_log", "events", "metrics_port", "state_d
 _EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
     *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
-    *("min_nodes", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
+    *("min_nodes", "spares", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
     *("termination_log", "log_level"),
 )
 _LOCAL = (
-    *("engine", "nodes", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload", "grace"),
+    *(
+        "engine",
+        "nodes",
+        "spares",
+        "nproc_per_node",
+        "max_restarts",
+        "rendezvous",
+        "start_method",
+        "preload",
+        "grace",
+    ),
     *("stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
-    *("prefix", "color", "events", "log_level"),
+    *("straggler_interval", "prefix", "color", "events", "log_level"),
 )
 _SSHD = (
     *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env", "contract", "grace", "signals"),
@@ -298,6 +309,7 @@ COMMANDS = {
     "local": _LOCAL,
     "status": ("log_level",),
     "incidents": ("incident_dir", "log_level"),
+    "install-shims": (),
     "completion": (),
     "help": (),
     "version": (),
@@ -308,7 +320,7 @@ _METAVARS = {  # and the settings that have it
     "NAME": "contract image",
     "N[:MAX]": "nodes",
     "N|auto": "nproc_per_node",
-    "N": "node_rank max_restarts min_nodes",
+    "N": "node_rank max_restarts min_nodes spares",
     "HOST": "master_addr",
     "PORT": "master_port ssh_port metrics_port",
     "A,B": "preload",
@@ -317,7 +329,7 @@ _METAVARS = {  # and the settings that have it
     "prometheus_file state_dir incident_dir progress_file",
     "ADDRESS[,...]": "listen_address",
     "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window deadline",
+    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window deadline straggler_interval",
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",
@@ -338,8 +350,20 @@ GROUPS = {
         *_JOB[:-1],
         *("hosts", "host_discovery_script", "port_range", "secret_file"),
     ),
-    "restarts": ("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "wait_timeout"),
-    "hangs and incidents": ("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder"),
+    "restarts": (
+        *(
+            "max_restarts",
+            "restart_window",
+            "rejoin_timeout",
+            "min_nodes",
+            "shrink_after",
+            "spares",
+            "wait_timeout",
+        ),
+    ),
+    "hangs and incidents": (
+        *("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder", "straggler_interval"),
+    ),
     "stopping": ("grace", "stop_order", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
     "container": ("shm_size", "state_dir"),

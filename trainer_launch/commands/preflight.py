@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs
+from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import Measure, exit_code
@@ -92,9 +93,12 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
         _write_reference(settings.write_reference, told.measured)
     if settings.plot is not None and subject.topology.node_rank in (0, None):
         heatmap.plot(settings.plot, told.seen)
-    if settings.report is not None and told.is_cluster and subject.topology.is_coordinator:
+    if told.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(told.all_nodes or report.findings)
-        report_formats.write_file("--report", participation.beside(settings.report), failing)
+        if settings.report is not None:
+            report_formats.write_file("--report", participation.beside(settings.report), failing)
+        if settings.state_dir is not None:
+            report_formats.write_file("--state-dir", os.path.join(settings.state_dir, FAILING_NODES), failing)
     return code
 
 

@@ -12,30 +12,30 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.host import logs
-from trainer_launch.host.files import read_secret
+from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import event_log, incident_watch
+from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.observer import Observer, observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.reading import live_pod, read
+from trainer_launch.planning.wrappers import Seen, see_through
 from trainer_launch.pytorch import early_fork_server
 from trainer_launch.supervisor import outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.rate_limit import Flood
+from trainer_launch.supervisor.step_lines import PrintedSteps
 from trainer_launch.supervisor.system import System
-
-if TYPE_CHECKING:
-    pass
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
@@ -55,6 +55,7 @@ exit codes:
   2      invalid options or variables (126, 127: the program cannot be started)
   other  the program's own
 """
+_LIST_BYTES = 65_536
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +65,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(parsed: Parsed) -> int:
     """The command."""
+    seen = see_through(parsed.argv)
+    if seen.prefix:
+        _start_behind(seen, len(parsed.argv))
     return run(parsed.settings, parsed.argv, replace_launcher=parsed.settings.exec)
+
+
+def _start_behind(seen: Seen, words: int) -> NoReturn:
+    """Become a program such as numactl, which becomes this launcher again; the command typed has so many words."""
+    program = seen.prefix[0]
+    if shutil.which(program) is None:
+        raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
+    own = sys.orig_argv[1 : len(sys.orig_argv) - words]
+    own = own if own[-1:] == ["--"] else [*own, "--"]
+    os.execvpe(program, [*seen.prefix, sys.executable, *own, *seen.command], {**os.environ, **seen.env})
 
 
 def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
@@ -104,10 +118,12 @@ def to_the_end(
             plan = adjust(plan)
             watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
-            system = System(color=use_color(settings), watched=watched, flood=flood)
+            printed = PrintedSteps()
+            system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
             system.clean = sweep
+            keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
             logs.send_through(system.say)
-            with contextlib.closing(system), observed(request, plan, settings, system) as observer:
+            with contextlib.closing(system), observed(request, plan, settings, system, keeper) as observer:
                 gc.enable()
                 with _hosted(plan, secret, observer):
                     ended = _supervised(plan, system, settings, request, secret, observer)
@@ -123,23 +139,21 @@ def _supervised(
 ) -> Outcome:
     """Run the plan to its end."""
     if plan.workers is None:
-        sources = incident_watch.sources_of(settings, request, plan, system)
-        collector = (
-            incident_watch.collector(settings, request, plan, system, sources) if settings.hang_timeout else None
-        )
-        with contextlib.closing(collector) if collector is not None else contextlib.nullcontext():
-            return supervise(
-                plan, system, incident_watch.watch(settings, request, system, sources, collector), observer
-            )
+        incidents = incident_watch.Incidents(settings, request, plan, system)
+        return incidents.concluded(supervise(plan, system, incidents.watch(), observer, incidents.failed))
     from trainer_launch.pytorch import group_loop  # only a torch job needs it
 
-    def attach(group: group_loop.Group) -> None:
-        sources = incident_watch.sources_of(settings, request, plan, system, group.incidents)
-        found = incident_watch.collector(settings, request, plan, system, sources, group.incidents)
-        group.incidents.collector = found
-        group.watch = incident_watch.watch(settings, request, system, sources, found, group.incidents)
+    made: list[incident_watch.Incidents] = []
 
-    return group_loop.run(plan, system, secret, attach, observer)
+    def attach(group: group_loop.Group) -> None:
+        made.append(incident_watch.Incidents(settings, request, plan, system, group.incidents))
+        group.incidents.collector = made[0].collector
+        group.goodput = observer.goodput
+        group.stragglers.tell = observer.stragglers
+        group.watch = made[0].watch()
+
+    ended = group_loop.run(plan, system, secret, attach, observer)
+    return made[0].concluded(ended)
 
 
 def _planned(
@@ -160,6 +174,7 @@ def _planned(
         scratch=scratch,
     )
     plan = engines.plan(request)
+    plan = _with_preflights_findings(plan, settings)
     if plan.workers is None:
         early_fork_server.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
@@ -172,6 +187,33 @@ def _planned(
     return request, plan
 
 
+def _preflight_report(settings: Settings) -> str | None:
+    """Where the init container's preflight has left its report."""
+    if settings.state_dir is None:
+        return None
+    from trainer_launch.preflight.check import STATE_FILE
+
+    return os.path.join(settings.state_dir, STATE_FILE)
+
+
+def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
+    """The plan with what an earlier preflight found faulty: on this node, and for a coordinator on all nodes."""
+    report, folder = settings.report, settings.state_dir
+    if plan.hosting is not None and (report is not None or folder is not None):
+        from trainer_launch.membership.quarantine import FAILING_NODES, hosts_in  # only a coordinator needs it
+
+        places = {os.path.dirname(report) if report else folder, folder or os.path.dirname(report or "")}
+        texts = [LiveFiles(_LIST_BYTES).read(os.path.join(place or ".", FAILING_NODES)) for place in places]
+        failing = hosts_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
+        plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
+    if plan.membership is not None and folder is not None:
+        from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks
+
+        fault = resource_limits.fault_of(folder, plan.membership.host)
+        plan = replace(plan, membership=replace(plan.membership, fault=fault))
+    return plan
+
+
 @contextlib.contextmanager
 def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[None]:
     """Host the coordinator while the plan runs, when this is the node to do so."""
@@ -180,7 +222,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
         return
     from trainer_launch.membership.server import serve  # only node 0 of a torch job needs it
 
-    with serve(plan.hosting, secret, heard=observer.coordinator_said, progress=observer.progress_and_age):
+    with serve(plan.hosting, secret, observer.coordinator_said, observer.progress_and_age, observer.spent):
         yield
 
 

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host.files import read_secret
-from trainer_launch.model import Endpoint, Json
+from trainer_launch.model import Endpoint, Json, goodput
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.observability import event_log, node_view, progress, tables
 from trainer_launch.observability.event_log import strict
+from trainer_launch.observability.goodput_keeper import as_json, shown
 
 HELP = "show the state of this pod's run and of its job"
 ABOUT = "Use it with kubectl exec while the run is active."
@@ -48,6 +49,8 @@ def main(parsed: Parsed) -> int:
     for number, part in enumerate(jobs):
         name = part.name if len(jobs) > 1 else None
         known = [_known(view) for view in part.views]
+        if part.table is not None and part.table["goodput"] is not None:
+            known = [{**one, "goodput": None} for one in known]  # the job's is shown
         sys.stdout.write("\n" * (number > 0) + tables.launchers(known, time.time()))
         sys.stdout.write(tables.job(part.table, part.problem, name))
     return 0
@@ -102,10 +105,23 @@ def _known(view: node_view.View) -> dict[str, Json]:
     for one in progress.read(view.run_dir):
         values = asdict(one)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
+        del values["first_at_s"], values["first_step"]
+        values["checkpoint_s"] = round(one.checkpoint_s, 3)
         values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
         reports.append(values)
     standing = asdict(event_log.standing(view.run_dir))
-    return {**asdict(view), "standing": standing, "reports": reports}
+    about = asdict(view)
+    del about["ledger"]
+    return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports}
+
+
+def _goodput(view: node_view.View) -> dict[str, Json] | None:
+    """This node's ledger, with what its workers have reported since it was written."""
+    if view.ledger is None:
+        return None
+    now_s = time.monotonic()
+    ledger = goodput.see(view.ledger, shown(view.ledger.since_s, progress.read(view.run_dir)), now_s)
+    return as_json(goodput.totals(ledger, now_s))
 
 
 def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str | None]:
@@ -121,7 +137,7 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
             problems.append(str(failed))
             continue
         if status.generation >= known:
-            return asdict(status), None
+            return {**asdict(status), "goodput": as_json(status.goodput)}, None
         problems.append(
             f"the coordinator at {Endpoint(*place)} does not know generation {known}, which this node was in"
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from trainer_launch.contracts import (
+    flat_platforms,
     mpi_operator,
     rank_process,
     torchrun_env,
@@ -25,7 +26,7 @@ from trainer_launch.model.value_parsers import shown
 UNKNOWN = Contract("unknown", Marks(), torchrun_env.by_hand)
 
 # Certain whatever else is there; each beats all that follow.
-_CERTAIN = (rank_process.TORCHRUN, rank_process.MPI, trainer_v2_runtimes.FLUX)
+_CERTAIN = (rank_process.TORCHRUN, rank_process.MPI, trainer_v2_runtimes.FLUX, *flat_platforms.CONTRACTS)
 # Two of these in one pod are ambiguous, unless one is declared weaker than the other.
 _SPECIFIC = (
     mpi_operator.FLYTE,
@@ -46,7 +47,7 @@ _SPECIFIC = (
     v1_jax_xgboost_paddle.XGBOOST,
 )
 # What is left when nothing else fits; each yields to all before it.
-_LEFT_OVER = (trainer_v2_runtimes.PLAINML, UNKNOWN)
+_LEFT_OVER = (flat_platforms.INDEXED_JOB, trainer_v2_runtimes.PLAINML, UNKNOWN)
 
 CONTRACTS = _CERTAIN + _SPECIFIC + _LEFT_OVER
 

@@ -1,6 +1,7 @@
 """A subprocess with a deadline: one command, killed with all that it has started when its time is up.
 
-A child that hangs in the kernel, as at a dead file server, outlives even SIGKILL: it is left behind.
+A child that hangs in the kernel, as at a dead file server, outlives even SIGKILL: it is left behind. What may hang
+and needs no process of its own gets a thread.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import os
 import selectors
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,17 @@ _READ_BYTES = 1 << 16
 _TRIAL = Path(__file__).with_name("probe_process.py")
 _TRIAL_REAP_S = 0.5
 _SHOWN = 200  # characters of a stage
+NO_THREAD = "no thread could be started for it"
+
+
+def begin_thread(name: str, work: Callable[..., object], *args: object) -> threading.Thread | None:
+    """A thread that does this, and that nobody has to wait for; None where no more of them are allowed."""
+    thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,11 @@ class Ended:
         if self.problem is not None:
             return str(self.problem)
         return f"no end within {self.took_s:.0f} s" if self.timed_out else ""
+
+    def why(self, most: int = 200) -> str:
+        """The last line that it said on stderr; without one, how it ended."""
+        last = next((line for line in reversed(self.err.splitlines()) if line.strip()), "").strip()[:most]
+        return last or ("no answer in time" if self.code is None else f"exit code {self.code}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

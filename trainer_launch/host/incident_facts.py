@@ -1,24 +1,29 @@
 """What this container and its devices show after a failure, each as a text that a bundle keeps.
 
-Every function returns "" where there is nothing to tell, and never raises; each may be slow, none hangs for long.
+Every function returns "" where there is nothing to tell, and raises OSError with the reason where there is
+something that cannot be had. Each may be slow; a driver may hang.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import importlib
 import os
 import re
 import shutil
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer_launch.host import cgroup, shm
-from trainer_launch.host.deadline_subprocess import run
-from trainer_launch.model.redaction import redact
+from trainer_launch.host import cgroup, process_tree, shm
+from trainer_launch.host.deadline_subprocess import Child, stop_all
+from trainer_launch.model.redaction import redact, redact_text
 from trainer_launch.model.units import in_units
 
 _MEMORY = ("memory.events", "memory.pressure", "memory.current", "memory.peak", "memory.max", "memory.failcnt")
@@ -53,25 +58,34 @@ def shared_memory(folder: str = shm.FOLDER) -> str:
 
 
 def network(root: Path = Path("/")) -> str:
-    """Each interface's counters, also of errors, and those of TCP."""
-    parts = [(name, _text(root / "proc/net" / name)) for name in ("dev", "snmp", "netstat")]
-    return "".join(f"== /proc/net/{name}\n{text}\n" for name, text in parts if text)
+    """Each interface's counters, also of errors, those of TCP, and those of InfiniBand ports that are not 0."""
+    parts = [(f"/proc/net/{name}", _text(root / "proc/net" / name)) for name in ("dev", "snmp", "netstat")]
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        counters = [(path.name, _text(path).strip()) for path in sorted(port.glob("*counters/*"))]
+        told = "".join(f"{name}: {value}\n" for name, value in counters if value not in ("", "0"))
+        parts.append((f"{port.parts[-3]} port {port.name}", told))
+    return "".join(f"== {name}\n{text}\n" for name, text in parts if text)
 
 
 def kernel_log(path: str = "/dev/kmsg") -> str:
-    """The kernel's last lines about devices, memory and processes, such as a GPU's XIDs; it may not be readable."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            lines = [line for line in _messages(fd) if _KERNEL.search(line)]
-        finally:
-            os.close(fd)
+    """The kernel's last lines about devices, memory and processes, such as a GPU's XIDs, each with its time.
+
+    Raises:
+        OSError: it may not be read, as in most containers.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        lines = [line for line in _messages(fd) if _KERNEL.search(line)]
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, path) from None
+    finally:
+        os.close(fd)
     return "".join(f"{line}\n" for line in lines[-_KERNEL_LINES:])
 
 
 def _messages(fd: int) -> Iterator[str]:
-    size = 0
+    """Each message: `6,339,5140900,-;NVRM: Xid …`, with μs since the machine's start."""
+    size, started_s = 0, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     with contextlib.suppress(BlockingIOError):
         while size < _KERNEL_BYTES:
             try:
@@ -81,26 +95,76 @@ def _messages(fd: int) -> Iterator[str]:
             if not data:
                 return
             size += len(data)
-            yield data.decode(errors="replace").partition("\n")[0].partition(";")[2]
+            for line in data.decode(errors="replace").splitlines():
+                head, _, text = line.partition(";")
+                since_us = [*head.split(","), "", ""][2]
+                if text and since_us.isdecimal():
+                    at = datetime.fromtimestamp(started_s + int(since_us) / 1e6, timezone.utc)
+                    yield f"{at:%Y-%m-%d %H:%M:%S} {text}"
 
 
-def gpus() -> str:
-    """What NVML says of each GPU: clocks, throttling, temperature, memory errors, and who holds memory."""
+def gpus(devices: str = "/dev/nvidia[0-9]*") -> str:
+    """What NVML says of each GPU: clocks, throttling, temperature, memory errors, and who holds memory.
+
+    NVML tells XIDs only to who has waited for them; the kernel's log has them.
+
+    Raises:
+        OSError: there are GPUs, but NVML is missing or does not answer.
+    """
+    are_there = bool(glob.glob(devices))
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        if are_there:
+            raise OSError("nvidia-ml-py is not installed") from None
+        return ""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as problem:
+        if are_there:
+            raise OSError(f"NVML: {problem}") from None
+        return ""
+    lines = []
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            lines += [f"== GPU {index}\n", *_of_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))]
+    except nvml.NVMLError as problem:  # such as a GPU that has fallen off the bus
+        lines.append(f"NVML: {problem}\n")
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
+    return "".join(lines)
+
+
+_THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own clocks do not
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+
+
+def gpu(name: str) -> str:
+    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or the begin of its UUID."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return ""
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver here
+        device = (
+            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+        )
+        clock, most = nvml.nvmlDeviceGetClockInfo(device, 1), nvml.nvmlDeviceGetMaxClockInfo(device, 1)
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        reasons = [word for bit, word in _THROTTLES.items() if bits & bit]
+        throttled = f"throttled ({', '.join(reasons)})" if reasons else "not throttled"
+        return f"GPU {name}: {clock} of {most} MHz, {throttled}, {nvml.nvmlDeviceGetTemperature(device, 0)} °C"
+    except nvml.NVMLError:
         return ""
-    lines = []
-    with contextlib.suppress(nvml.NVMLError):
-        for index in range(nvml.nvmlDeviceGetCount()):
-            lines += [f"== GPU {index}\n", *_of_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))]
-    with contextlib.suppress(nvml.NVMLError):
-        nvml.nvmlShutdown()
-    return "".join(lines)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
 
 
 def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:
@@ -113,22 +177,30 @@ def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:
         "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
         "memory used": lambda: in_units(nvml.nvmlDeviceGetMemoryInfo(device).used),
         "uncorrected ECC errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(device, 1, 0),
+        "remapped rows (corrected, uncorrected, pending, failed)": lambda: nvml.nvmlDeviceGetRemappedRows(device),
+        "PCIe replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(device),
         "processes": lambda: [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(device)],
     }
     for name, ask in asked.items():
         try:
             yield f"{name}: {ask()}\n"
-        except nvml.NVMLError as problem:  # noqa: PERF203  each may be unsupported
+        except (nvml.NVMLError, AttributeError) as problem:  # noqa: PERF203  unsupported, or an older library
             yield f"{name}: {problem}\n"
 
 
 def nccl_ras(env: Mapping[str, str]) -> str:
-    """The report of NCCL's RAS subsystem, where a process of this container serves it."""
+    """The report of NCCL's RAS subsystem, where a process of this container serves it (NCCL 2.24 and later).
+
+    The protocol is that of NCCL's `ncclras`: lines of text; each command but the last is answered by one line.
+
+    Raises:
+        OSError: it is served, but does not answer as it should.
+    """
     host, _, port = env.get("NCCL_RAS_ADDR", f"127.0.0.1:{_RAS_PORT}").rpartition(":")
-    data = b""
-    with contextlib.suppress(OSError, ValueError):
-        until_s = time.monotonic() + _RAS_S
-        with socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), timeout=_RAS_S) as connection:
+    data, until_s = b"", time.monotonic() + _RAS_S
+    try:
+        place = (host.strip("[]") or "127.0.0.1", int(port))
+        with socket.create_connection(place, timeout=_RAS_S) as connection:
             connection.sendall(b"CLIENT PROTOCOL 2\nTIMEOUT 2\nVERBOSE STATUS\n")
             while len(data) < _RAS_BYTES and (left_s := until_s - time.monotonic()) > 0:
                 connection.settimeout(left_s)
@@ -136,15 +208,44 @@ def nccl_ras(env: Mapping[str, str]) -> str:
                 if not more:
                     break
                 data += more
-    return data.decode(errors="replace")
-
-
-def native_stacks(pid: int, limit_s: float) -> str:
-    """All threads' Python and C frames by py-spy, where it is installed."""
-    program = shutil.which("py-spy")
-    if program is None:
+    except (ConnectionRefusedError, ValueError):  # nobody serves it
         return ""
-    return run((program, "dump", "--native", "--pid", str(pid)), None, limit_s, reap_s=0.5).out
+    except TimeoutError:
+        pass  # what has come so far is worth something
+    if not data.startswith(b"SERVER PROTOCOL "):
+        raise OSError(errno.EPROTO, "no answer of NCCL's RAS protocol", f"{host}:{port}")
+    return data.decode(errors="replace").partition("\nOK\n")[2] or data.decode(errors="replace")
+
+
+def native_stacks(pids: Sequence[int], limit_s: float) -> dict[int, str]:
+    """All threads' Python and C frames by py-spy, of all processes at once; or why one has none.
+
+    Raises:
+        OSError: py-spy is not installed.
+    """
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
+    if program is None:
+        raise OSError("py-spy is not installed")
+    children = {}
+    for pid in pids:
+        entry = process_tree.read(pid)
+        # Who is suspended must stay so: its memory is read, it is not traced.
+        how = "--nonblocking" if entry is not None and entry.state in "Tt" else "--native"
+        children[pid] = Child((program, "dump", how, "--pid", str(pid)))
+    stop_all(tuple(children.values()), limit_s)
+    ended = {pid: child.end(0.5) for pid, child in children.items()}
+    return {
+        pid: redact_text(one.out) or f"no stacks by py-spy: {one.failure or one.err}\n"
+        for pid, one in ended.items()
+    }
+
+
+def is_python(pid: int) -> bool:
+    """Whether a process runs a Python interpreter."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
 
 
 def environment(env: Mapping[str, str]) -> str:

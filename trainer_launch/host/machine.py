@@ -30,6 +30,22 @@ def probe(env: Mapping[str, str], root: Path = Path("/")) -> Host:
     )
 
 
+_NODE_NAMES = ("NODE_NAME", "K8S_NODE_NAME", "KUBE_NODE_NAME", "KUBERNETES_NODE_NAME", "MY_NODE_NAME")
+_MAX_NAME = 253
+
+
+def machine_name(env: Mapping[str, str], node: str, root: Path = Path("/")) -> str:
+    """What tells this machine from others: the Kubernetes node, else the kernel's boot ID with this node's name.
+
+    All containers of a machine have the same boot ID until it is booted again.
+    """
+    given = next((env[name].strip() for name in _NODE_NAMES if env.get(name, "").strip()), None)
+    if given is None:
+        boot = files.LiveFiles(_MAX_NAME).read(str(root / "proc/sys/kernel/random/boot_id"))
+        given = f"{node[: _MAX_NAME - 40]} {boot.decode(errors='replace').strip()}" if boot else ""
+    return given[:_MAX_NAME] if given.isascii() and given.isprintable() else ""
+
+
 def _affinity() -> int:
     # Only Linux tells the mask; elsewhere (a laptop's rehearsal) all CPUs may be used.
     try:

@@ -74,7 +74,7 @@ def replace(path: str, values: Mapping[str, object]) -> None:
     files.replace(path, json.dumps(values).encode())
 
 
-def tell(folder: str, event: str, **values: str | int | None) -> None:
+def tell(folder: str, event: str, **values: str | float | None) -> None:
     """Add a line to the news; nobody is waited for, and a full disk is nobody's failure. "": nobody is told."""
     if not folder:
         return

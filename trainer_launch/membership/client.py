@@ -26,6 +26,7 @@ from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Challenge, Claim, prove
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.goodput import Told
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 _READ_BYTES = 65536
@@ -284,6 +285,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._wish: msg.Join | None = None  # said again on a new connection until it is granted
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
+        self.goodput: Callable[[], Told | None] = lambda: None  # this node's ledger; asked when a Join is sent
         self._thread.start()
 
     def send(self, message: msg.FromNode) -> None:
@@ -318,6 +320,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 tell(self._run_dir, "generation_formed", generation=number, restarts=restarts, **where)
             case msg.Waiting(present=present, wanted=wanted, missing=missing) if missing:
                 _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))
+            case msg.Waiting(present=size, wanted=wanted) if size == wanted:
+                _log.info("this node is a spare: the job runs on %d other nodes", size)
             case msg.Restart(generation=number, reason=reason):
                 _log.info("generation %d ends: %s", number, reason)
                 tell(self._run_dir, "generation_ended", generation=number, reason=reason)
@@ -349,6 +353,11 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         return name if coordinator.is_loopback else coordinator.host
 
     # -- the thread ---------------------------------------------------------------------------
+
+    def _write(self, sock: socket.socket, *messages: msg.FromNode) -> None:
+        """A Join may have waited for a coordinator for long: its ledger is of now."""
+        now = (replace(one, goodput=self.goodput()) if isinstance(one, msg.Join) else one for one in messages)
+        super()._write(sock, *now)
 
     def _connect_once(self) -> bool:
         is_good = any(self._try_once(endpoint) for endpoint in self._candidates())
@@ -439,9 +448,14 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _take(self, message: msg.Message) -> None:
         """Remember what a next Hello must say, and drop what a later Join has answered already."""
+        if isinstance(message, msg.ClockQuestion):  # answered at once
+            return super().send(msg.ClockAnswer(message.number, time.time_ns()))
         with self._lock:
             if isinstance(message, msg.Formed):
-                self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)
+                known = message.quarantined
+                self._hello = replace(
+                    self._hello, generation=message.generation, restarts=message.restarts, quarantined=known
+                )
                 self._wish = None
                 self._remember(message.claim)
             elif isinstance(message, msg.Go) and self._hello.claims[-1:]:
@@ -449,7 +463,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 if last.generation == message.generation:
                     self._remember(last._replace(sure=True))
             if isinstance(message, msg.Restart) and message.generation <= self._joined_after:
-                return
+                return None
         if isinstance(message, msg.Formed):
             self._nudge()
         self._is_over = isinstance(message, msg.Finished | msg.GiveUp) or (
@@ -457,6 +471,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         )
         if isinstance(message, msg.FromServer):
             self._tell(message)
+        return None
 
     def _remember(self, claim: Claim | None) -> None:
         """What this node says from now on wherever it goes; only then it says that it has taken it."""

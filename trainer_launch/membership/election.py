@@ -30,7 +30,7 @@ def may_form(state: State) -> bool:
         return True
     joined = {node.node_rank: node for node in state.nodes.values() if node.joined}
     claims = binding(state)
-    others = frozenset(range(state.settings.max_nodes)).union(*map(ranks_of, claims)) - joined.keys()
+    others = frozenset(range(state.settings.all_nodes)).union(*map(ranks_of, claims)) - joined.keys()
     if not others:
         return True  # all are here, so nobody is elsewhere
     if claims:
@@ -64,7 +64,7 @@ def wanted_candidates(state: State) -> frozenset[int]:
     if not is_beginning(state):
         return frozenset()
     joined = {node.node_rank for node in state.nodes.values() if node.joined}
-    return frozenset(range(state.settings.max_nodes)) - joined if joined else frozenset()
+    return frozenset(range(state.settings.all_nodes)) - joined if joined else frozenset()
 
 
 def is_beginning(state: State) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import timeouts
+from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, may_form, remember, spell
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
 from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.frozen import replace
+from trainer_launch.model.goodput import LONGEST_S, Kind, Told
 from trainer_launch.model.json_lines import MAX_TEXT
 from trainer_launch.model.units import counted, listed
 
@@ -37,7 +38,9 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     if state.form_at_s is None or now_s < state.form_at_s:
         return state, ()
     chosen = _choose(state)
+    goodput = _goodput(chosen, now_s)
     run = Run(number=state.generation + 1, members=Members.of(chosen), formed_s=now_s)
+    replaced = _replaced(state, run.members)
     members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
     # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
     kept = {key: node for key, node in state.nodes.items() if node.peer is not None}
@@ -57,7 +60,18 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     say = Say(f"generation {run.number}: {size}, {restarts} so far", warns=run.number > 1)
-    return reckon(state), (say, *_tell(chosen, run.number, state.restarts, claim))
+    formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim, quarantined=state.quarantined)
+    return reckon(state), (*replaced, say, *_tell(chosen, formed, goodput))
+
+
+def _replaced(state: State, members: Members) -> tuple[Say, ...]:
+    """Which nodes take the places of which."""
+    before = () if state.run is None else state.run.members
+    lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
+    new = [state.nodes[key].name for key in members if key not in before]
+    if not (state.settings.spares and lost and new):
+        return ()
+    return (Say(f"{listed(new, _MOST_NAMED)} replaces {listed(lost, _MOST_NAMED)}"),)
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
@@ -67,12 +81,33 @@ def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
     return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
-def _tell(chosen: list[Node], number: int, restarts: int, claim: Claim | None) -> list[Reply]:
-    return [
-        Send(node.peer, msg.Formed(number, i, len(chosen), restarts, i == 0, claim, *ranks))
-        for i, (node, ranks) in enumerate(zip(chosen, _ranks(chosen), strict=True))
-        if node.peer is not None
-    ]
+def _tell(chosen: list[Node], formed: msg.Formed, goodput: Mapping[Key, Told]) -> list[Reply]:
+    told: list[Reply] = []
+    for i, (node, (first, world, first_role, role_world)) in enumerate(zip(chosen, _ranks(chosen), strict=True)):
+        own = replace(formed, group_rank=i, is_store_host=i == 0, first_rank=first, world_size=world)
+        own = replace(own, first_role_rank=first_role, role_world_size=role_world, goodput=goodput.get(node.key))
+        if node.peer is not None:
+            told.append(Send(node.peer, own))
+    return told
+
+
+def _goodput(chosen: list[Node], now_s: float) -> dict[Key, Told]:
+    """By newcomer: the ledger of the first node that was in the job before, at the beginning the longest one."""
+    known = [node for node in chosen if node.goodput is not None and _sum_s(node) < LONGEST_S]
+    lasted = {node.key: _sum_s(node) + now_s - node.told_s for node in known}
+    source = next((node for node in known if node.returning), None)
+    source = source or max(known, key=lambda node: lasted[node.key], default=None)
+    if source is None or source.goodput is None:
+        return {}
+    told = source.goodput
+    waited_s = told.spent_s.get(Kind.WAITING, 0.0) + max(0.0, now_s - source.told_s)  # since it told it
+    steps = [node.goodput.step for node in known if node.goodput and node.goodput.step is not None]
+    told = Told({**told.spent_s, Kind.WAITING: waited_s}, max(steps, default=None))
+    return {node.key: told for node in chosen if not node.returning and node is not source}
+
+
+def _sum_s(node: Node) -> float:
+    return 0.0 if node.goodput is None else sum(node.goodput.spent_s.values())
 
 
 def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
@@ -92,9 +127,18 @@ def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
 
 def _choose(state: State) -> list[Node]:
     """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
-    last = state.run.members if state.run else ()
+    run = state.run
     joined = [node for node in state.nodes.values() if node.joined]
-    joined.sort(key=lambda node: (node.key not in last, node.order))
+    last = (
+        {node.key for node in joined if node.returning} if run is None else run.members
+    )  # a new coordinator is told
+    joined.sort(
+        key=lambda node: (
+            quarantine.why_not(state, node.host, node.machine) is not None,
+            node.key not in last,
+            node.order,
+        )
+    )
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.order)
 
 
@@ -107,6 +151,10 @@ def _form_at_s(state: State) -> float | None:
         return state.joined_s
     if state.n_joined >= settings.max_nodes:
         ready_s = state.joined_s
+        if state.run is None and settings.spares and state.generation:  # more members are about to come back
+            ready_s += settings.gather_s
+        elif state.run is None and _has_spare(state):  # the job's own nodes are about to come
+            ready_s = max(ready_s, begun_s + settings.first_window_s)
     elif settings.shrink_after_s is None:
         return None
     else:
@@ -114,6 +162,12 @@ def _form_at_s(state: State) -> float | None:
         if settings.candidate == 0 and state.run is None:  # more pods are about to start, or to come back
             ready_s = max(ready_s, begun_s + settings.first_window_s)
     return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
+
+
+def _has_spare(state: State) -> bool:
+    """Whether a spare would be in the first generation, in place of a node of the job's own."""
+    most = state.settings.max_nodes
+    return state.settings.spares > 0 and any((node.node_rank or 0) >= most for node in _choose(state))
 
 
 def _is_one_late(state: State) -> bool:
@@ -138,14 +192,14 @@ def _admit_at_s(state: State) -> float | None:
 # -- ending one, and the job ----------------------------------------------------------------------
 
 
-def die(state: State, reason: str, now_s: float, but: Key | None = None) -> Step:
-    """The generation is over; its other members are told, once."""
+def die(state: State, reason: str, now_s: float, but: Key | None = None, since_s: float | None = None) -> Step:
+    """The generation is over, unnoticed since `since_s`; its other members are told, once."""
     run = state.run
     if run is None or not runs(state):
         return state, ()
     if _lasted_s(state, now_s) >= state.settings.crash_loop_s:
         state = replace(state, crashes=0)  # whatever has ended it
-    restart = msg.Restart(run.number, reason)
+    restart = msg.Restart(run.number, reason, 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3))
     others = peers_of(state, tuple(key for key in run.members if key != but))
     state = replace(state, phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
     told: tuple[Reply, ...] = (
@@ -173,6 +227,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     is_early = _lasted_s(state, now_s) < state.settings.start_s
     in_vain = why_not_again(record, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=record if is_early else None)
+    state = quarantine.accuse(state, node, failed)
     if in_vain is not None:
         return give_up(state, f"{reason}; not restarted, because {in_vain}")
     return suspect(state, suspicion_of(failed, reason, node.key, now_s), now_s)
@@ -213,7 +268,8 @@ def forgive(state: State, lost: Node) -> Step:
     if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
         return state, ()
     say = Say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
-    return replace(state, suspicion=None, failure=None, early_failure=None), (say,)
+    accused = state.accused if state.accused is not None and state.accused.is_proof else None
+    return replace(state, suspicion=None, failure=None, early_failure=None, accused=accused), (say,)
 
 
 def charge(state: State) -> Step:
@@ -277,6 +333,8 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
         replies += told
         if state.phase is Phase.OVER:
             return state, replies
+        state, told = quarantine.judge(state, now_s)
+        state, replies = reckon(state), (*replies, *told)
     state, formed = form_when_due(state, now_s)
     if state.say_at_s is None:
         state = replace(state, say_at_s=now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S))

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from trainer_launch.membership import lateness, quarantine, stall
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import stall
-from trainer_launch.membership.election import note_look
+from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     Step,
     charge,
@@ -71,7 +71,7 @@ _V = TypeVar("_V")
 
 def begin(settings: Settings) -> State:
     """Know nothing of the job but its settings; what ran before is learned from those who call."""
-    return State(settings=settings)
+    return State(settings=settings, quarantined=quarantine.named(settings.failing))
 
 
 def step(state: State, event: Event, now_s: float) -> Step:
@@ -116,6 +116,10 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return _note_done(state, node)
         case msg.Ranks(generation) if _is_current(state, node, generation):
             return stall.note_ranks(state, node, message, now_s)
+        case msg.ClockAnswer():
+            return lateness.note_clock(state, node, message, now_s)
+        case msg.Entered(generation) if _is_current(state, node, generation):
+            return lateness.note_entries(state, node, message, now_s)
         case msg.Leave(reason):
             return _leave(state, node, reason, now_s)
         case msg.Quit(reason):
@@ -138,9 +142,12 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
             return state, ()
         state, replies = die(state, f"{node.name} starts again", now_s, but=node.key)
     if state.run is not None and join.generation == state.run.number:
-        state = note_ends(state, node.key, join)
-    joined = replace(state.nodes[node.key], joined=True)
+        state = quarantine.hear(note_ends(state, node.key, join), node, join)
+    joined = replace(state.nodes[node.key], joined=True, goodput=join.goodput, told_s=now_s)
     state = replace(_with_node(state, joined), joined_s=now_s)
+    if node.node_rank != (state.settings.candidate or 0):  # this launcher's own node serves the coordinator
+        state, told = quarantine.evict(state, joined)
+        replies += told
     return settle(state, replies, now_s)
 
 
@@ -168,6 +175,7 @@ def _go(state: State, now_s: float) -> Step:
             return state, ()
         claims = (claims[-1]._replace(sure=True),)
     state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s), claims=claims)
+    state = lateness.begin(state, now_s)
     go = msg.Go(run.number, run.store.host, run.store.port)
     return state, tuple(Send(peer, go) for peer in peers_of(state, run.members))
 
@@ -187,6 +195,8 @@ def _note_done(state: State, node: Node) -> Step:
 def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
     """A node says who it is."""
     refusal = _refusal(state, peer, hello, now_s)
+    if refusal is None:
+        state, refusal = quarantine.greet(state, hello, now_s)
     if refusal is not None:
         return state, (Send(peer, refusal), Disconnect(peer))
     node = Node(
@@ -197,6 +207,7 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         claims=hello.claims,
         workers=hello.workers,
         role=hello.role,
+        machine=hello.machine,
     )
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)
@@ -223,8 +234,8 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
     if stranger := why_stranger(settings.job, hello):
         return stranger
     rank = hello.node_rank
-    if rank is not None and settings.min_nodes == settings.max_nodes <= rank:
-        text = f"this job has nodes 0 to {settings.max_nodes - 1}, there is no node {rank}"
+    if rank is not None and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
+        text = f"this job has nodes 0 to {settings.all_nodes - 1}, there is no node {rank}"
         return msg.Refused(text, retry=False)
     if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
@@ -239,12 +250,12 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
 
 
 def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
-    """Whom this one does not take: anybody while it yields; a standby, who has no generation to go on with."""
+    """Whom this one does not take: anybody while it yields; a standby, while nobody here knows of a generation."""
     if hello.node_rank is None:
         return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
-    if state.settings.candidate != 0 and state.run is None and not hello.claims:
+    if state.settings.candidate != 0 and state.run is None and not (hello.claims or binding(state)):
         return msg.Refused("this is a standby, and no generation has run here", retry=True)
     return None
 
@@ -276,8 +287,10 @@ def _replace_old(state: State, node: Node, now_s: float) -> Step:
     return state, (*told, Disconnect(old.peer), *replies)
 
 
-def _lose(state: State, key: Key, how: str, now_s: float, *, ended: bool = False) -> Step:
-    """A node is not connected any more."""
+def _lose(
+    state: State, key: Key, how: str, now_s: float, *, ended: bool = False, since_s: float | None = None
+) -> Step:
+    """A node is not connected any more; `since_s`: it may have been lost for so long."""
     node = state.nodes[key]
     working = is_working(state, key)
     state = replace(
@@ -287,14 +300,16 @@ def _lose(state: State, key: Key, how: str, now_s: float, *, ended: bool = False
     )
     if ended and state.run is not None and key in state.run.members:
         state = replace(state, ended=_with_key(state.ended, key, state.run.number))
-    return _go_on_without(state, node, how, now_s, working=working)
+    return _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
 
 
-def _go_on_without(state: State, node: Node, how: str, now_s: float, *, working: bool) -> Step:
+def _go_on_without(
+    state: State, node: Node, how: str, now_s: float, *, working: bool, since_s: float | None = None
+) -> Step:
     state, told = forgive(state, node)
     if not working:
         return settle(state, told, now_s)
-    state, more = die(state, f"{node.name} {how}", now_s, but=node.key)
+    state, more = die(state, f"{node.name} {how}", now_s, but=node.key, since_s=since_s)
     return state, (*told, *more)
 
 
@@ -313,9 +328,10 @@ def _expire(state: State, now_s: float) -> Step:
     replies: tuple[Reply, ...] = ()
     if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
         state = replace(state, heard=dict.fromkeys(state.heard, now_s))
-    for peer in [peer for peer, at_s in state.heard.items() if now_s >= at_s + lease_s]:
+    for peer, at_s in [(peer, at_s) for peer, at_s in state.heard.items() if now_s >= at_s + lease_s]:
         if peer in state.peers:
-            state, more = _lose(state, state.peers[peer], f"was silent for {lease_s:g} s", now_s)
+            how = f"was silent for {lease_s:g} s"
+            state, more = _lose(state, state.peers[peer], how, now_s, since_s=at_s)
             replies = (*replies, Disconnect(peer), *more)
     first_s = min(state.heard.values(), default=None)
     return replace(state, lease_check_s=None if first_s is None else first_s + lease_s), replies
@@ -366,8 +382,9 @@ def _tick(state: State, now_s: float) -> Step:
         names = ", ".join(n.name for n in state.nodes.values() if n.joined and n.key not in state.run.members)
         state, more = die(state, f"{names[:500]} may join", now_s)
         replies += more
-    state, more = stall.tick(state, now_s)
-    replies += more
+    for tick in (stall.tick, lateness.tick):
+        state, more = tick(state, now_s)
+        replies += more
     state, more = settle(state, (), now_s)
     replies += more
     if state.say_at_s is not None and now_s >= state.say_at_s:

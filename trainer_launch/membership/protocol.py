@@ -9,10 +9,11 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple, TypeAlias, get_args
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias, get_args
 
-from trainer_launch.model.collectives import RankState
+from trainer_launch.model.collectives import Entries, RankState
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.json_lines import (
     MAX_ITEMS,
     MAX_TEXT,
@@ -25,11 +26,15 @@ from trainer_launch.model.json_lines import (
     Port,
     Text,
 )
+from trainer_launch.model.stragglers import Lateness
 
-VERSION = 5
+VERSION = 6
 MAX_NODES = MAX_ITEMS
 MAX_CLAIMS = 32
+MAX_QUARANTINED = 16
+DEVICE, MACHINE = "device", "machine"  # what a death shows: a device failed; it may be the machine's doing
 MAX_RANKS = 1024  # of one node
+MAX_SUSPECTS = 16  # that are told at once
 MAX_STATES = 16384  # of all nodes, in an explanation
 _MAX_NAME = 253
 _RANKS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
@@ -66,6 +71,7 @@ _Workers: TypeAlias = Annotated[int, Bound(0, MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Bound(0, MAX_NODES * MAX_RANKS)]
 _Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
 _Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_RANKS)]
+_Suspects: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_SUSPECTS)]
 _Code: TypeAlias = Annotated[int, Bound(-(2**31), 2**32 - 1)]
 _Lease: TypeAlias = Annotated[float, Bound(1e-6, 1e6)]  # seconds
 
@@ -79,6 +85,18 @@ class Claim(NamedTuple):
     sure: bool  # whether every member has taken it
 
 
+_Machine: TypeAlias = Annotated[str, Bound(0, _MAX_NAME, str.isascii, "ASCII")]
+
+
+class Quarantine(NamedTuple):
+    """A machine that is not admitted; see quarantine.py."""
+
+    host: Name  # the node's name when it was found
+    machine: _Machine  # "": only the host is known
+    why: FreeText
+
+
+_Quarantined: TypeAlias = Annotated[tuple[Quarantine, ...], Bound(0, MAX_QUARANTINED)]
 _Claims: TypeAlias = Annotated[tuple[Claim, ...], Bound(0, MAX_CLAIMS)]
 Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 
@@ -122,6 +140,12 @@ class Status:
     end: FreeText | None  # why the job is over
     stall: FreeText | None = None  # why the present generation did not go on, the last time that it did not
     stall_age_s: Amount | None = None
+    spares: Nodes = 0  # beyond `max_nodes`
+    goodput: Seconds | None = None  # by what they were spent on, since the job's oldest launcher started
+    stragglers: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)] = ()
+    lateness: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)] = ()  # of the latest ranks in the last sample
+    lateness_age_s: Amount | None = None
+    quarantined: _Quarantined = ()
 
 
 # -- from a node ------------------------------------------------------------------------------
@@ -142,6 +166,9 @@ class Hello:
     claims: _Claims = ()  # the generations that it may still have a say about
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
     role: _Role = ""  # of these workers, as in torchrun
+    machine: _Machine = ""  # what identifies the machine below it; "": not known
+    fault: FreeText = ""  # what its own preflight found faulty here
+    quarantined: _Quarantined = ()  # whom it knows of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +179,9 @@ class Join:
     generation: Count = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before that one was over
     failed: bool = False  # whether a worker had failed for a reason of its own
+    goodput: Told | None = None  # its ledger
+    fault: Name | None = None  # DEVICE: what that worker's death proves
+    evidence: FreeText = ""  # for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +218,8 @@ class Failed:
     lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
+    fault: Name | None = None  # DEVICE or MACHINE
+    evidence: FreeText = ""  # for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +243,23 @@ class Ranks:
     generation: Count
     states: Annotated[tuple[RankState, ...], Bound(0, MAX_RANKS)]
     at_ns: Annotated[int, Bound(0, 2**63 - 1)]  # since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAnswer:
+    """What this node's clock shows, ns since the epoch; said at once."""
+
+    number: Count
+    at_ns: Annotated[int, Bound(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """When this node's ranks entered their last collectives, and what is known of the GPUs of the suspects."""
+
+    generation: Count
+    ranks: Annotated[tuple[Entries, ...], Bound(0, MAX_RANKS)]
+    devices: Annotated[tuple[tuple[_Rank, FreeText], ...], Bound(0, MAX_SUSPECTS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +288,18 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not in this job; `retry` tells whether that may change."""
+    """Not in this job; `retry` tells whether that may change. Launchers of all versions read these two fields."""
 
     reason: FreeText
     retry: bool
+    quarantined: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined(Refused):
+    """Not in this job, for what the machine has shown."""
+
+    quarantined: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +325,8 @@ class Formed:
     world_size: _AllWorkers = 0  # workers of all nodes; 0: a node has not said how many it has
     first_role_rank: _AllWorkers = 0  # of this node's workers, among the workers of its role
     role_world_size: _AllWorkers = 0
+    goodput: Told | None = None  # for a newcomer: the ledger of a node that was in the job before
+    quarantined: _Quarantined = ()  # for who serves the job next
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +344,7 @@ class Restart:
 
     generation: Count
     reason: FreeText
+    unnoticed_s: Amount = 0.0  # for how long that was true and not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +367,31 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockQuestion:
+    """What does this node's clock show? The answer is said at once."""
+
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ShowEntries:
+    """Tell when your ranks have entered their last collectives."""
+
+    generation: Count
+    most: Count  # of each rank
+    suspects: _Suspects = ()  # have been late before; where are they?
+    looks_us: Count = 0  # for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
+
+    generation: Count
+    ranks: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)]
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
 
@@ -325,12 +410,26 @@ class Finished:
 
 
 FromNode: TypeAlias = (
-    Hello | Join | Renew | Took | Store | Failed | Leave | Quit | Done | Ranks | StatusQuery | Time
+    Hello
+    | Join
+    | Renew
+    | Took
+    | Store
+    | Failed
+    | Leave
+    | Quit
+    | Done
+    | Ranks
+    | ClockAnswer
+    | Entered
+    | StatusQuery
+    | Time
 )
 FromServer: TypeAlias = (
     Challenge
     | Welcome
     | Refused
+    | Quarantined
     | Waiting
     | Formed
     | Go
@@ -340,6 +439,9 @@ FromServer: TypeAlias = (
     | Status
     | ShowRanks
     | Explained
+    | ClockQuestion
+    | ShowEntries
+    | Stragglers
 )
 Message: TypeAlias = FromNode | FromServer
 

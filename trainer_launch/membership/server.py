@@ -43,6 +43,7 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.goodput import Seconds
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 
 # -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
@@ -312,7 +313,11 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         if connection is None:
             return
         if message is not self._rendered[0]:  # many are sent the same one
-            self._rendered = (message, self._render(message))
+            try:
+                self._rendered = (message, self._render(message))
+            except MessageError as problem:  # nodes have told too much; the others are served on
+                self._drop(connection, f"cannot be answered: {problem}")
+                return
         if connection.write(self._rendered[1]):
             self._to_flush[peer] = connection
         else:
@@ -397,6 +402,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         self._settings = settings
         self._endpoint = endpoint
         self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
+        self.goodput: Callable[[], Seconds | None] = lambda: None  # of the node that hosts this
         self._progress = progress
         self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
         self._state = begin(settings)
@@ -492,9 +498,12 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
             return self._close_after_flush(connection.peer)
         if isinstance(message, msg.StatusQuery):
-            self._send(connection.peer, answer(message, self._state, time.monotonic(), self._progress()))
+            self._send(connection.peer, self._answer(message))
             return self._close_after_flush(connection.peer)
         return self._greeted(connection)
+
+    def _answer(self, query: msg.StatusQuery) -> msg.FromServer:
+        return answer(query, self._state, time.monotonic(), self._progress(), self.goodput())
 
 
 # -- for a launcher that hosts it --------------------------------------------------------------
@@ -506,6 +515,7 @@ def serve(
     secret: bytes | None,
     heard: Callable[[str], None] = lambda text: None,
     progress: Callable[[], Progress | None] = lambda: None,
+    goodput: Callable[[], Seconds | None] = lambda: None,
 ) -> Iterator[Server | None]:
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says.
 
@@ -516,10 +526,13 @@ def serve(
         job=hosting.job,
         min_nodes=hosting.nodes.min,
         max_nodes=hosting.nodes.max,
+        spares=hosting.spares,
+        failing=hosting.failing,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
         window_s=hosting.restart_window_s,
         shrink_after_s=hosting.shrink_after_s,
+        straggler_interval_s=hosting.straggler_interval_s,
         candidate=None if hosting.seats is None else hosting.seat,
     )
 
@@ -527,9 +540,10 @@ def serve(
         _log.log(level, "%s", text)
         heard(text)
 
-    if not allow_connections(hosting.nodes.max):
-        _log.warning(TOO_FEW_FILES, hosting.nodes.max)
+    if not allow_connections(settings.all_nodes):
+        _log.warning(TOO_FEW_FILES, settings.all_nodes)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
+    server.goodput = goodput
     server.warn = functools.partial(say, level=logging.WARNING)
     try:
         server.start()

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.generation import peers_of
 from trainer_launch.membership.state import Key, Node, Reply, Send, Stall, State, runs
-from trainer_launch.model.collectives import Explanation, Life, RankState, explain
+from trainer_launch.model.collectives import Life, RankState, explain, unexplained
 from trainer_launch.model.frozen import replace
 
 Step = tuple[State, tuple[Reply, ...]]
@@ -27,14 +28,15 @@ Step = tuple[State, tuple[Reply, ...]]
 def note_ranks(state: State, node: Node, said: msg.Ranks, now_s: float) -> Step:
     """A member tells its ranks: the first one to do so has everybody asked."""
     run, stall = state.run, state.stall
-    if run is None or not _is_member(state, node.key):
+    if run is None or node.key not in run.members:
         return state, ()
     if state.explained_s is not None and now_s < state.explained_s + timeouts.EXPLAIN_AGAIN_S:
         return state, ()  # said before it heard the explanation
     if stall is None:
-        waiting = frozenset(key for key in run.members if key != node.key and _can_answer(state, key))
+        others = tuple(key for key in who_can_answer(state) if key != node.key)
+        waiting = frozenset(others)
         stall = Stall(generation=run.number, asked_s=now_s, waiting=waiting, states=said.states, at_ns=said.at_ns)
-        asked = tuple(Send(peer, msg.ShowRanks(run.number)) for key in waiting if (peer := _peer(state, key)))
+        asked = tuple(Send(peer, msg.ShowRanks(run.number)) for peer in peers_of(state, others))
         state = replace(state, stall=stall)
         return (state, asked) if waiting else _close(state, asked, now_s)
     stall = replace(
@@ -59,43 +61,42 @@ def _close(state: State, told: tuple[Reply, ...], now_s: float) -> Step:
     state = replace(state, stall=None, explained_s=now_s)
     if stall is None or run is None or not runs(state) or run.number != stall.generation:
         return state, told
-    ranks = {one.rank: one for one in (*stall.states, *_finished(state))}
-    found = explain(tuple(ranks.values()), stall.at_ns) or _nothing_waits(len(ranks))
     names = [state.nodes[key].name for key in stall.waiting if key in state.nodes]
+    ranks = tuple({one.rank: one for one in (*stall.states, *_finished(state))}.values())
+    found = explain(ranks, stall.at_ns)
+    if found is None:
+        all_ranks = sum(max(1, state.nodes[key].workers) for key in run.members if key in state.nodes)
+        found = unexplained(ranks, all_ranks)
+        if names:  # who has not answered may be at work
+            found = replace(found, accuses=False)
     text = found.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
     message = msg.Explained(
         stall.generation, text, found.ranks[: msg.MAX_RANKS], found.reason, found.helps, found.accuses
     )
     state = replace(state, explained=message)
-    peers = [peer for key in run.members if (peer := _peer(state, key)) is not None]
-    return state, (*told, *(Send(peer, message) for peer in peers))
-
-
-def _nothing_waits(known: int) -> Explanation:
-    text = f"no progress, but none of {known} known ranks waits in a recorded collective"
-    return Explanation(text=text, accuses=False)
+    return state, (*told, *(Send(peer, message) for peer in peers_of(state, run.members)))
 
 
 def _finished(state: State) -> Iterator[RankState]:
     """The ranks of nodes that are done."""
-    run, first = state.run, 0
-    for number, key in enumerate(run.members if run is not None else ()):
-        node = state.nodes.get(key)
-        workers = 0 if node is None else node.workers
-        if run is not None and key in run.done:
-            for rank in range(first, first + workers):
-                yield RankState(rank=rank, node=number, life=Life.FINISHED)
-        first += workers
+    done = frozenset() if state.run is None else state.run.done
+    for number, key, ranks in each_member(state):
+        yield from (RankState(rank=rank, node=number, life=Life.FINISHED) for rank in ranks if key in done)
 
 
-def _is_member(state: State, key: Key) -> bool:
-    return state.run is not None and key in state.run.members
+# -- all members, whatever they are asked ----------------------------------------------------------
 
 
-def _can_answer(state: State, key: Key) -> bool:
-    return _peer(state, key) is not None and state.run is not None and key not in state.run.done
+def who_can_answer(state: State) -> tuple[Key, ...]:
+    """The members that are connected and not done."""
+    run = state.run
+    return () if run is None else tuple(k for k in run.members if k not in run.done and peers_of(state, (k,)))
 
 
-def _peer(state: State, key: Key) -> int | None:
-    node = state.nodes.get(key)
-    return None if node is None else node.peer
+def each_member(state: State) -> Iterator[tuple[int, Key, range]]:
+    """Number, key and ranks of each member."""
+    first = 0
+    for number, key in enumerate(() if state.run is None else state.run.members):
+        ranks = range(first, first + (state.nodes[key].workers if key in state.nodes else 0))
+        first = ranks.stop
+        yield number, key, ranks

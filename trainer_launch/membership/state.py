@@ -19,7 +19,10 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.collectives import RankState
-from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.frozen import dataclass, replace
+from trainer_launch.model.goodput import Seconds, Told
+from trainer_launch.model.json_lines import MAX_LINE_BYTES, encode
+from trainer_launch.model.stragglers import Lateness
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
@@ -36,6 +39,8 @@ class Settings:
     job: str
     min_nodes: int
     max_nodes: int
+    spares: int = 0  # nodes beyond them, which wait to replace another
+    failing: tuple[str, ...] = ()  # hosts that preflight found faulty
     max_restarts: int  # failures that the job may have, or may have within `window_s`
     window_s: float | None = None
     lease_s: float = timeouts.LEASE_S
@@ -51,11 +56,17 @@ class Settings:
     crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
     crash_loop_s: float = timeouts.CRASH_LOOP_S
     start_s: float = timeouts.START_S
+    straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
+
+    @property
+    def all_nodes(self) -> int:
+        """How many may be there, spares included."""
+        return self.max_nodes + self.spares
 
     @property
     def told_lease_s(self) -> float:
         """The lease that nodes have. One that is the whole job shares the coordinator's process."""
-        return self.lease_s if self.max_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
+        return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +82,10 @@ class Node:
     lost_s: float | None = None  # when its connection ended
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
+    goodput: Told | None = None  # its ledger when it joined,
+    told_s: float = 0.0  # which was then
     role: str = ""
+    machine: str = ""
 
     @property
     def key(self) -> Key:
@@ -134,6 +148,16 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accused:
+    """The node whose own worker ended the last generation, with what its death shows about its machine."""
+
+    key: Key
+    machine: str
+    is_proof: bool  # that a device failed
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
     """A member sees no progress, and all are asked what their ranks show."""
 
@@ -142,6 +166,38 @@ class Stall:
     waiting: frozenset[Key]  # who has not answered
     states: tuple[RankState, ...] = ()
     at_ns: int = 0  # when they were seen, since the epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A node's clock against ours, which is monotonic."""
+
+    offset_ns: int = 0
+    error_ns: int = 1 << 62
+    at_s: float = 0.0  # when it was measured
+    since_ns: int = 0  # by that clock: it was set then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The looks for stragglers of one generation; see lateness.py."""
+
+    generation: int
+    due_s: float  # the next one
+    asked_s: float | None = None  # the present one
+    until_s: float = 0.0  # it ends, whoever has not answered
+    waiting: frozenset[Key] = frozenset()
+    rounds: Mapping[Key, tuple[int, float]] = field(
+        default_factory=_empty
+    )  # the question about its clock, and when
+    fresh: Mapping[Key, Clock] = field(default_factory=_empty)  # as measured in the present one
+    clocks: Mapping[Key, Clock] = field(default_factory=_empty)  # in the one before
+    told: Mapping[Key, msg.Entered] = field(default_factory=_empty)
+    strikes: Mapping[int, int] = field(default_factory=_empty)  # samples in a row that speak against a rank
+    step_s: float = 0.0
+    named: tuple[Lateness, ...] = ()
+    latest: tuple[Lateness, ...] = ()
+    latest_s: float | None = None
 
 
 class Phase(Enum):
@@ -175,9 +231,14 @@ class State:
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
+    accused: Accused | None = None
+    failed_itself: Mapping[Key, bool] = field(default_factory=_empty)  # what members told of their workers
+    incidents: tuple[tuple[float, str], ...] = ()  # when a death may have been a machine's doing, and whose
+    quarantined: tuple[msg.Quarantine, ...] = ()
     stall: Stall | None = None
     explained: msg.Explained | None = None  # the last stall
     explained_s: float | None = None  # and when
+    sampling: Sampling | None = None
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
     early_failure: FailureRecord | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
@@ -276,7 +337,16 @@ def deadline_s(state: State) -> float | None:
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
     times.append(None if state.stall is None else state.stall.asked_s + timeouts.SHOW_RANKS_S)
+    times.append(sample_at_s(state))
     return min((time for time in times if time is not None), default=None)
+
+
+def sample_at_s(state: State) -> float | None:
+    """When a look for stragglers begins or ends."""
+    sampling = state.sampling
+    if sampling is None or state.phase is not Phase.RUNNING:
+        return None
+    return sampling.due_s if sampling.asked_s is None else sampling.until_s
 
 
 def give_up_at_s(state: State) -> float | None:
@@ -322,7 +392,11 @@ def missing(state: State) -> tuple[str, ...]:
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
     if ranked and (state.settings.min_nodes == high or state.settings.candidate is not None):
-        absentees = (rank for rank in range(high) if rank not in state.nodes or not state.nodes[rank].joined)
+        absentees = (
+            rank
+            for rank in range(state.settings.all_nodes)
+            if rank not in state.nodes or not state.nodes[rank].joined
+        )
         names = (state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees)
         return tuple(islice(names, MAX_NAMED))
     absent = (node for node in state.nodes.values() if not node.joined)
@@ -332,26 +406,32 @@ def missing(state: State) -> tuple[str, ...]:
 # -- how the job stands, for who asks ------------------------------------------------------------
 
 Progress: TypeAlias = "tuple[float | None, float]"  # the part that is done, and how long ago that was said
-ROWS_BYTES = 40_000  # leaves room in a line for all else
+ROWS_BYTES = 40_000  # at most, which leaves room in a line for all else
+_HEAD_BYTES = 100  # of a message, with its newline
 _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(query: msg.StatusQuery, state: State, now_s: float, progress: Progress | None) -> msg.FromServer:
+def answer(
+    query: msg.StatusQuery, state: State, now_s: float, progress: Progress | None, goodput: Seconds | None = None
+) -> msg.FromServer:
     """What to say to who asks."""
-    return why_stranger(state.settings.job, query) or status(state, now_s, progress)
+    return why_stranger(state.settings.job, query) or status(state, now_s, progress, goodput)
 
 
 def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
     if said.version != msg.VERSION:
-        return msg.Refused(f"the coordinator speaks version {msg.VERSION}, not {said.version}", retry=False)
+        text = f"the coordinator uses protocol version {msg.VERSION}, this node {said.version}"
+        return msg.Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
     if said.job != job:
         return msg.Refused(f"this coordinator serves job {job}, not {said.job}", retry=False)
     return None
 
 
-def status(state: State, now_s: float, progress: Progress | None = None) -> msg.Status:
+def status(
+    state: State, now_s: float, progress: Progress | None = None, goodput: Seconds | None = None
+) -> msg.Status:
     """The whole table, or as much of it as fits into a line."""
     known = sorted(state.nodes.values(), key=lambda node: node.order)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
@@ -359,21 +439,29 @@ def status(state: State, now_s: float, progress: Progress | None = None) -> msg.
     ended = state.end
     is_of_run = state.explained is not None and runs(state) and state.explained.generation == state.generation
     stall = state.explained if is_of_run else None
-    return msg.Status(
+    late = state.sampling if state.phase is Phase.RUNNING else None
+    told = msg.Status(
         phase=state.phase.value,
         generation=state.generation,
         restarts=state.restarts,
         max_restarts=state.settings.max_restarts,
         min_nodes=state.settings.min_nodes,
         max_nodes=state.settings.max_nodes,
+        spares=state.settings.spares,
+        quarantined=state.quarantined,
         n_nodes=len(rows),
-        nodes=_fitting(rows),
+        nodes=(),
         progress=done,
         progress_age_s=age_s,
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
         stall=None if stall is None else stall.text,
         stall_age_s=None if stall is None else round(max(0.0, now_s - (state.explained_s or now_s)), 1),
+        goodput=goodput,
+        stragglers=() if late is None else late.named[: msg.MAX_SUSPECTS],
+        lateness=() if late is None else late.latest,
+        lateness_age_s=None if late is None or late.latest_s is None else round(now_s - late.latest_s, 1),
     )
+    return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
 
 
 def _row(state: State, node: Node, now_s: float) -> msg.Row:
@@ -389,7 +477,9 @@ def _state_of(state: State, node: Node) -> str:
         return _LOST
     if is_working(state, node.key):
         return "running" if state.phase is Phase.RUNNING else "starting"
-    return "joined" if node.joined else "connected"
+    if node.joined:
+        return "spare" if runs(state) else "joined"
+    return "connected"
 
 
 def _is_done(state: State, key: Key) -> bool:
@@ -403,12 +493,15 @@ def _never_seen(state: State) -> list[msg.Row]:
     ranks = {node.node_rank for node in state.nodes.values()}
     if None in ranks:
         return []
-    return [(rank, "", _MISSING, None) for rank in range(state.settings.min_nodes) if rank not in ranks]
+    return [
+        (rank, "", _MISSING, None)
+        for rank in range(state.settings.min_nodes + state.settings.spares)
+        if rank not in ranks
+    ]
 
 
-def _fitting(rows: list[msg.Row]) -> tuple[msg.Row, ...]:
+def _fitting(rows: list[msg.Row], room: int) -> tuple[msg.Row, ...]:
     """As many as fit, in their order; those that are not there matter most."""
-    room = ROWS_BYTES
     chosen: set[int] = set()
     for i in sorted(range(len(rows)), key=lambda i: rows[i][2] not in (_LOST, _MISSING)):
         room -= _ROW_BYTES + 2 * len(rows[i][1])  # an escaped character takes two

@@ -45,6 +45,9 @@ SETTLE_S = 35.0  # how long fewer wait for a live node that still stops its work
 REJOIN_S = 600.0  # until a job without enough nodes is given up, where nothing else is set
 STORE_S = 60.0  # from Formed to Store, and for a rank to find the store
 
+INCIDENTS_WITHIN_S = 3600.0  # what a machine's own incidents are counted in
+LAST_RESORT_S = 30.0  # how long a job that needs a quarantined node waits for another one
+
 # -- electing a coordinator -------------------------------------------------------------------
 
 LOOK_EVERY_S = 1.0  # between two looks at other candidates, give or take LOOK_JITTER
@@ -61,4 +64,5 @@ START_S = 30.0  # from Go; what fails within it fails at its start
 CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for 3
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
+SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives, besides looks at suspects
 STOPPING_S = 30.0  # the longest that workers run on after they were told to stop: torch's own grace

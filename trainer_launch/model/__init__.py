@@ -100,6 +100,7 @@ class Job:
     rendezvous: Rendezvous | None = None
     members: tuple[Member, ...] | None = None
     max_restarts: int | None = None
+    spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     engine: str | None = None  # the engine this contract is made for; None: decide by the command
     details: Mapping[str, Json] = field(default_factory=_nothing)  # the contract's own words, flat
     facts: tuple[Fact, ...] = ()
@@ -161,7 +162,13 @@ class Topology:
     is_coordinator: bool
     rendezvous: Rendezvous | None
     max_restarts: int | None
+    spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     facts: tuple[Fact, ...] = ()
+
+    @property
+    def pods(self) -> int | None:
+        """Nodes that may be there, spares included; None: nobody said how many."""
+        return None if self.nodes is None else self.nodes.max + self.spares
 
     @property
     def world_size(self) -> int | None:
@@ -210,6 +217,9 @@ class Hosting:
     seats: Seats | None = None  # all nodes' coordinators, where each hosts one; None: only node 0 does
     seat: int = 0  # whose this is
     deadline_s: float | None = None  # after which the job fails; None: never
+    spares: int = 0  # nodes beyond `nodes`, which wait to replace another
+    straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
+    failing: tuple[str, ...] = ()  # hosts that preflight found faulty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +261,7 @@ class Membership:
     ports: PortRange | None = None  # what the stores may use
     seats: Seats | None = None
     secret_file: str | None = None
+    fault: str = ""  # what preflight found faulty on this node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +325,8 @@ class FailureRecord:
     why_not_again: str | None = None  # why the job does not go on from its last checkpoint
     timestamp: float | None = None  # seconds since 1970
     oom_kills_before: int | None = None  # how many there had been when the worker was started
+    fault: str | None = None  # device: a device failed, machine: it may be the machine's doing; None: unknown
+    evidence: str = ""  # for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,8 +377,10 @@ class Outcome:
     took_s: float = 0.0
     attempt: int = 1  # how often it was started: its workers, or all of it
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end
+    spent_s: Mapping[str, float] | None = None  # the wall time by its kinds; None: of who trains nothing
     node_rank: int | None = None
     host: str = ""
+    note: str = ""  # what else a person should know
 
 
 # -- addresses ---------------------------------------------------------------------------------

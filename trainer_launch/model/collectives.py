@@ -7,9 +7,11 @@ state and stack tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
+from itertools import chain, islice
 from typing import Annotated, NamedTuple, TypeAlias
 
 from trainer_launch.model.frozen import dataclass, replace
@@ -17,14 +19,17 @@ from trainer_launch.model.json_lines import Bound, Count, FreeText, Text
 from trainer_launch.model.units import listed
 
 MAX_BYTES = 1 << 20  # of one rank's answer
+MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 _NAMED = 4  # ranks, places
 _MOST = 1 << 20  # no rank is higher
 _SECOND_NS = 1_000_000_000
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
 
 
 _Ns: TypeAlias = Annotated[int, Bound(0, 2**63 - 1)]
+_Us: TypeAlias = Annotated[int, Bound(0, 2**40)]  # twelve days
 
 
 class Collective(NamedTuple):
@@ -57,6 +62,61 @@ class Group:
         return next((one for one in self.last if one.number == number), None)
 
 
+class EnteredGroup(NamedTuple):
+    """A process group of which a rank tells its last entries, whose numbers follow each other."""
+
+    name: Text
+    ranks: Text  # its members, as 0-3,7
+    first: Count  # the number of the first entry that is told
+
+
+class Look(NamedTuple):
+    """Where a rank's main thread was at one time."""
+
+    at_ns: _Ns
+    waits: bool  # for another rank, or does what may take long, such as a checkpoint
+    place: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """When one rank entered its last collectives, in their order; ns since the epoch, by its node's clock."""
+
+    rank: _Rank
+    step_us: Count = 0  # its collectives repeat themselves after so long; 0: they do not
+    repeats: Count = 0  # and after so many
+    is_cut: bool = False  # whether there were more before
+    groups: Annotated[tuple[EnteredGroup, ...], Bound(0, MAX_GROUPS)] = ()
+    start_ns: _Ns = 0  # the first of the entries
+    which: Annotated[tuple[Count, ...], Bound(0, MAX_ENTRIES)] = ()  # their groups; a higher number: point-to-point
+    gaps_us: Annotated[tuple[_Us, ...], Bound(0, MAX_ENTRIES)] = ()  # since the one before
+    looks: Annotated[tuple[Look, ...], Bound(0, MAX_LOOKS)] = ()  # where it was meanwhile, if it was asked
+
+    def each(self) -> Iterator[tuple[EnteredGroup | None, int, int]]:
+        """Group, number and time of each; None: a point-to-point operation."""
+        at_ns, numbers = self.start_ns, [group.first for group in self.groups]
+        for index, gap_us in zip(self.which, self.gaps_us, strict=False):
+            at_ns += gap_us * 1000
+            if index < len(numbers):
+                yield self.groups[index], numbers[index], at_ns
+                numbers[index] += 1
+            else:
+                yield None, 0, at_ns
+
+    def last(self, most: int) -> Entries:
+        """Only so many."""
+        dropped = max(0, len(self.which) - most)
+        seen = Counter(self.which[:dropped])
+        return replace(
+            self,
+            is_cut=self.is_cut or dropped > 0,
+            groups=tuple(one._replace(first=one.first + seen[i]) for i, one in enumerate(self.groups)),
+            start_ns=self.start_ns + 1000 * sum(self.gaps_us[: dropped + 1]),
+            which=self.which[dropped:],
+            gaps_us=(0, *self.gaps_us[dropped + 1 :])[: len(self.which) - dropped],
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A worker's answer to PID 1."""
@@ -65,6 +125,8 @@ class Recorded:
     why: FreeText = ""  # nothing can be told
     saved: Count = 0  # bytes of its dump
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
+    entries: Entries | None = None  # where these were asked for
+    looks: tuple[tuple[_Ns, tuple[Text, ...]], ...] = ()  # where it was: FILE:LINE:FUNCTION, innermost first
 
 
 class Life(str, Enum):
@@ -110,18 +172,34 @@ class RankState:
         """Whether a collective that it entered has not ended."""
         return any(group.entered > group.done for group in self.groups.values())
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is still before its first collective: it may download, or read its first batch."""
+        known = self.life is Life.ALIVE and not self.why
+        return known and all(group.entered == 0 for group in self.groups.values())
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether a healthy rank may be there for minutes."""
+        return self.life is Life.ALIVE and (self.doing.takes_long or self.is_starting)
+
     def __str__(self) -> str:
         return f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
 
 
 def brief(state: RankState, most: int) -> RankState:
-    """With so many of the last collectives of each group; with none, only the groups that wait."""
+    """With so many collectives of each group, around the first that has not ended; 0: only the groups that wait."""
     groups = {
-        name: replace(group, last=group.last[-most:] if most else ())
+        name: replace(group, last=_around(group, most))
         for name, group in state.groups.items()
         if most or group.entered > group.done
     }
     return replace(state, groups=groups)
+
+
+def _around(group: Group, most: int) -> tuple[Collective, ...]:
+    until = min(group.entered, group.done + max(1, most // 2))
+    return tuple(one for one in group.last if one.number <= until)[-most:] if most else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +222,21 @@ class _Wait:
     number: int
     inside: Mapping[int, Collective | None]
     missing: tuple[int, ...]  # members that have not entered it
+    members: tuple[int, ...]
+
+    @property
+    def known(self) -> Collective | None:
+        return next((one for one in self.inside.values() if one is not None), None)
+
+    @property
+    def where(self) -> str:
+        return f"#{self.number} of {self.title or f'group {self.group} ({_named(self.members)})'}"
 
     @property
     def name(self) -> str:
-        known = next((one for one in self.inside.values() if one is not None), None)
-        what = f"{known.operation} #{self.number}" if known is not None else f"collective #{self.number}"
+        known = self.known
         sizes = f", {known.sizes}" if known is not None and known.sizes not in ("", "[]", "[[]]") else ""
-        return f"{what} of {self.title or f'group {self.group}'}{sizes}"
+        return f"{known.operation if known is not None else 'collective'} {self.where}{sizes}"
 
     def seconds(self, now_ns: int) -> str:
         """Since the first one entered it."""
@@ -174,10 +260,28 @@ def explain(states: Sequence[RankState], now_ns: int) -> Explanation | None:
     first = _first(waits, blocked)
     if first is None:
         return _circle(waits, known)
-    roots = tuple(rank for rank in first.missing if rank not in blocked)
     if not first.missing:
         return _nobody_missing(first, now_ns)
-    return _missing(first, [known[rank] for rank in roots if rank in known], roots, now_ns)
+    roots = tuple(rank for rank in first.missing if rank not in blocked)
+    found = _missing(first, [known[rank] for rank in roots if rank in known], roots, now_ns)
+    behind = blocked - {*first.inside}
+    more = f"; {_with_verb(behind, 'waits')} behind {_named(first.inside)}" if behind else ""
+    return found if found.reason else replace(found, text=found.text + more)
+
+
+def unexplained(states: Sequence[RankState], of: int) -> Explanation:
+    """Where the ranks are that make no progress, though their flight recorders show nothing that waits.
+
+    `of` is how many the job has: one of which nothing is known may be at work, or still be about to start.
+    """
+    alive = [state for state in states if state.life in (Life.ALIVE, Life.STOPPED)]
+    where = listed(_phrases([state for state in alive if state.place]), _NAMED, "; ")
+    if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
+        is_all = len(states) >= of
+        text = f"all ranks {'' if is_all else 'known '}wait for each other outside recorded collectives: {where}"
+        return Explanation(text=text, accuses=is_all)
+    text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
+    return Explanation(text=f"{text}: {where}" if where else text, accuses=False)
 
 
 def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
@@ -194,16 +298,17 @@ def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
         members = sorted({rank for group in groups.values() for rank in numbers_in(group.ranks)} | set(groups))
         missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
         title = next((group.title for group in groups.values() if group.title), "")
-        waits.append(_Wait(group=name, title=title, number=number, inside=inside, missing=missing))
+        waits.append(
+            _Wait(group=name, title=title, number=number, inside=inside, missing=missing, members=tuple(members))
+        )
     return waits
 
 
 def _first(waits: Sequence[_Wait], blocked: set[int]) -> _Wait | None:
-    """Where the hang begins: somebody is missing there who does not wait elsewhere, or nobody at all is missing."""
-    for wait in waits:
-        if any(rank not in blocked for rank in wait.missing):
-            return wait
-    return next((wait for wait in waits if not wait.missing), None)
+    """Where the hang begins: who is missing there does not wait elsewhere, or nobody at all is missing."""
+    outside = [wait for wait in waits if not blocked.issuperset(wait.missing)]
+    direct = [wait for wait in outside if blocked.isdisjoint(wait.missing)]
+    return next(iter(direct or outside or [wait for wait in waits if not wait.missing]), None)
 
 
 def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None:
@@ -218,8 +323,7 @@ def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None
         return None
     few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
     words = [f"{_named(ranks)} entered {_op(*what)}" for what, ranks in few_first]
-    place = f"#{wait.number} of {wait.title or f'group {wait.group}'}"
-    text = f"the ranks disagree about collective {place}: {listed(words, _NAMED)}; a restart will not help"
+    text = f"the ranks disagree about collective {wait.where}: {listed(words, _NAMED)}; a restart will not help"
     return Explanation(text=text, ranks=tuple(few_first[0][1]), reason="ProgramError", helps=False)
 
 
@@ -235,16 +339,18 @@ def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanati
 
 
 def _nobody_missing(wait: _Wait, now_ns: int) -> Explanation:
+    rooted = wait.known is not None and wait.known.operation in _ROOTED
     text = (
-        f"all ranks known entered {wait.name}, and {_named([*wait.inside])} {_have(wait.inside)} waited in it"
+        f"all ranks known entered {wait.name}, and {_with_verb(wait.inside, 'has')} waited in it"
         f"{wait.seconds(now_ns)}: the network or a device does not deliver it"
     )
-    return Explanation(text=text, helps=True)
+    text += ", or the ranks name different roots" if rooted else ""
+    return Explanation(text=text, helps=None if rooted else True)
 
 
 def _missing(wait: _Wait, roots: Sequence[RankState], ranks: Sequence[int], now_ns: int) -> Explanation:
     """Somebody never entered; what is known of them tells why."""
-    waiting = f"{_named([*wait.inside])} {_have(wait.inside)} waited in {wait.name}{wait.seconds(now_ns)}"
+    waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
     finished = [state for state in roots if state.life is Life.FINISHED]
     if finished:
         who = _named([state.rank for state in finished])
@@ -252,42 +358,58 @@ def _missing(wait: _Wait, roots: Sequence[RankState], ranks: Sequence[int], now_
         chosen = tuple(state.rank for state in finished)
         return Explanation(text=text, ranks=chosen, reason="ProgramError", helps=False)
     if not roots:
-        text = f"{waiting}, which {_named(ranks)} did not enter; nothing is known of {_them(ranks)} here"
+        text = f"{waiting}; nothing is known of {_named(ranks)} here"
         return Explanation(text=text, ranks=tuple(ranks))
-    phrases = listed([_why(state) for state in roots], _NAMED, "; ")
-    chosen = tuple(state.rank for state in roots)
-    unknown = [rank for rank in ranks if rank not in chosen]
-    more = f"; nothing is known of {_named(unknown)}" if unknown else ""
-    text = f"{_who(roots)} never entered {wait.name}; {_named([*wait.inside])} {_have(wait.inside)} waited in it"
-    text += f"{wait.seconds(now_ns)}; {phrases}{more}"
-    accuses = not all(state.doing.takes_long for state in roots)
-    return Explanation(text=text, ranks=chosen, helps=None if not accuses else _helps(roots), accuses=accuses)
+    # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are.
+    named = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
+    others = [state for state in roots if state not in named]
+    unknown = sorted({*ranks} - {state.rank for state in roots})
+    phrases = [*_phrases(named), *_phrases(others), *[f"nothing is known of {_named(unknown)}"] * bool(unknown)]
+    text = f"{_who(named)} never entered {wait.name}; {_with_verb(wait.inside, 'has')} waited in it"
+    text += f"{wait.seconds(now_ns)}; {listed(phrases, _NAMED, '; ')}"
+    if all(state.may_take_long for state in named):
+        return Explanation(text=text, ranks=tuple(state.rank for state in named), accuses=False)
+    return Explanation(text=text, ranks=tuple(state.rank for state in named), helps=_helps(named))
 
 
 def _helps(roots: Sequence[RankState]) -> bool | None:
     return True if any(state.life in (Life.STOPPED, Life.DEAD) for state in roots) else None
 
 
-def _why(state: RankState) -> str:
+def _phrases(states: Sequence[RankState]) -> list[str]:
+    """Where each rank is, alike ranks together."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for state in states:
+        groups.setdefault(_state(state), []).append(state.rank)
+    return [
+        f"{_with_verb(ranks, verb)} {rest}".rstrip() if verb else f"where {_with_verb(ranks, 'is')}, is unknown"
+        for (verb, rest), ranks in groups.items()
+    ]
+
+
+def _state(state: RankState) -> tuple[str, str]:
+    """A verb and the rest of the sentence; none where nothing is known."""
+    starting = "still before its first collective" if state.is_starting else ""
     if state.life is Life.STOPPED:
-        return f"rank {state.rank} is stopped (SIGSTOP)"
+        return "is", "stopped (SIGSTOP)"
     if state.life is Life.DEAD:
-        return f"rank {state.rank} died{f' ({state.how})' if state.how else ''}"
-    if state.doing is not Doing.UNKNOWN:
-        return f"rank {state.rank} is in {state.doing.value}" + (f": {state.place}" if state.place else "")
-    return f"rank {state.rank} is {state.place}" if state.place else f"where rank {state.rank} is, is unknown"
+        return "died", f"({state.how})" if state.how else ""
+    if state.doing is Doing.COLLECTIVE and state.place.startswith("waits "):
+        return "waits", state.place.partition(" ")[2]
+    what = "" if state.doing is Doing.UNKNOWN else f"in {state.doing.value}"
+    first, *rest = [part for part in (starting, what, state.place) if part] or [""]
+    return ("is", f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
 
 
 def _who(states: Sequence[RankState]) -> str:
     return str(states[0]) if len(states) == 1 else _named([state.rank for state in states])
 
 
-def _have(inside: Mapping[int, object]) -> str:
-    return "has" if len(inside) == 1 else "have"
-
-
-def _them(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"
+def _with_verb(ranks: Iterable[int], verb: str) -> str:
+    """`rank 3 waits`, `ranks 0-2,5 wait`."""
+    ranks = [*ranks]
+    plural = {"is": "are", "has": "have", "waits": "wait"}.get(verb, verb)
+    return f"{_named(ranks)} {verb if len(ranks) == 1 else plural}"
 
 
 def _named(ranks: Iterable[int]) -> str:
@@ -307,9 +429,14 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
 
 
-def numbers_in(text: str) -> list[int]:
+def ranges_in(text: str) -> list[range]:
     """The numbers of such a text; none in one that is no such text."""
     parts = [part.partition("-") for part in text.split(",")] if text else []
     if not all(low.isdecimal() and (high.isdecimal() or not dash) for low, dash, high in parts):
         return []
-    return [number for low, _, high in parts for number in range(int(low), min(int(high or low), _MOST) + 1)]
+    return [range(int(low), min(int(high or low), _MOST) + 1) for low, _, high in parts]
+
+
+def numbers_in(text: str) -> list[int]:
+    """The same one by one, at most as many as there may be ranks."""
+    return list(islice(chain.from_iterable(ranges_in(text)), _MOST))

@@ -55,6 +55,7 @@ with loaded_later("asyncio"):  # for its command lines only; with ssl that is a 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI", "MPI_RUN", "INSIDE"})
+OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not here
 
 
 class _Variables(EnvSettingsSource):
@@ -134,6 +135,13 @@ class Settings(BaseSettings):
         description="seconds to wait for a lost node before continuing with fewer; default: 0 where the platform "
         "sets the minimum, 30 with --min-nodes",
     )
+    spares: int | None = Field(
+        None,
+        ge=0,
+        le=65_536,
+        description="nodes that wait, with torch imported, to replace a lost or faulty one: in addition to "
+        "--nodes, otherwise among the platform's nodes; default: the platform's nodes beyond --nodes",
+    )
     rendezvous: Literal["trainer-launch", "torch"] = Field(
         "trainer-launch",
         description="how torch nodes meet: at the launcher's coordinator, or through torch's own backend",
@@ -187,6 +195,13 @@ class Settings(BaseSettings):
     recorder: bool = Field(
         True,
         description="keep torch's flight recorder on, and ask forked workers for it when they fail or hang",
+    )
+    straggler_interval: int = Field(
+        60,
+        ge=0,
+        le=86_400,
+        description="seconds between two looks for stragglers: ranks that reach collectives late, again and again; "
+        "one is named after three looks; 0: off",
     )
     progress_file: str | None = Field(
         None, description="file whose changes count as progress, besides output and report()"
@@ -314,7 +329,7 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in known or rest in INTERNAL or is_link(rest, value):
+        if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
         near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch help run lists all"

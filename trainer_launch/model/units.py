@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
+_Key = TypeVar("_Key")
+_Member = TypeVar("_Member")
 MIB = 1 << 20
 
 
@@ -31,10 +34,28 @@ def all_of(number: int, noun: str) -> str:
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
 
 
-def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
+def duration(seconds: float) -> str:
+    """As a person reads it: 7 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    left = int(seconds)
+    for size, word, small, small_word in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= size:
+            rest = left % size // small
+            return f"{left // size} {word}" + (f" {rest} {small_word}" if rest else "")
+    return f"{left} s"
+
+
+def listed(words: Sequence[str], most: int = 5, between: str = ", ") -> str:
     """The first few, and how many more there are: `a, b and 3 more`, `a; b; and 3 more`."""
     shown, rest = between.join(words[:most]), len(words) - most
     return f"{shown}{' ' if between == ', ' else between}and {rest} more" if rest > 0 else shown
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]]:
+    """The members of each key, keys and members in the order in which they come."""
+    groups: dict[_Key, list[_Member]] = {}
+    for key, member in pairs:
+        groups.setdefault(key, []).append(member)
+    return groups
 
 
 def aligned(rows: Sequence[Sequence[str]], most: int | None = None) -> list[str]:

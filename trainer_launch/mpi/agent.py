@@ -356,11 +356,7 @@ class Program(ABC):
         stdin: int | None = None,
         hears_stdout: bool = True,
     ) -> None:
-        """Start; `ended` is called from a thread.
-
-        Raises:
-            NotRunnableError: there is no such program.
-        """
+        """Start; `ended` is called from a thread. Raises NotRunnableError: there is no such program."""
         self._ended = ended
         self._lock = threading.Lock()
         self._said = Said()

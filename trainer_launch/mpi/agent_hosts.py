@@ -42,11 +42,7 @@ class Hosts:
     """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
 
     def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
-        """Read the list.
-
-        Raises:
-            LaunchError: it makes no sense, or there is no key, or no ssh.
-        """
+        """Read the list. Raises LaunchError: it makes no sense, or there is no key, or no ssh."""
         self._spec, self._typed = spec, typed
         self._list = Watch(_chosen(spec, typed))
         self.has_list = self._list.has_list

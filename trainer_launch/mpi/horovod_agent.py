@@ -86,10 +86,7 @@ class HorovodAgent(Agent):
         number = self._horovod.number("num_proc") or 1
         least = self._horovod.number("min_num_proc") or number
         return replace(
-            self._settings,
-            min_hosts=self._hosts_for(least),
-            first_hosts=self._hosts_for(number),
-            follows=True,
+            self._settings, min_hosts=self._hosts_for(least), first_hosts=self._hosts_for(number), follows=True
         )
 
     def _hosts_for(self, processes: int) -> int:
@@ -144,7 +141,8 @@ class HorovodAgent(Agent):
             argv = elastic(run, self._horovod, str(self._script), number, nics)
         else:
             self._hosts.rest()
-            argv = static(run, self._horovod, members, number, ()) if members else self._as_typed()
+            here = (*run, "--disable-cache", *typed(self._horovod))
+            argv = static(run, self._horovod, members, number, ()) if members else here
         allowed = mpirun_command.but_secrets(self._env, self._spec.forward)
         env = horovod_env(self._env, allowed, self._sessions.bin)
         size = f"{counted(number, 'process')} on {counted(len(members) or 1, 'host')}"
@@ -153,10 +151,6 @@ class HorovodAgent(Agent):
         self._mpirun = Horovodrun(
             argv, env, lambda *how: post(partial(self._ended, *how)), is_elastic=self._is_elastic
         )
-
-    def _as_typed(self) -> tuple[str, ...]:
-        """Without any hosts it runs here."""
-        return (self._run_word, "--disable-cache", *typed(self._horovod))
 
     def _interfaces(self, hosts: Sequence[str]) -> tuple[str, ...]:
         """Of this host those that lead to the others: pods of one job have the same."""
@@ -353,14 +347,11 @@ def horovod_slots(members: Sequence[Member]) -> str:
 
 def horovod_env(given: Mapping[str, str], allowed: Sequence[str], bin_folder: str) -> dict[str, str]:
     """The variables of horovodrun, which hands all on in command lines: only `allowed` ones, and our ssh."""
-    told = {name: given[name] for name in allowed if name in given and not _is_this_pods(name)}
+    ours = {name for name in allowed if name in _THIS_PODS or name.startswith("TRAINER_LAUNCH_")}
+    told = {name: given[name] for name in allowed if name in given and name not in ours}
     told["PATH"] = f"{bin_folder}:{given.get('PATH') or '/usr/bin:/bin'}"
     told["PYTHONUNBUFFERED"] = "1"  # so that what it says of its ranks is heard at once
     return told
-
-
-def _is_this_pods(name: str) -> bool:
-    return name in _THIS_PODS or name.startswith("TRAINER_LAUNCH_")
 
 
 # -- what it says -----------------------------------------------------------------------------

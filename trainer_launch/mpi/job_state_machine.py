@@ -26,29 +26,7 @@ from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
-from trainer_launch.mpi.job_state import (
-    Action,
-    Answered,
-    Ask,
-    Asked,
-    Await,
-    Drained,
-    End,
-    Event,
-    Exited,
-    Hosts,
-    Lost,
-    Phase,
-    Ready,
-    Say,
-    Settings,
-    Signal,
-    Start,
-    State,
-    Sweep,
-    TellRanks,
-    Tick,
-)
+from trainer_launch.mpi import job_state as st
 from trainer_launch.supervisor.error_lines import error_name, headline
 
 ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
@@ -56,42 +34,42 @@ END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LEADER_SHARE = 0.7  # of the grace belongs to the ranks alone
 
 
-def begin(settings: Settings, members: tuple[Member, ...], at_s: float) -> Step:
+def begin(settings: st.Settings, members: tuple[Member, ...], at_s: float) -> Step:
     """Wait for hosts; a job without any runs here."""
-    state = State(settings=settings, phase=Phase.WAITING, members=members, stuck={}, started_s=at_s)
+    state = st.State(settings=settings, phase=st.Phase.WAITING, members=members, stuck={}, started_s=at_s)
     return wait(state, at_s, settings.wait_s)
 
 
-def step(state: State, event: Event) -> Step:
+def step(state: st.State, event: st.Event) -> Step:
     """Decide what an event changes and what has to be done."""
-    if state.phase is Phase.DONE:
+    if state.phase is st.Phase.DONE:
         return state, ()
     match event:
-        case Hosts():
+        case st.Hosts():
             return _hosts(state, event)
-        case Ready():
+        case st.Ready():
             return look(replace(state, ready=event.hosts, stuck=event.stuck), event.at_s)
-        case Exited():
+        case st.Exited():
             return _exited(state, event)
-        case Lost():
+        case st.Lost():
             return _lost(state, event)
-        case Answered() if state.phase is Phase.ASKING:
+        case st.Answered() if state.phase is st.Phase.ASKING:
             return settle(state, dict(event.missing), event.at_s)
-        case Asked():
+        case st.Asked():
             return _asked(state, event)
-        case Drained():
-            is_idle = state.phase in (Phase.WAITING, Phase.ASKING)
+        case st.Drained():
+            is_idle = state.phase in (st.Phase.WAITING, st.Phase.ASKING)
             draining = replace(state, draining=True, admit_at_s=None)
             return done(state, exit_codes.STOPPED, None) if is_idle else (draining, ())
-        case Tick():
+        case st.Tick():
             return _tick(state, event.at_s)
     return state, ()
 
 
-def due_s(state: State) -> float | None:
+def due_s(state: st.State) -> float | None:
     """When to tick next."""
-    times = [state.deadline_s, state.admit_at_s if state.phase is Phase.RUNNING else None]
-    if state.phase is Phase.WAITING:
+    times = [state.deadline_s, state.admit_at_s if state.phase is st.Phase.RUNNING else None]
+    if state.phase is st.Phase.WAITING:
         times.append(state.wait_until_s)
         if state.shrink_from_s is not None:
             times.append(state.shrink_from_s + patience_s(state))
@@ -101,93 +79,93 @@ def due_s(state: State) -> float | None:
 # -- hosts and ends ------------------------------------------------------------
 
 
-def _hosts(state: State, event: Hosts) -> Step:
+def _hosts(state: st.State, event: st.Hosts) -> Step:
     """The list of hosts has changed."""
     if event.members == state.members:
         return state, ()
     gone = {m.host for m in state.running} - {m.host for m in event.members}
     state = replace(state, members=event.members)
-    told = Say(f"the list of hosts has changed: {counted(len(event.members), 'host')} now")
-    if state.phase is Phase.RUNNING and gone and not (state.settings.follows or state.draining):
+    told = st.Say(f"the list of hosts has changed: {counted(len(event.members), 'host')} now")
+    if state.phase is st.Phase.RUNNING and gone and not (state.settings.follows or state.draining):
         least = state.settings.min_hosts
         if least is not None and len(state.running) - len(gone) >= least:
-            return _end(state, event.at_s, (told, Say(f"{', '.join(sorted(gone))} left the job")))
+            return _end(state, event.at_s, (told, st.Say(f"{', '.join(sorted(gone))} left the job")))
     state, actions = look(state, event.at_s)
-    return state, (told, Await(event.members, (), state.check_keys), *actions)
+    return state, (told, st.Await(event.members, (), state.check_keys), *actions)
 
 
-def _exited(state: State, event: Exited) -> Step:
-    if state.phase is Phase.LEAVING or state.draining:
+def _exited(state: st.State, event: st.Exited) -> Step:
+    if state.phase is st.Phase.LEAVING or state.draining:
         return done(state, exit_codes.STOPPED, None)
-    if event.code == 0 and state.phase is Phase.RUNNING:
+    if event.code == 0 and state.phase is st.Phase.RUNNING:
         return done(state, 0, None)
     hosts = tuple(m.host for m in state.running)
     lost = state.lost or _host_named(state, event.said.lost)
     ask_s = state.settings.ask_s
-    sweep: tuple[Action, ...] = (Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
-    asking = replace(state, phase=Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ask_s + ANSWER_S)
+    sweep: tuple[st.Action, ...] = (st.Sweep(tuple(h for h in hosts if h != lost)),) if state.killed else ()
+    asking = replace(state, phase=st.Phase.ASKING, last=event, lost=lost, deadline_s=event.at_s + ask_s + ANSWER_S)
     hosts = tuple(host for host in hosts if host != lost)  # of whom we do not know yet
     if not hosts:
         settled, actions = settle(asking, {}, event.at_s)
         return settled, (*sweep, *actions)
-    return asking, (*sweep, Ask(hosts, ask_s))
+    return asking, (*sweep, st.Ask(hosts, ask_s))
 
 
 # -- ending, and being asked to ---------------------------------------------------------------
 
 
-def _end(state: State, at_s: float, told: tuple[Action, ...]) -> Step:
+def _end(state: st.State, at_s: float, told: tuple[st.Action, ...]) -> Step:
     """Let mpirun end its ranks, for a reason that is not theirs."""
-    ending = replace(state, phase=Phase.ENDING, ended_by_us=True, deadline_s=at_s + END_S)
-    return ending, (*told, Signal(signal.SIGTERM))
+    ending = replace(state, phase=st.Phase.ENDING, ended_by_us=True, deadline_s=at_s + END_S)
+    return ending, (*told, st.Signal(signal.SIGTERM))
 
 
-def _lost(state: State, event: Lost) -> Step:
+def _lost(state: st.State, event: st.Lost) -> Step:
     """mpirun ends its ranks by itself when it says so; it gets as long as if we had asked."""
     lost = _host_named(state, event.host)
-    if state.phase is not Phase.RUNNING or lost not in [m.host for m in state.running]:
+    if state.phase is not st.Phase.RUNNING or lost not in [m.host for m in state.running]:
         return state, ()
-    ending = replace(state, phase=Phase.ENDING, lost=lost, deadline_s=event.at_s + END_S)
-    asks = () if event.said else (Signal(signal.SIGTERM),)
-    return ending, (Say(f"{event.host} is lost; ending the ranks on all hosts"), *asks)
+    ending = replace(state, phase=st.Phase.ENDING, lost=lost, deadline_s=event.at_s + END_S)
+    asks = () if event.said else (st.Signal(signal.SIGTERM),)
+    return ending, (st.Say(f"{event.host} is lost; ending the ranks on all hosts"), *asks)
 
 
-def _asked(state: State, event: Asked) -> Step:
+def _asked(state: st.State, event: st.Asked) -> Step:
     grace_s = state.settings.grace_s
-    if state.phase in (Phase.WAITING, Phase.ASKING):
+    if state.phase in (st.Phase.WAITING, st.Phase.ASKING):
         return done(state, exit_codes.STOPPED, None)
-    if state.phase is Phase.LEAVING:  # again: now everyone
+    if state.phase is st.Phase.LEAVING:  # again: now everyone
         return replace(state, deadline_s=event.at_s), ()
-    leaving = replace(state, phase=Phase.LEAVING, asked=True, killed=False)
-    if state.phase is Phase.ENDING:
+    leaving = replace(state, phase=st.Phase.LEAVING, asked=True, killed=False)
+    if state.phase is st.Phase.ENDING:
         return replace(leaving, deadline_s=event.at_s + min(END_S, grace_s)), ()
     leaving = replace(leaving, deadline_s=event.at_s + LEADER_SHARE * grace_s)
-    return leaving, (TellRanks(tuple(m.host for m in state.running)),)
+    return leaving, (st.TellRanks(tuple(m.host for m in state.running)),)
 
 
-def _tick(state: State, at_s: float) -> Step:
-    if state.phase is Phase.WAITING:
+def _tick(state: st.State, at_s: float) -> Step:
+    if state.phase is st.Phase.WAITING:
         if at_s >= state.wait_until_s:
             return give_up(state, _who_is_missing(wanted_hosts(state), state.ready, state.stuck, state.lost))
         return look(state, at_s)
-    if state.phase is Phase.RUNNING and state.admit_at_s is not None and at_s >= state.admit_at_s:
+    if state.phase is st.Phase.RUNNING and state.admit_at_s is not None and at_s >= state.admit_at_s:
         known = {m.host for m in state.running}
         come = ", ".join(m.host for m in there(state) if m.host not in known)
-        return _end(state, at_s, (Say(f"{come} joins; restarting the ranks on all hosts"),))
+        return _end(state, at_s, (st.Say(f"{come} joins; restarting the ranks on all hosts"),))
     if state.deadline_s is None or at_s < state.deadline_s:
         return state, ()
-    if state.phase is Phase.ASKING:
+    if state.phase is st.Phase.ASKING:
         return settle(state, {}, at_s)
-    if state.phase is Phase.LEAVING and not state.killed:
+    if state.phase is st.Phase.LEAVING and not state.killed:
         again = replace(state, killed=True, deadline_s=at_s + END_S)
-        return again, (Signal(signal.SIGTERM),)
-    if state.phase in (Phase.ENDING, Phase.LEAVING):
+        return again, (st.Signal(signal.SIGTERM),)
+    if state.phase in (st.Phase.ENDING, st.Phase.LEAVING):
         killed = replace(state, killed=True, deadline_s=at_s + 1.0)
-        return killed, (Say("mpirun has not ended its ranks; killing it"), Signal(signal.SIGKILL))
+        return killed, (st.Say("mpirun has not ended its ranks; killing it"), st.Signal(signal.SIGKILL))
     return state, ()
 
 
-def _host_named(state: State, name: str | None) -> str | None:
+def _host_named(state: st.State, name: str | None) -> str | None:
     """The host as the list has it: mpirun may have cut its domain off."""
     if name is None:
         return None
@@ -204,7 +182,7 @@ LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
 MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
 
 
-def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
+def settle(state: st.State, missing: dict[str, str], at_s: float) -> Step:
     """The hosts have been asked: now it is known what the end of mpirun meant."""
     last, running = state.last, {m.host for m in state.running}
     if last is None:
@@ -219,11 +197,11 @@ def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
     state = replace(state, stuck=missing)
     if missing:
         state = _count_early(state, at_s, f"lost {', '.join(missing)}")
-        if state.phase is Phase.DONE:
+        if state.phase is st.Phase.DONE:
             return state, ()
         text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
         state, actions = wait(state, at_s, state.settings.rejoin_s, *missing)
-        return state, (Say(f"{text}; start {state.starts} ended; this costs no restart"), *actions)
+        return state, (st.Say(f"{text}; start {state.starts} ended; this costs no restart"), *actions)
     if state.ended_by_us or left:
         return wait(state, at_s, state.settings.rejoin_s)
     if is_unreached:
@@ -231,7 +209,7 @@ def settle(state: State, missing: dict[str, str], at_s: float) -> Step:
     return _failed(state, last, at_s)
 
 
-def _unreached(state: State, last: Exited, at_s: float) -> Step:
+def _unreached(state: st.State, last: st.Exited, at_s: float) -> Step:
     """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
     settings, since_s = state.settings, state.troubles_from_s
     since_s = at_s if since_s is None else since_s
@@ -240,15 +218,15 @@ def _unreached(state: State, last: Exited, at_s: float) -> Step:
     where = f" on {said.unreached}" if said.unreached else ""
     text = f"mpirun could not start its daemon{where}: {said.words}"
     state = _count_early(state, at_s, text)
-    if state.phase is Phase.DONE or left_s <= 0:
-        return (state, ()) if state.phase is Phase.DONE else give_up(state, text)
+    if state.phase is st.Phase.DONE or left_s <= 0:
+        return (state, ()) if state.phase is st.Phase.DONE else give_up(state, text)
     state = replace(state, troubles_from_s=since_s, check_keys=True)
     hosts = tuple(m.host for m in state.members)
     state, actions = wait(state, at_s, left_s, *hosts)
-    return state, (Say(f"{text}; waiting until all hosts accept the job's key"), *actions)
+    return state, (st.Say(f"{text}; waiting until all hosts accept the job's key"), *actions)
 
 
-def _count_early(state: State, at_s: float, why: str) -> State:
+def _count_early(state: st.State, at_s: float, why: str) -> st.State:
     """What costs no budget must not go on for ever."""
     early = state.early + 1 if at_s - state.started_s < EARLY_S else 0
     state = replace(state, early=early)
@@ -257,7 +235,7 @@ def _count_early(state: State, at_s: float, why: str) -> State:
     return state
 
 
-def _failed(state: State, last: Exited, at_s: float) -> Step:
+def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
     """Ranks failed by themselves: this costs the budget, unless to start again is in vain."""
     settings = state.settings
     is_early = at_s - state.started_s < timeouts.START_S
@@ -272,11 +250,11 @@ def _failed(state: State, last: Exited, at_s: float) -> Step:
         told = why or (spent if settings.max_restarts else None)  # who allows no restart needs no reason
         reason = f"not restarted, because {told}" if told else None
         state, _ = done(state, code_of(last), failure_note(last, reason))
-        return state, (Say(f"{text}; {reason}" if reason else text),)
+        return state, (st.Say(f"{text}; {reason}" if reason else text),)
     state = replace(state, failures_s=(*recent, at_s), before=record if is_early else None, troubles_from_s=None)
     count = f"restart {len(recent) + 1} of {settings.max_restarts}"
     state, actions = wait(state, at_s, settings.rejoin_s)
-    return state, (Say(f"{text}; {count}"), *actions)
+    return state, (st.Say(f"{text}; {count}"), *actions)
 
 
 # -- ends of mpirun in words -------------------------------------------------------------------
@@ -286,7 +264,7 @@ _SHOWN = 8  # hosts that one sentence names
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
 
 
-def _how_it_ended(last: Exited) -> str:
+def _how_it_ended(last: st.Exited) -> str:
     """How it ended, for the log."""
     said = last.said
     who = "mpirun" if said.rank is None else f"rank {said.rank}"
@@ -296,7 +274,7 @@ def _how_it_ended(last: Exited) -> str:
     return f"{who} ended with exit code {_code(last)}{where}"
 
 
-def _located(last: Exited, hosts: Sequence[Member]) -> Exited:
+def _located(last: st.Exited, hosts: Sequence[Member]) -> st.Exited:
     """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
     rank = last.said.rank
     if rank is None or last.said.host is not None:
@@ -310,7 +288,7 @@ def _located(last: Exited, hosts: Sequence[Member]) -> Exited:
     return last
 
 
-def failure_note(last: Exited, why_not_again: str | None) -> dict[str, object]:
+def failure_note(last: st.Exited, why_not_again: str | None) -> dict[str, object]:
     """What PID 1 is told."""
     said = last.said
     return {
@@ -323,12 +301,12 @@ def failure_note(last: Exited, why_not_again: str | None) -> dict[str, object]:
     }
 
 
-def code_of(last: Exited) -> int:
+def code_of(last: st.Exited) -> int:
     """The exit code that says it: the first failed rank's own."""
     return exit_codes.of_signal(last.said.signal) if last.said.signal is not None else _code(last)
 
 
-def _record_of(last: Exited, attempt: int) -> FailureRecord:
+def _record_of(last: st.Exited, attempt: int) -> FailureRecord:
     """This end for the retry policy; an error of the code counts before what it has done to other ranks."""
     lines = [_TAG.sub("", line, count=1) for line in last.lines]
     of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
@@ -354,21 +332,21 @@ def _who_is_missing(
     return f"{what}{len(expected) - len(absent)} of {counted(len(expected), 'host')} ready; missing: {shown}"
 
 
-def _code(last: Exited) -> int:
+def _code(last: st.Exited) -> int:
     return last.code if last.said.exit_code is None else last.said.exit_code
 
 
 # -- waiting for hosts, starting on them, and the end ------------------------------------------
 
 
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
+Step: TypeAlias = tuple[st.State, tuple[st.Action, ...]]
 
 
-def wait(state: State, at_s: float, limit_s: float, *afresh: str) -> Step:
+def wait(state: st.State, at_s: float, limit_s: float, *afresh: str) -> Step:
     """Wait for hosts until `limit_s` from now; `afresh` are those to be looked at again."""
     waiting = replace(
         state,
-        phase=Phase.WAITING,
+        phase=st.Phase.WAITING,
         ready=state.ready - set(afresh),
         running=(),
         wait_until_s=at_s + limit_s,
@@ -379,18 +357,18 @@ def wait(state: State, at_s: float, limit_s: float, *afresh: str) -> Step:
         killed=False,
     )
     waiting, actions = look(waiting, at_s)
-    if waiting.phase is Phase.WAITING or afresh:  # who is gone on without has to come by himself, too
-        return waiting, (Await(state.members, afresh, state.check_keys), *actions)
+    if waiting.phase is st.Phase.WAITING or afresh:  # who is gone on without has to come by himself, too
+        return waiting, (st.Await(state.members, afresh, state.check_keys), *actions)
     return waiting, actions
 
 
-def look(state: State, at_s: float) -> Step:
+def look(state: st.State, at_s: float) -> Step:
     """Start when all are there, or enough of them for long enough; interrupt a job that others could join."""
-    if state.phase is Phase.RUNNING and state.settings.follows:
+    if state.phase is st.Phase.RUNNING and state.settings.follows:
         return replace(state, running=there(state)), ()
-    if state.phase is Phase.RUNNING:
+    if state.phase is st.Phase.RUNNING:
         return state if state.draining else _newcomers(state, at_s), ()
-    if state.phase is not Phase.WAITING:
+    if state.phase is not st.Phase.WAITING:
         return state, ()
     ready = there(state)
     if len(ready) == len(wanted_hosts(state)) and (ready or not state.settings.has_list):
@@ -406,34 +384,34 @@ def look(state: State, at_s: float) -> Step:
     return replace(state, shrink_from_s=since_s), ()
 
 
-def patience_s(state: State) -> float:
+def patience_s(state: st.State) -> float:
     """How long to wait for more hosts than the minimum; at first others are just coming, too."""
     settings = state.settings
     return settings.shrink_s if state.starts else max(settings.shrink_s, settings.gather_s)
 
 
-def least_hosts(state: State) -> int | None:
+def least_hosts(state: st.State) -> int | None:
     """With how many hosts the job may start; None: with all."""
     settings = state.settings
     return settings.min_hosts if state.starts or settings.first_hosts is None else settings.first_hosts
 
 
-def wanted_hosts(state: State) -> tuple[Member, ...]:
+def wanted_hosts(state: st.State) -> tuple[Member, ...]:
     """The hosts that the job is for; more of them stay in reserve."""
     return state.members[: state.settings.max_hosts]
 
 
-def there(state: State) -> tuple[Member, ...]:
+def there(state: st.State) -> tuple[Member, ...]:
     """Who could run the job: of those that are ready the first, so that ranks keep their order."""
     found = tuple(member for member in state.members if member.host in state.ready)
     return found[: state.settings.max_hosts]
 
 
-def _start(state: State, members: tuple[Member, ...], at_s: float) -> Step:
+def _start(state: st.State, members: tuple[Member, ...], at_s: float) -> Step:
     number = state.starts + 1
     running = replace(
         state,
-        phase=Phase.RUNNING,
+        phase=st.Phase.RUNNING,
         running=members,
         starts=number,
         started_s=at_s,
@@ -442,15 +420,15 @@ def _start(state: State, members: tuple[Member, ...], at_s: float) -> Step:
         shrink_from_s=None,
         last=None,
     )
-    told: tuple[Action, ...] = ()
+    told: tuple[st.Action, ...] = ()
     missing = len(wanted_hosts(state)) - len(members)
     if missing:
         absent = ", ".join(m.host for m in wanted_hosts(state) if m not in members)
-        told = (Say(f"going on with {len(members)} of {len(members) + missing} hosts, without {absent}"),)
-    return running, (*told, Start(members, number))
+        told = (st.Say(f"going on with {len(members)} of {len(members) + missing} hosts, without {absent}"),)
+    return running, (*told, st.Start(members, number))
 
 
-def _newcomers(state: State, at_s: float) -> State:
+def _newcomers(state: st.State, at_s: float) -> st.State:
     """Whether hosts are ready that would be in the job if it started now; then when to let them in."""
     would_be = there(state)
     known = {m.host for m in state.running}
@@ -460,7 +438,7 @@ def _newcomers(state: State, at_s: float) -> State:
     return state if state.admit_at_s is not None else replace(state, admit_at_s=at_s + state.settings.gather_s)
 
 
-def give_up(state: State, text: str) -> Step:
+def give_up(state: st.State, text: str) -> Step:
     """End because hosts are missing."""
     return done(
         state,
@@ -469,6 +447,6 @@ def give_up(state: State, text: str) -> Step:
     )
 
 
-def done(state: State, code: int, failure: dict[str, object] | None) -> Step:
+def done(state: st.State, code: int, failure: dict[str, object] | None) -> Step:
     """End with this code, and with the failure that the termination message tells."""
-    return replace(state, phase=Phase.DONE, deadline_s=None, end=End(code=code, failure=failure)), ()
+    return replace(state, phase=st.Phase.DONE, deadline_s=None, end=st.End(code=code, failure=failure)), ()

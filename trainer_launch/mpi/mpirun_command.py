@@ -34,13 +34,7 @@ class Ground:
     is_root: bool
 
 
-def command(
-    spec: Spec,
-    typed: Typed,
-    dialect: Dialect,
-    env: Mapping[str, str],
-    ground: Ground,
-) -> Command:
+def command(spec: Spec, typed: Typed, dialect: Dialect, env: Mapping[str, str], ground: Ground) -> Command:
     """mpirun on the hosts that are there."""
     hosts = ground.hosts
     number = ranks(typed.number, hosts, ground.everyone)

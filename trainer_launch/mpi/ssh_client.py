@@ -6,6 +6,7 @@ that both sides know each other, and nobody in between can pretend to be either.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pwd
@@ -33,8 +34,6 @@ INSECURE = (
 )
 _PASSWD = "/etc/passwd"
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
-
-
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
@@ -43,34 +42,19 @@ AGENT = "trainer-launch-ssh"
 _ENDER = "trainer-launch-end-sessions"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
     """Where the files of one pod's ssh are, all in one private folder."""
 
-    folder: str
-    key: str  # the job's private key, 0600
-    authorized: str  # the one key that opens this pod
-    known_hosts: str  # the one key that every pod has to show
-    client: str  # the configuration of ssh
-    server: str  # the configuration of sshd
-    bin: str  # to be put into PATH, so that the programs are found by their names
-    agent: str  # a program that is `ssh` with this configuration, for plm_rsh_agent and -launcher-exec
-    ender: str  # a program that ends what other sessions of this pod have started; on workers
-
-
-def files_in(folder: str) -> Files:
-    """The files of a folder."""
-    return Files(
-        folder=folder,
-        key=f"{folder}/job_key",
-        authorized=f"{folder}/authorized_keys",
-        known_hosts=f"{folder}/known_hosts",
-        client=f"{folder}/ssh_config",
-        server=f"{folder}/sshd_config",
-        bin=f"{folder}/bin",
-        agent=f"{folder}/bin/{AGENT}",
-        ender=f"{folder}/bin/{_ENDER}",
-    )
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.key = f"{folder}/job_key"  # the job's private key, 0600
+        self.authorized = f"{folder}/authorized_keys"  # the one key that opens this pod
+        self.known_hosts = f"{folder}/known_hosts"  # the one key that every pod has to show
+        self.client = f"{folder}/ssh_config"
+        self.server = f"{folder}/sshd_config"
+        self.bin = f"{folder}/bin"  # to be put into PATH, so that the programs are found by their names
+        self.agent = f"{self.bin}/{AGENT}"  # is `ssh` so configured, for plm_rsh_agent and -launcher-exec
+        self.ender = f"{self.bin}/{_ENDER}"  # ends what other sessions of this pod have started; on workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,31 +122,23 @@ def find(name: str, path: str | None) -> str:
     return os.path.abspath(found)
 
 
-def user() -> pwd.struct_passwd | None:
-    """Who we are by /etc/passwd, None: it does not know us."""
-    try:
-        return pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return None
-
-
 def check_user() -> pwd.struct_passwd:
     """Who we are. A uid that OpenShift made up is entered in /etc/passwd where the image lets group 0 write to it.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
     """
-    found = user()
-    if found is None and _enter_user():
-        found = user()
-    if found is None:
-        uid = os.geteuid()
-        raise UsageError(
-            f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one: add a user to "
-            f"the image (useradd -u {uid} …), let its group 0 write to {_PASSWD}, so that one is added here (chmod "
-            f"g+w, as OpenShift's images have it), or let runAsUser be one that it has, such as mpiuser's 1000"
-        )
-    return found
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid)
+    if _enter_user():
+        with contextlib.suppress(KeyError):
+            return pwd.getpwuid(uid)
+    raise UsageError(
+        f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one: add a user to "
+        f"the image (useradd -u {uid} …), let its group 0 write to {_PASSWD}, so that one is added here (chmod "
+        f"g+w, as OpenShift's images have it), or let runAsUser be one that it has, such as mpiuser's 1000"
+    )
 
 
 def _enter_user() -> bool:
@@ -207,7 +183,7 @@ def made(folder: str) -> Files:
     """
     if any(c in folder for c in _UNFIT):
         raise UsageError(f'the temporary folder {folder!r} has one of % " \\ $ in its name; set TMPDIR to another')
-    files = files_in(folder)
+    files = Files(folder)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)
@@ -218,11 +194,7 @@ def made(folder: str) -> Files:
 
 
 def write(path: str, text: str | bytes, *, mode: int = 0o600, what: str = "") -> None:
-    """Write a new file that is ours alone; `what` begins the error.
-
-    Raises:
-        NodeError: it cannot be written.
-    """
+    """Write a new file that is ours alone; `what` begins the error. Raises NodeError: it cannot be written."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, mode), "wb") as file:
@@ -291,7 +263,6 @@ def quoted(text: str) -> str:
 _NAMES = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")  # the last: the Secret mounted as it is
 _AUTHORIZED = "authorized_keys"
 _MAX_BYTES = 65_536
-# for ssh-keygen, which takes milliseconds
 _PUBLIC = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
 
 
@@ -304,11 +275,7 @@ class Key:
 
 
 def key_folder(job: Job) -> str:
-    """Where the job's key is mounted.
-
-    Raises:
-        UsageError: nobody told, and it is at none of the usual places.
-    """
+    """Where the job's key is mounted. Raises UsageError: nobody told, and it is at none of the usual places."""
     folder = job.details.get("ssh_dir")
     if isinstance(folder, str):
         return folder

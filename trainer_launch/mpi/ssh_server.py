@@ -78,12 +78,7 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
     env = {**handed.env, "PATH": path, **_NO_RC_FILES}
     text = configuration(
-        files,
-        port=reach.port,
-        addresses=addresses,
-        user=me.pw_name,
-        is_root=is_root,
-        log_level=log_level,
+        files, port=reach.port, addresses=addresses, user=me.pw_name, is_root=is_root, log_level=log_level
     )
     ssh_client.write(files.server, text + set_env(env))
     argv = (program, "-D", "-e", "-f", files.server)
@@ -187,11 +182,7 @@ def _check_account(name: str, shell: str, *, is_root: bool) -> None:
 
 
 def check_capabilities(status: bytes) -> None:
-    """Find in the text of /proc/self/status what sshd needs as root.
-
-    Raises:
-        UsageError: a capability is missing.
-    """
+    """Find in the text of /proc/self/status what sshd needs as root. Raises UsageError: a capability is missing."""
     effective = _effective(status)
     missing = [] if effective is None else [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
     if missing:

@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterable
 
 from trainer_launch.host import process_tree
 from trainer_launch.host.process_tree import Entry
+from trainer_launch.model.units import grouped
 
 SSHD = frozenset(("sshd", "sshd-session", "sshd-auth"))
-
-
 GRACE_S = 3.0  # from SIGTERM to SIGKILL, for what a lost session has left
 LOOK_EVERY_S = 1.0
 _KILL_S = 2.0  # for SIGKILL to be seen
@@ -76,9 +75,7 @@ def others_than(asker: int, entries: Collection[Entry]) -> tuple[Entry, ...]:
 
 def below(pids: Collection[int], entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """All descendants of these processes."""
-    children: dict[int, list[Entry]] = {}
-    for entry in entries:
-        children.setdefault(entry.parent, []).append(entry)
+    children = grouped((entry.parent, entry) for entry in entries)
     found, queue = [], list(pids)
     while queue:
         next_ones = children.get(queue.pop(), [])

@@ -10,15 +10,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timezone
 from queue import Empty, Queue
 from typing import Any, TypeAlias
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Exit, Outcome
+from trainer_launch.model import Exit, Outcome, goodput
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.goodput import Kind
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import events as ev
@@ -135,6 +137,7 @@ EVENTS = (
     "spawn_failed",
     "exited",
     "hung",
+    "incident",
     "signal",
     "stopping",
     "restarting",
@@ -142,14 +145,17 @@ EVENTS = (
     "generation_ended",
     "workers_started",
     "worker_failed",
+    "straggler",
     "coordinator",
     "coordinator_away",
     "given_up",
     "progress",
+    "goodput",
     "warning",
     "finished",
 )
 
+PHASE = "phase"  # what the node does now, for its goodput: told to a rehearsal, no event
 Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"
 Event: TypeAlias = tuple[str, Mapping[str, Value]]
 
@@ -189,6 +195,12 @@ def of_progress(latest: Progress) -> Event:
     }
 
 
+def of_goodput(seconds: Mapping[Kind, float]) -> dict[str, Value]:
+    """What the wall time was spent on."""
+    each = {kind.value: round(one_s, 3) for kind, one_s in seconds.items() if one_s >= 0.001}
+    return {"goodput_ratio": round(goodput.ratio(seconds), 4), "goodput_seconds": each}
+
+
 def of_outcome(outcome: Outcome) -> Event:
     """The last line."""
     failure, code = outcome.failure, ends.exit_code(outcome)
@@ -206,6 +218,7 @@ def of_outcome(outcome: Outcome) -> Event:
         "seconds": round(outcome.took_s, 3),
         "attempt": outcome.attempt,
         "survivors": len(outcome.survivors),
+        **({} if outcome.spent_s is None else of_goodput(goodput.read(outcome.spent_s))),
     }
     return "finished", values
 
@@ -292,6 +305,8 @@ class Standing:
     nodes: int | None = None
     restarts: int | None = None  # of workers; the job's, where the nodes meet at our coordinator
     workers: int | None = None  # started on this node
+    incident: str | None = None  # the last one, in a sentence
+    incident_id: str | None = None
 
 
 class Tail:
@@ -334,7 +349,9 @@ def stand(told: Sequence[News]) -> Standing:
         name, values = one.event
         if name in ("generation_formed", "workers_started"):
             latest.update({key: value for key, value in values.items() if type(value) is int and abs(value) < _BIG})
-    return Standing(**{name: latest.get(name) for name in ("generation", "nodes", "restarts", "workers")})
+        elif name == "incident":
+            latest.update({"incident": str(values.get("text")), "incident_id": values.get("id")})
+    return Standing(**{one.name: latest.get(one.name) for one in fields(Standing)})
 
 
 def _read(path: str, offset: int) -> bytes:
@@ -361,7 +378,12 @@ def _parse(text: bytes) -> News | None:
         name, time_s = str(values.pop("event")), float(values.pop("time_s"))
     except MALFORMED:
         return None
-    if name not in EVENTS or not 0 <= time_s <= _LATEST_S or len(values) > _MAX_FIELDS or not _are_flat(values):
+    if (
+        name not in (*EVENTS, PHASE)
+        or not 0 <= time_s <= _LATEST_S
+        or len(values) > _MAX_FIELDS
+        or not _are_flat(values)
+    ):
         return None
     return News(time_s, (name, values))
 

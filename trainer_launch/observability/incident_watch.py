@@ -4,55 +4,28 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from trainer_launch.host import process_tree
-from trainer_launch.model import Plan
-from trainer_launch.model.collectives import RankState, Recorded
+from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.settings import Settings, flag_of
+from trainer_launch.planning.engines import torchrun
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.supervisor.incident_bundle import DEFAULT, NOWHERE
+from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.supervisor.hang_watch import AnyCollector, Watch
+    from trainer_launch.pytorch.group_incidents import GroupIncidents
+    from trainer_launch.supervisor.hang_watch import Watch
     from trainer_launch.supervisor.incident_collection import Collected, Collector
-    from trainer_launch.supervisor.worker_samples import Place, Sources
+    from trainer_launch.supervisor.worker_samples import Sources
 
 AUTO, OFF = "auto", "off"
 _LONGEST_S = 604_800.0  # a hang's limit
 _log = logging.getLogger(__name__)
-
-
-class AnyGroup(Protocol):
-    """Who knows the workers of a generation; a worker group is it."""
-
-    def question(self, folder: str | None) -> int:
-        """Ask all; the number of the question."""
-
-    def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
-        """What they have answered in time, by process."""
-
-    def how_far(self) -> Mapping[str, int]:
-        """How many collectives each has entered and ended."""
-
-    def answered(self, name: str) -> int:
-        """Bytes that a worker has written to answer."""
-
-    def place_of(self, name: str) -> Place | None:
-        """Which worker a process is."""
-
-    def ended(self) -> Sequence[RankState]:
-        """Ranks without a process."""
-
-    def generation(self) -> int:
-        """The present one's number."""
-
-    def tell_ranks(self, collected: Collected) -> None:
-        """Have all nodes asked."""
 
 
 def place_of(settings: Settings) -> str | None:
@@ -97,99 +70,114 @@ def check(settings: Settings) -> None:
         seconds_of("hang_report_after", settings.hang_report_after)
 
 
-def sources_of(
-    settings: Settings,
-    request: Request,
-    plan: Plan,
-    system: System,
-    group: AnyGroup | None = None,
-) -> Sources:
-    """Where signs of life come from."""
-    from trainer_launch.planning.engines import torchrun
-    from trainer_launch.supervisor.worker_samples import Sources
+class Incidents:
+    """What one run collects, and who watches it; each is made when it is first needed."""
 
-    found = Sources(
-        pids=system.pids,
-        heard=system.heard,
-        run_dir=request.scratch,
-        progress_file=settings.progress_file,
-        below_torchrun=plan.engine == torchrun.NAME,
-    )
-    if group is None:
-        return found
-    return replace(found, place_of=group.place_of, how_far=group.how_far, answered=group.answered)
+    def __init__(
+        self, settings: Settings, request: Request, plan: Plan, system: System, group: GroupIncidents | None = None
+    ) -> None:
+        self._settings, self._request, self._plan, self._system = settings, request, plan, system
+        self._group = group
 
+    @cached_property
+    def _sources(self) -> Sources:
+        """Where signs of life come from."""
+        from trainer_launch.supervisor.worker_samples import Sources
 
-def collector(
-    settings: Settings,
-    request: Request,
-    plan: Plan,
-    system: System,
-    sources: Sources,
-    group: AnyGroup | None = None,
-) -> Collector | None:
-    """What collects a run's incidents; None: nobody wants them."""
-    place = place_of(settings)
-    if place is None or not process_tree.readable():
-        return None
-    from trainer_launch.supervisor import incident_collection as collection
-    from trainer_launch.supervisor.worker_samples import Workers
-
-    about = collection.About(
-        place=place,
-        job="" if plan.membership is None else plan.membership.job,
-        host=request.host.hostname,
-        node_rank=request.topology.node_rank,
-        env=plan.processes[0].env if plan.workers is None else plan.workers.env,
-    )
-    asked = collection.Sources(workers=Workers(replace(sources, how_far=dict)), last_lines=system.last_lines)
-    if group is not None:
-        asked = replace(
-            asked,
-            question=group.question,
-            answers=group.answers,
-            ended=group.ended,
-            generation=group.generation,
+        group, system = self._group, self._system
+        found = Sources(
+            pids=system.pids,
+            heard=system.heard,
+            run_dir=self._request.scratch,
+            progress_file=self._settings.progress_file,
+            below_torchrun=self._plan.engine == torchrun.NAME,
         )
-    return collection.Collector(about, asked)
+        if group is None:
+            return found
+        return replace(found, place_of=group.place_of, how_far=group.how_far, answered=group.answered)
 
+    @cached_property
+    def collector(self) -> Collector | None:
+        """What collects; None: nobody wants that, or this machine does not show processes."""
+        place = place_of(self._settings)
+        if place is None or not process_tree.readable():
+            return None
+        from trainer_launch.supervisor import incident_collection as collection
+        from trainer_launch.supervisor.worker_samples import Workers
 
-def watch(
-    settings: Settings,
-    request: Request,
-    system: System,
-    sources: Sources,
-    collects: AnyCollector | None = None,
-    group: AnyGroup | None = None,
-) -> Watch | None:
-    """Watch the workers for hangs, where somebody wants that and this machine shows processes."""
-    check(settings)
-    reports = settings.hang_report_after != OFF and collects is not None and group is not None
-    if settings.hang_timeout is None and not reports:
-        return None
-    if not process_tree.readable():
-        if settings.hang_timeout is not None:
-            _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
-        return None
-    from trainer_launch.supervisor.hang_detection import Rules
-    from trainer_launch.supervisor.hang_watch import Watch, Watched
-    from trainer_launch.supervisor.worker_samples import Workers
-
-    job, nodes = request.job, request.topology.nodes
-    # What an MPI launcher starts and an MPI worker waits for is not below us.
-    works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
-
-    def rules(name: str, text: str | None) -> Rules | None:
-        return (
-            None if text is None or text == OFF else Rules(timeout_s=seconds_of(name, text), weak_signs=works_here)
+        request, plan, group = self._request, self._plan, self._group
+        about = collection.About(
+            place=place,
+            job="" if plan.membership is None else plan.membership.job,
+            host=request.host.hostname,
+            node_rank=request.topology.node_rank,
+            env=plan.processes[0].env if plan.workers is None else plan.workers.env,
+            run_dir=request.scratch,
         )
+        workers = Workers(replace(self._sources, how_far=dict))
+        asked = collection.Sources(workers=workers, last_lines=self._system.last_lines, is_group=group is not None)
+        if group is not None:
+            asked = replace(
+                asked,
+                question=group.question,
+                answers=group.answers,
+                ended=group.ended,
+                generation=group.generation,
+            )
+        return collection.Collector(about, asked)
 
-    watched = Watched(
-        rules=rules("hang_timeout", settings.hang_timeout),
-        report=rules("hang_report_after", settings.hang_report_after) if reports else None,
-        alone=nodes is not None and nodes.max == 1,
-    )
-    workers, now_s = Workers(sources), system.now()
-    if group is None:
-        return Watch(watched, workers, now_s, collects)
-    return Watch(watched, workers, now_s, collects, group.tell_ranks)
+    def watch(self) -> Watch | None:
+        """Watch the workers for hangs, where somebody wants that and this machine shows processes."""
+        settings, group = self._settings, self._group
+        check(settings)
+        is_torch = group is not None or self._plan.engine == torchrun.NAME
+        asks = settings.hang_report_after != OFF and (is_torch or "hang_report_after" in settings.model_fields_set)
+        if settings.hang_timeout is None and not asks:
+            return None
+        if not process_tree.readable():
+            if settings.hang_timeout is not None:
+                _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
+            return None
+        reports = asks and self.collector is not None
+        if settings.hang_timeout is None and not reports:
+            return None
+        from trainer_launch.supervisor.hang_detection import Rules
+        from trainer_launch.supervisor.hang_watch import Watch, Watched
+        from trainer_launch.supervisor.worker_samples import Workers
+
+        job, nodes = self._request.job, self._request.topology.nodes
+        # What an MPI launcher starts and an MPI worker waits for is not below us.
+        works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
+
+        def rules(name: str, text: str | None) -> Rules | None:
+            is_off = text is None or text == OFF
+            return None if is_off else Rules(timeout_s=seconds_of(name, text or ""), weak_signs=works_here)
+
+        watched = Watched(
+            rules=rules("hang_timeout", settings.hang_timeout),
+            report=rules("hang_report_after", settings.hang_report_after) if reports else None,
+            alone=nodes is not None and nodes.max == 1,
+            explained=group is not None and self.collector is not None,
+        )
+        tell = self._warn if group is None else group.tell_ranks
+        return Watch(watched, Workers(self._sources), self._system.now(), self.collector, tell)
+
+    def failed(self, failure: Failure, process: str) -> None:
+        """A program has failed, and what it has started is still there."""
+        if self.collector is not None:
+            self.collector.collect(FAILURE, failure.message, names=(process,))
+
+    def concluded(self, ended: Outcome) -> Outcome:
+        """The run is over: an incident says of its end what the termination message says."""
+        made = self.__dict__.get("collector")
+        if made is not None and ended.failure is not None:
+            made.concluded(ended.failure)
+        if made is not None:
+            made.close()
+        return ended
+
+    def _warn(self, collected: Collected) -> None:
+        """There is no coordinator that could ask other nodes."""
+        _log.warning("suspected hang: %s; collected in %s", collected.incident.sentence, collected.folder or "-")
+        if self.collector is not None:
+            self.collector.tell(collected)

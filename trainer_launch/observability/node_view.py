@@ -12,7 +12,9 @@ from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import json_lines
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.goodput import Ledger
 from trainer_launch.model.json_lines import Bound, Count, Port, Printable
+from trainer_launch.model.stragglers import Lateness
 
 _MAX_BYTES = 262_144
 _Seconds: TypeAlias = Annotated[float, Bound(0, 1e15)]
@@ -44,6 +46,8 @@ class View:
     seats: tuple[_Place, ...] = ()  # where else it may be, when node 0 is gone
     secret_file: Printable | None = None  # where the job's secret is, which the coordinator may ask for
     metrics_port: Count | None = None
+    ledger: Ledger | None = None  # of the goodput; None: it trains nothing
+    stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
 
 
 def write(view: View) -> None:

@@ -22,10 +22,14 @@ from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
 from trainer_launch.model import Endpoint, Outcome, Plan, Verdict
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.goodput import Kind
+from trainer_launch.model.goodput import ratio as goodput_ratio
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.stragglers import Lateness
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.event_log import Journal, Standing
+from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
 from trainer_launch.planning.engines.request import Request
@@ -44,8 +48,9 @@ _LAST_EXITS = 20
 class Observer:
     """The observer of one run."""
 
-    def __init__(self, view: node_view.View) -> None:
-        self.view = view
+    def __init__(self, view: node_view.View, goodput: GoodputKeeper | None = None) -> None:
+        self.view = view = view if goodput is None else replace(view, ledger=goodput.ledger)
+        self.goodput = goodput  # None: what runs here trains nothing
         self._teller: Teller | None = None
         self._poster: Poster | None = None
         self._server: Server | None = None
@@ -59,6 +64,10 @@ class Observer:
         """The same for the coordinator's table: the part that is done, and how long ago that was said."""
         latest = self.latest()
         return None if latest is None else (latest.progress, max(0.0, time.monotonic() - latest.at_s))
+
+    def spent(self) -> Mapping[Kind, float] | None:
+        """Seconds of the wall time up to now, by what they were spent on."""
+        return None if self.goodput is None else self.goodput.totals()
 
     # -- who wants to know --------------------------------------------------------------------
 
@@ -86,7 +95,8 @@ class Observer:
         """This node in Prometheus' words; called by the server's threads."""
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
-        return metrics_text(self.view, event_log.standing(folder), progress.read(folder), **clocks)
+        text = metrics_text(self.view, event_log.standing(folder), progress.read(folder), **clocks)
+        return text if self.goodput is None else text + _of_goodput(self.goodput)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -94,12 +104,14 @@ class Observer:
         """The plan is about to run."""
         if self._teller is not None:
             self._teller.begun(state)
+        self._book(state)
         self._see(state)
 
     def stepped(self, event: ev.Event, before: State, after: State) -> None:
         """Something happened."""
         if self._teller is not None:
             self._teller.stepped(event, before, after)
+        self._book(after, event)
         self._see(after)
 
     def spawned(self, process: str, pid: int) -> None:
@@ -108,6 +120,10 @@ class Observer:
             self._teller.spawned(process, pid)
         others = tuple(entry for entry in self.view.processes if entry[0] != process)
         self._note(processes=(*others, (process, pid)))
+
+    def stragglers(self, ranks: Sequence[Lateness]) -> None:
+        """These of this node's ranks are stragglers now."""
+        self._note(stragglers=tuple(ranks))
 
     def coordinator_said(self, text: str) -> None:
         """The coordinator that this node hosts said something; called by its thread."""
@@ -120,7 +136,7 @@ class Observer:
         end_s = time.monotonic() + _PATIENCE_S
         if self._poster is not None:
             self._poster.close(_PATIENCE_S / 2, succeeded=outcome.verdict is Verdict.SUCCEEDED)
-        self._end_story(max(0.1, end_s - time.monotonic()), outcome)
+        self._end_event_log(max(0.1, end_s - time.monotonic()), outcome)
         self.close()
 
     def refused(self, message: str, code: int) -> None:
@@ -130,15 +146,29 @@ class Observer:
 
     def close(self) -> None:
         """End the threads and give the port back; nothing after `finished`."""
-        self._end_story(_PATIENCE_S, None)
+        self._end_event_log(_PATIENCE_S, None)
         if self._server is not None:
             self._server.close()
             self._server = None
 
-    def _end_story(self, wait_s: float, outcome: Outcome | None) -> None:
+    def _end_event_log(self, wait_s: float, outcome: Outcome | None) -> None:
         teller, self._teller = self._teller, None
         if teller is not None:
             teller.close(wait_s, outcome)
+
+    def _book(self, state: State, event: ev.Event | None = None) -> None:
+        """A worker group keeps the ledger itself: it knows more."""
+        if self.goodput is None:
+            return
+        if state.plan.workers is None:
+            since_s = event.since_s if isinstance(event, ev.Hung) else None
+            self.goodput.enter(kind_of(state), time.monotonic(), since_s)
+        before, now = self.view.ledger, self.goodput.ledger
+        starts_again = (
+            now.kind is Kind.TRAINING and now.has_trained and (before is None or before.kind is not now.kind)
+        )
+        if starts_again and self._teller is not None:
+            self._teller.spent(self.goodput.totals())
 
     def _see(self, state: State) -> None:
         alive = tuple((name, pid) for name, pid in self.view.processes if name in state.alive)
@@ -152,6 +182,7 @@ class Observer:
             exits=exits,
             ended=len(state.exits),
             asked_to_stop_by=state.stop_signal,
+            ledger=None if self.goodput is None else self.goodput.ledger,
         )
 
     def _note(self, **changes: object) -> None:
@@ -200,6 +231,10 @@ class Teller:
         """The coordinator that this node hosts said something."""
         self._journal.add(("coordinator", {"text": text}))
 
+    def spent(self, seconds: Mapping[Kind, float]) -> None:
+        """Workers start again: what the wall time was spent on so far."""
+        self._journal.add(("goodput", event_log.of_goodput(seconds)))
+
     def refused(self, message: str, code: int) -> None:
         """Nothing could be started: the last line."""
         self._journal.add(("finished", {"verdict": "NotStarted", "exit_code": code, "message": message}))
@@ -220,7 +255,7 @@ class _Look:
         self._told: progress.Progress | None = None
 
     def news(self, is_last: bool) -> list[event_log.News]:
-        told = self._tail.read()
+        told = [one for one in self._tail.read() if one.event[0] != event_log.PHASE]
         latest = progress.first(progress.read(self._folder))
         if latest is None or latest == self._told:
             return told
@@ -260,7 +295,7 @@ def _of_node(view: View, now_s: float) -> Iterable[str]:
         "contract": view.contract,
         "engine": view.engine,
         "host": view.host,
-        "node": "" if view.node_rank is None else str(view.node_rank),
+        "node": _number(view.node_rank),
     }
     yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
     phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in Phase]
@@ -280,6 +315,14 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
     yield _gauge("generation", "The job's generation: how many times it was formed.", _one(standing.generation))
     yield _gauge("nodes", "Nodes in the job's generation.", _one(standing.nodes))
     yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
+    late = [({"rank": str(one.rank), "node": _number(one.node)}, one) for one in view.stragglers]
+    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", [(who, 1) for who, _ in late])
+    times = [
+        ({**who, "quantile": part}, seconds)
+        for who, one in late
+        for part, seconds in (("0.5", one.median_s), ("0.95", one.p95_s))
+    ]
+    yield _gauge("straggler_lateness_seconds", "How late a straggler enters collectives, by step.", times)
 
 
 def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
@@ -294,6 +337,20 @@ def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
     yield _gauge("eta_seconds", "Seconds left, as reported.", etas)
     values = [({**labels, "name": name}, value) for one, labels in each for name, value in one.metrics.items()]
     yield _gauge("metric", "A metric of the training, as reported.", values)
+
+
+def _of_goodput(keeper: GoodputKeeper) -> str:
+    seconds = keeper.certain()
+    ratio = _gauge(
+        "goodput_ratio", "Share of the wall time spent on steps that were kept.", [({}, goodput_ratio(seconds))]
+    )
+    samples = [({"phase": kind.value}, round(seconds.get(kind, 0.0), 3)) for kind in Kind]
+    words = "Wall time of the job, up to the workers' last progress, by what it was spent on."
+    return ratio + _family(f"{_PREFIX}goodput_seconds_total", words, "counter", samples)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
 
 
 def _one(value: int | None) -> list[Sample]:
@@ -338,9 +395,11 @@ _MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
 
 
 @contextlib.contextmanager
-def observed(request: Request, plan: Plan, settings: Settings, system: System) -> Iterator[Observer]:
-    """The observer of a run that is about to begin."""
-    observer = Observer(first_view(request, plan))
+def observed(
+    request: Request, plan: Plan, settings: Settings, system: System, goodput: GoodputKeeper | None = None
+) -> Iterator[Observer]:
+    """The observer of a run that is about to begin; without a keeper of its goodput it trains nothing."""
+    observer = Observer(first_view(request, plan), goodput)
     with contextlib.ExitStack() as stack:
         if settings.events == STDOUT:
             observer.write_events(system.print, _started(observer.view, request))

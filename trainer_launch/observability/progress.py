@@ -35,6 +35,10 @@ class Progress:
     progress: Annotated[float, Bound(0, 1)] | None  # 0.0 to 1.0
     eta_s: _Seconds | None
     metrics: Annotated[Mapping[_Metric, _Number], Bound(0, MAX_METRICS)]
+    first_at_s: _Seconds | None = None  # its first report, monotonic
+    first_step: Count | None = None  # the first step that it told
+    checkpoint_s: _Seconds = 0.0  # in checkpoints so far
+    checkpointing: bool = False  # now
 
 
 def read(folder: str) -> tuple[Progress, ...]:

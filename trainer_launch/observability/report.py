@@ -34,6 +34,7 @@ def report(
     progress: float | None = None,
     eta_s: float | None = None,
     metrics: Mapping[str, float] | None = None,
+    checkpointing: bool | None = None,
 ) -> None:
     """Say how far this process is; call it as often as you like, on any rank, from any thread.
 
@@ -45,6 +46,7 @@ def report(
         progress: the part that is done, from 0.0 to 1.0 (not percent).
         eta_s: seconds left, as estimated; below 0 counts as 0.
         metrics: a mapping of names (1 to 64 characters) to numbers; at most 256 entries.
+        checkpointing: True before a checkpoint is saved, False after it; what is between is no training time.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -59,7 +61,9 @@ def report(
     if eta_s is not None:
         eta_s = _number(eta_s, "eta_s")
         eta_s = max(eta_s, 0.0) if math.isfinite(eta_s) else None
-    _reporter.note(step, progress, eta_s, None if metrics is None else _checked(metrics))
+    if checkpointing is not None and not isinstance(checkpointing, bool):
+        raise TypeError(f"checkpointing is a {type(checkpointing).__name__}; expected True or False")
+    _reporter.note(step, progress, eta_s, None if metrics is None else _checked(metrics), checkpointing)
 
 
 def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -119,9 +123,18 @@ class _Reporter:
         self._progress: float | None = None
         self._eta_s: float | None = None
         self._metrics: dict[str, float] = {}
+        self._first_at_s: float | None = None
+        self._first_step: int | None = None
+        self._checkpoint_s = 0.0
+        self._saves_since_s: float | None = None
 
     def note(
-        self, step: int | None, progress: float | None, eta_s: float | None, metrics: dict[str, float] | None
+        self,
+        step: int | None,
+        progress: float | None,
+        eta_s: float | None,
+        metrics: dict[str, float] | None,
+        checkpointing: bool | None = None,
     ) -> None:
         """Take in what was said; write it when it is time, and at once when all is done."""
         with self._lock:
@@ -130,9 +143,13 @@ class _Reporter:
             if self._path is None:
                 return
             self._at_s = time.monotonic()
+            if self._first_at_s is None:
+                self._first_at_s = self._at_s
             ends = progress == 1.0 and self._progress != 1.0
+            turns = checkpointing is not None and self._save(checkpointing)
             if step is not None:
                 self._step = step
+                self._first_step = step if self._first_step is None else self._first_step
             if progress is not None:
                 self._progress = progress
             if eta_s is not None:
@@ -140,7 +157,7 @@ class _Reporter:
             if metrics is not None:
                 self._metrics = metrics
             self._is_held_back = True
-            if self._at_s >= self._due_s or ends:
+            if self._at_s >= self._due_s or ends or turns:
                 self._write()
 
     def flush(self) -> None:
@@ -148,6 +165,15 @@ class _Reporter:
         with self._lock:
             if self._is_held_back:
                 self._write()
+
+    def _save(self, checkpointing: bool) -> bool:
+        """A checkpoint begins or ends; whether that is new."""
+        if checkpointing is (self._saves_since_s is not None):
+            return False
+        if self._saves_since_s is not None:
+            self._checkpoint_s += self._at_s - self._saves_since_s
+        self._saves_since_s = self._at_s if checkpointing else None
+        return True
 
     def _set_up(self) -> None:
         """Learn once who this process is: after a fork it may be somebody else."""
@@ -182,6 +208,10 @@ class _Reporter:
             "progress": self._progress,
             "eta_s": self._eta_s,
             "metrics": self._metrics,
+            "first_at_s": self._first_at_s,
+            "first_step": self._first_step,
+            "checkpoint_s": self._checkpoint_s,
+            "checkpointing": self._saves_since_s is not None,
         }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_launch.model.units import aligned, counted, listed, printable
+from trainer_launch.model import goodput
+from trainer_launch.model.stragglers import Lateness
+from trainer_launch.model.units import aligned, counted, duration, listed, printable
 
 _MOST_ROWS = 200
 _METRICS = 8
@@ -30,10 +32,16 @@ def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None =
     )
     if table["progress"] is not None:
         line += f", {_percent(table['progress'])} done ({duration(table['progress_age_s'] or 0)} ago)"
+    if table.get("goodput"):
+        line += f"\n     goodput {_spent(table['goodput'])}"
     if table["end"]:
         line += f"\n     ended: {printable(table['end'])}"
     if table.get("stall"):
         line += f"\n     no progress, {duration(table['stall_age_s'] or 0)} ago: {printable(table['stall'])}"
+    line += "".join(f"\n     {printable(str(Lateness(**one)))}" for one in table.get("stragglers", ()))
+    line += "".join(
+        f"\n     quarantined: {printable(host)}: {printable(why)}" for host, _, why in table.get("quarantined", ())
+    )
     rows = [("NODE", "HOST", "STATE")]
     for rank, host, word, away_s in table["nodes"]:
         rows.append((_or_dash(rank), printable(host) or "-", _state(word, away_s)))
@@ -41,16 +49,6 @@ def job(table: Mapping[str, Any] | None, problem: str | None, name: str | None =
     more = f"  and {left} more\n" if left > 0 else ""
     shown = "".join(f"  {row}\n" for row in aligned(rows[: _MOST_ROWS + 1]))
     return f"{line}\n{shown}{more}"
-
-
-def duration(seconds: float) -> str:
-    """As a person reads it: 7 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    left = int(seconds)
-    for size, word, small, small_word in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= size:
-            rest = left % size // small
-            return f"{left // size} {word}" + (f" {rest} {small_word}" if rest else "")
-    return f"{left} s"
 
 
 def _launcher(one: Mapping[str, Any], now_s: float) -> str:
@@ -66,6 +64,11 @@ def _launcher(one: Mapping[str, Any], now_s: float) -> str:
     if standing["generation"] is not None:
         workers = counted(standing["workers"] or 0, "worker")
         lines.append(f"member    of generation {standing['generation']}, {workers}")
+    if one.get("goodput"):
+        lines.append(f"goodput   {_spent(one['goodput'])}")
+    if standing["incident"]:
+        where = f"; see trainer-launch incidents show {standing['incident_id']}" if standing["incident_id"] else ""
+        lines.append(f"incident  {printable(standing['incident'])}{printable(where)}")
     lines += [_report(report) for report in one["reports"]] or [_NO_REPORT] * (one["engine"] not in _NO_TRAINING)
     return "\n  ".join(lines) + "\n"
 
@@ -79,9 +82,14 @@ def _report(report: Mapping[str, Any]) -> str:
         words.append(f"{_percent(report['progress'])} done,")
     if report["eta_s"] is not None:
         words.append(f"{duration(report['eta_s'])} left,")
+    words += ["in a checkpoint,"] * report["checkpointing"]
     words.append(f"reported {duration(report['age_s'])} ago")
     words += [f"{printable(name)}={_short(value)}" for name, value in report["metrics"].items()]
     return listed(words, len(words) - len(report["metrics"]) + _METRICS, " ")
+
+
+def _spent(told: Mapping[str, Any]) -> str:
+    return goodput.sentence(goodput.read(told["seconds"]))
 
 
 def _state(word: str, away_s: float | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from trainer_launch.model import Outcome
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Outcome, Verdict, goodput
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability.observer import Observer
@@ -27,13 +30,28 @@ def use_color(settings: Settings) -> bool:
 def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
     """Report how the run ended to the log, the termination message and the observer."""
     ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    if observer.goodput is not None:
+        spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
+        ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})
+        _log.info("goodput: %s", goodput.sentence(spent))
     _log.info("%s", outcome.summary(ended))
     if ended.failure and ended.failure.hint:
         _log.info("what to do: %s", ended.failure.hint)
-    write_last_words(outcome.last_words(ended), settings.termination_log)
+    if not _is_told_below(observer, settings.termination_log):
+        write_last_words(outcome.last_words(ended), settings.termination_log)
     inherited.leave()
     observer.finished(ended)
     return ended
+
+
+def _is_told_below(observer: Observer, path: str) -> bool:
+    """Whether a launcher that a shim started below this one has told its end: it knows the ranks."""
+    begin = b"reason="
+    if observer.view.engine != "plain" or LiveFiles(len(begin)).read(path) != begin:
+        return False
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime >= observer.view.started_s
+    return False
 
 
 def refuse(problem: LaunchError, path: str) -> None:

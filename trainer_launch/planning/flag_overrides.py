@@ -86,6 +86,36 @@ def with_minimum(job: Job, least: int | None) -> Job:
     return replace(changed, world_size=job.world_size if least == job.nodes.max else None)
 
 
+def with_spares(job: Job, asked: int | None, told: NodeRange | None) -> Job:
+    """The job with its spares: beyond a typed number of nodes, otherwise some of the platform's nodes, `told`.
+
+    Raises:
+        UsageError: nobody says how many nodes there are, or too few are left to train.
+    """
+    nodes = job.nodes
+    is_typed = any(fact.field == "nnodes" and fact.origin in (Origin.FLAG, Origin.COMMAND) for fact in job.facts)
+    if asked is None:
+        extra = told.max - nodes.max if told is not None and nodes is not None and is_typed else 0
+        if nodes is None or nodes.max == 1 or extra <= 0:
+            return job
+        fact = Fact(name="spares", value=str(extra), origin=Origin.DEFAULT, field="spares")
+        return replace(job, spares=extra, facts=(*job.facts, fact))
+    if nodes is None:
+        raise UsageError(f"--spares is {asked}, but the number of nodes is unknown; set --nodes")
+    fact = Fact(name="--spares", value=str(asked), origin=Origin.FLAG, field="spares")
+    changed = replace(job, spares=asked, facts=(*job.facts, fact))
+    if is_typed or not asked:
+        return changed
+    low = nodes.min - asked if nodes.fixed is not None else nodes.min
+    if nodes.max - asked < max(1, low):
+        raise UsageError(
+            f"--spares is {asked}, but the platform has {counted(nodes.max, 'node')} (contract {job.contract}); "
+            f"at least {max(1, low)} must train"
+        )
+    changed = replace(changed, nodes=NodeRange(low, nodes.max - asked), world_size=None)
+    return replace(changed, world_size=_world_size(changed))
+
+
 def _sizes(job: Job, given: Mapping[str, str]) -> Job:
     nodes = _parsed(given, "nnodes", value_parsers.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
     nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")

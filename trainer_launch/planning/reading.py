@@ -18,7 +18,8 @@ from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Command, grace_of
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
+from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum, with_spares
+from trainer_launch.planning.wrappers import see_through
 
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -54,7 +55,8 @@ def read(pod: Pod, settings: Settings) -> Reading:
     Raises:
         LaunchError: the command or the contract does not fit.
     """
-    path = pod.env.get("PATH")
+    path, seen = pod.env.get("PATH"), see_through(pod.command)
+    pod = replace(pod, command=seen.command, env={**pod.env, **seen.env})
     command = programs.recognise(pod.command, path) if pod.command else None
     job = _job(pod, settings, command)
     python = command.python if command is not None else ()
@@ -72,11 +74,11 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     """The job as the platform told it, under torchrun's typed options, under our own flags."""
     if settings.ssh_dir is not None:
         pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
-    job = read_job(pod, settings.contract)
+    told = job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
     job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
-    job = with_minimum(job, settings.min_nodes)
+    job = with_minimum(with_spares(job, settings.spares, told.nodes), settings.min_nodes)
     _, warning = grace(settings, command, pod)
     return replace(job, warnings=(*job.warnings, warning)) if warning and not settings.exec else job
 

@@ -27,6 +27,7 @@ def place(job: Job, host: Host) -> Topology:
         is_coordinator=node_rank == 0 if job.is_coordinator is None else job.is_coordinator,
         rendezvous=job.rendezvous,
         max_restarts=job.max_restarts,
+        spares=job.spares,
         facts=(rank_fact, size_fact, coordinator_fact),
     )
 
@@ -57,6 +58,7 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 def _alone(job: Job) -> NodeRange | None:
     """One node, when nothing speaks of others: an index above 0, several processes, a list that leaves them out."""
     others = job.node_rank or job.hostname_index or job.members or job.details.get("sparse")
+    others = others or job.details.get("several_nodes_shown_by")
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
@@ -65,25 +67,26 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
         why = "this pod belongs to another replicatedJob than the trainer's; PET_NODE_RANK is its index there"
         return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
     if job.node_rank is not None:
-        if nodes is not None and job.node_rank >= nodes.max:
+        if nodes is not None and job.node_rank >= nodes.max + job.spares:
+            has = counted(nodes.max, "node") + (f" and {counted(job.spares, 'spare')}" if job.spares else "")
             raise ContractError(
-                f"this node's rank is {job.node_rank} but the job has at most {counted(nodes.max, 'node')}; "
-                f"expected a rank from 0 to {nodes.max - 1} (contract {job.contract})"
+                f"this node's rank is {job.node_rank} but the job has at most {has}; "
+                f"expected a rank from 0 to {nodes.max + job.spares - 1} (contract {job.contract})"
             )
         return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "set by the platform")
     index = job.details.get("completion_index")  # 0 tells nothing until something speaks of nodes
-    if isinstance(index, int) and nodes is not None and nodes.max > 1:
+    if isinstance(index, int) and nodes is not None and nodes.max + job.spares > 1:
         return index, _fact("node_rank", str(index), Origin.ENV, "the pod's completion index")
     behind = job.details.get("rank_behind_workers")
     if isinstance(behind, int):
-        if nodes is not None and behind >= nodes.max:
+        if nodes is not None and behind >= nodes.max + job.spares:
             return None, _fact("node_rank", "none", Origin.ENV, "the Workers already take all nodes of the job")
         return behind, _fact("node_rank", str(behind), Origin.ENV, "the Master's rank follows the Workers' ranks")
     # With parameter servers master 0 and worker 0 have the same index, and Paddle's own launcher gives the ranks.
     if job.hostname_index is not None and job.details.get("mode") != "ps":
         rank = job.hostname_index
         return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "from the host name")
-    if nodes is not None and nodes.max == 1:
+    if nodes is not None and nodes.max + job.spares == 1:
         return 0, _fact("node_rank", "0", Origin.DEFAULT, "the job has one node")
     return None, _fact("node_rank", "unknown", Origin.DEFAULT, "nothing sets it")
 
@@ -111,7 +114,7 @@ def _coordinator(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, Fa
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
         endpoint = job.rendezvous.endpoint
         return endpoint, _fact("coordinator", str(endpoint), Origin.ENV, "the rendezvous endpoint")
-    if nodes is not None and nodes.max == 1:
+    if nodes is not None and nodes.max + job.spares == 1:
         return None, _fact("coordinator", "none", Origin.DEFAULT, "one node needs none")
     if job.members:
         endpoint = Endpoint(job.members[0].host, DEFAULT_PORT)

@@ -11,15 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.cgroup import process_limits as read_limits
+from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.host.network import AdapterPort, Interface, Route
 from trainer_launch.model import Host, Job, Topology
 from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
@@ -38,6 +39,8 @@ _HOSTS_FILE = "etc/hosts"
 _HOSTS_BYTES = 1 << 20
 _NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None, ephemeral_ports=None)
 Context = TypeVar("Context")
+_About = TypeVar("_About")
+_Found = TypeVar("_Found")
 
 
 class Where(str, Enum):
@@ -120,7 +123,7 @@ class Subject:
     host: Host
     topology: Topology
     command: Command | None = None
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=dict)
     is_torch: bool = True  # torch elastic runs the command, so gloo may be used
     deadline_s: float = 0.0  # for what may appear later, such as a peer's name
     ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: nobody says
@@ -168,7 +171,7 @@ class Subject:
     @property
     def has_peers(self) -> bool:
         """Whether there are other nodes, or may be."""
-        return self.topology.nodes is None or self.topology.nodes.max > 1
+        return self.topology.pods != 1
 
     @property
     def has_remote_peers(self) -> bool:
@@ -243,6 +246,12 @@ def _hosts(path: Path) -> str:
 # -- running them ------------------------------------------------------------------------------
 
 
+def at_once(about: Sequence[_About], work: Callable[[_About], _Found], most: int) -> dict[_About, _Found]:
+    """What `work`, which may block, finds for each: in threads, at most so many at a time."""
+    with ThreadPoolExecutor(most) as pool:
+        return dict(zip(about, pool.map(work, about), strict=True))
+
+
 def run(
     subject: Subject,
     checks: Sequence[Check[Subject]],
@@ -282,12 +291,7 @@ class _Running:
         self._thread = self._start()
 
     def _start(self) -> threading.Thread | None:
-        thread = threading.Thread(target=self._work, daemon=True, name=f"{_THREAD}{self._check.id}")
-        try:
-            thread.start()
-        except RuntimeError:  # no more of them are allowed; one may end soon
-            return None
-        return thread
+        return begin_thread(f"{_THREAD}{self._check.id}", self._work)
 
     def _work(self) -> None:
         began_s = time.monotonic()
@@ -299,9 +303,9 @@ class _Running:
 
     def findings(self) -> tuple[Finding, ...]:
         """What it found, at the latest when its time is up."""
-        thread = self._thread or self._start()
+        thread = self._thread or self._start()  # where none was allowed before, one may have ended
         if thread is None:
-            return (self._unknown("no thread could be started for it"),)
+            return (self._unknown(NO_THREAD),)
         thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
         if thread.is_alive():
             return (self._unknown(f"it did not finish within {self._limit_s:g} s"),)

@@ -141,10 +141,7 @@ def _of_rail(trial: Trial) -> Guilty:
         else:
             unresolved.append(ends)
     return Guilty(
-        nodes=tuple(sorted(standing.accused)),
-        links=tuple(links),
-        unresolved=tuple(unresolved),
-        rounds=trial.rounds,
+        nodes=tuple(sorted(standing.accused)), links=tuple(links), unresolved=tuple(unresolved), rounds=trial.rounds
     )
 
 

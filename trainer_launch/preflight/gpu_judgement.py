@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
-from trainer_launch.model.units import all_of, counted, listed
+from trainer_launch.model.units import all_of, counted, grouped, listed
 from trainer_launch.preflight.check import Check, Needs, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
 from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
-_SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
+SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
 _SHOWN = 6
-GPU_CHECKSUM = "gpu-checksum"
 
 SHARE_OF_PAIRS = 0.75
 _PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
@@ -48,7 +46,7 @@ SPEED = tuple(
 )
 
 
-@check(GPU_CHECKSUM, Where.CLUSTER, needs=Needs.LOAD)
+@check("gpu-checksum", Where.CLUSTER, needs=Needs.LOAD)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
     yield from differing({node.name: node.checksums for node in cluster.nodes})
@@ -82,10 +80,8 @@ def _groups(
     measures: Sequence[Sequence[Measure]], table: Table, shares: Shares
 ) -> Iterator[tuple[Kind, str, list[_Card]]]:
     """Cards that can be compared: of one model, by one measure in one unit."""
-    groups: dict[tuple[str, str, str], list[tuple[int, Measure]]] = {}
-    for node, its in enumerate(measures):
-        for one in its:
-            groups.setdefault((one.name, one.model, one.unit), []).append((node, one))
+    pairs = ((node, one) for node, its in enumerate(measures) for one in its)
+    groups = grouped(((one.name, one.model, one.unit), (node, one)) for node, one in pairs)
     for (name, model, _), members in groups.items():
         kind = kind_of(name)
         yield kind, model, _cards(kind, members, table.of(members[0][1]), shares)
@@ -101,9 +97,9 @@ def _cards(
     cards = []
     for node, one in members:
         is_among = one.value >= floor or len(ordered) == len(members)
-        middle, spread = whole.without(one.value) if is_among else whole.all()
+        middle, spread = whole.without(one.value) if is_among else whole.without(None)
         share = shares.peers(kind)
-        is_behind = middle is not None and one.value < min(share * middle, middle - _SIGMAS * spread)
+        is_behind = middle is not None and one.value < min(share * middle, middle - SIGMAS * spread)
         cards.append(
             _Card(
                 node=node,
@@ -124,9 +120,6 @@ class _Spread:
         self._ordered = ordered
         self._known: dict[float | None, tuple[float | None, float]] = {}
 
-    def all(self) -> tuple[float | None, float]:
-        return self.without(None)
-
     def without(self, value: float | None) -> tuple[float | None, float]:
         """Equal values give the same answer; most of many cards differ a little, and theirs is that of all."""
         if len(self._ordered) > 64:
@@ -143,7 +136,12 @@ def _spread(values: Sequence[float]) -> tuple[float | None, float]:
     if not values:
         return None, 0.0
     middle = statistics.median(values)
-    return middle, _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
+    return middle, deviation(values, middle)
+
+
+def deviation(values: Iterable[float], middle: float) -> float:
+    """How far values lie from their median, as a standard deviation."""
+    return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
 
 
 def _judged(
@@ -262,51 +260,37 @@ _ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replace
 
 def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
     """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this one."""
-    kinds: defaultdict[str, list[tuple[str, Checksum]]] = defaultdict(list)
-    for node, its in nodes.items():
-        for one in its:
-            kinds[one.kind].append((node, one))
+    kinds = grouped((one.kind, (node, one)) for node, its in nodes.items() for one in its)
     found = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
     yield from found
     count = sum(map(len, kinds.values()))
     if count and not found:
-        text = (
-            f"{count} GPUs compute identical results"
-            if count > 1
-            else "one GPU: there is nothing to compare it with"
-        )
+        text = "one GPU: there is nothing to compare it with"
+        text = f"{count} GPUs compute identical results" if count > 1 else text
         text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
         yield gpu_checksum.passed(text, scope=Scope.JOB, measured=count, unit="GPUs")
 
 
 def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
-    groups: defaultdict[str, list[tuple[str, Checksum]]] = defaultdict(list)
-    for node, one in members:
-        groups[one.value].append((node, one))
+    groups = grouped((one.value, (node, one)) for node, one in members)
     if len(groups) < 2:
         return
     ordered = sorted(groups.values(), key=len, reverse=True)
     if 2 * len(ordered[0]) <= len(members):
         yield _undecided(kind, members)
         return
-    odd: defaultdict[str, list[Checksum]] = defaultdict(list)
-    for group in ordered[1:]:
-        for node, one in group:
-            odd[node].append(one)
-    for node, its in odd.items():
+    for node, its in grouped(pair for group in ordered[1:] for pair in group).items():
         yield _odd(kind, node, its, len(ordered[0]))
 
 
 def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
     where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {one.gpu}" for one in its)
     cards = ", ".join(f"GPU {one.gpu}{where} ({one.uuid})" if one.uuid else f"GPU {one.gpu}{where}" for one in its)
-    return Finding(
-        check=GPU_CHECKSUM,
-        status=Status.FAIL,
-        fault=Fault.NODE,
+    return gpu_checksum.failed(
+        Fault.NODE,
+        f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
         scope=Scope.GPU,
         subject=f"{node}, {gpus}" if node else gpus,
-        text=f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
         measured=its[0].value,
         basis=Basis.PEER,
         action=_ACTION,
@@ -315,13 +299,11 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
 
 def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
     told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members]
-    return Finding(
-        check=GPU_CHECKSUM,
-        status=Status.FAIL,
-        fault=Fault.NODE,
-        scope=Scope.JOB,
-        text=f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
+    return gpu_checksum.failed(
+        Fault.NODE,
+        f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
         f"{listed(told, _GPUS_SHOWN)} computes wrong results",
+        scope=Scope.JOB,
         basis=Basis.PEER,
         action=_ACTION,
     )

@@ -262,16 +262,13 @@ class Picture:
         return {"fontsize": size, "color": "black" if is_light else "white"}
 
     def _fill(self, axes: Any, row: int, column: int) -> None:
+        self._outline(axes, column - 0.5, row - 0.5, 1, 1, facecolor=_RED, edgecolor="none")
+
+    def _outline(self, axes: Any, left: float, top: float, width: float, height: float, **look: Any) -> None:
         from matplotlib.patches import Rectangle
 
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=_RED, edgecolor="none"))
-
-    def _outline(self, axes: Any, left: float, top: float, width: float, height: float) -> None:
-        from matplotlib.patches import Rectangle
-
-        axes.add_patch(
-            Rectangle((left, top), width, height, fill=False, edgecolor="black", linewidth=2, clip_on=False)
-        )
+        look = look or {"fill": False, "edgecolor": "black", "linewidth": 2, "clip_on": False}
+        axes.add_patch(Rectangle((left, top), width, height, **look))
 
     def _label(self, node: int) -> str:
         """The number alone where there is no room for names."""

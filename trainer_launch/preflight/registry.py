@@ -77,11 +77,7 @@ def ids(*places: Where) -> tuple[str, ...]:
 
 
 def named(text: str | None, flag: str) -> tuple[str, ...]:
-    """The checks that a comma-separated list names.
-
-    Raises:
-        UsageError: one of them does not exist.
-    """
+    """The checks that a comma-separated list names. Raises UsageError: one of them does not exist."""
     known, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for name in names:
         if name not in known:

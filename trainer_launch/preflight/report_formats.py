@@ -9,8 +9,9 @@ import os
 import tempfile
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,12 +58,7 @@ def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: f
         "exit_code": exit_code,
         "at": round(at_s, 3),
         "took_s": round(report.took_s, 4),
-        "node": {
-            "host": place.host,
-            "node_rank": place.node_rank,
-            "nodes": place.nodes,
-            "contract": place.contract,
-        },
+        "node": asdict(place),
         "counts": {status.value: count for status, count in report.counts.items()},
         "silenced": list(report.silenced),
         "findings": [finding_as_json(finding) for finding in report.findings],
@@ -90,11 +86,7 @@ def finding_as_json(finding: Finding) -> dict[str, Json]:
 
 
 def parse(data: bytes) -> tuple[Finding, ...]:
-    """The findings of a document.
-
-    Raises:
-        ValueError: it is none, or one of another version.
-    """
+    """The findings of a document. Raises ValueError: it is none, or one of another version."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:
@@ -290,31 +282,22 @@ def _whose(place: Place) -> str:
 
 def prometheus(report: Report, code: int, at_s: float) -> str:
     """For the textfile collector: one series for each check and status that occurred."""
-    lines = [
-        "# HELP trainer_launch_preflight_exit_code What the preflight ended with.",
-        "# TYPE trainer_launch_preflight_exit_code gauge",
-        f"trainer_launch_preflight_exit_code {code}",
-        "# HELP trainer_launch_preflight_time_seconds When it ended, in seconds since 1970.",
-        "# TYPE trainer_launch_preflight_time_seconds gauge",
-        f"trainer_launch_preflight_time_seconds {at_s:.3f}",
-        "# HELP trainer_launch_preflight_duration_seconds How long all of it took.",
-        "# TYPE trainer_launch_preflight_duration_seconds gauge",
-        f"trainer_launch_preflight_duration_seconds {report.took_s:.4f}",
-        "# HELP trainer_launch_preflight_findings Findings of a check, by status and severity.",
-        "# TYPE trainer_launch_preflight_findings gauge",
-        *_series(report.findings),
-    ]
+    counts = Counter((one.check, one.status.value, one.severity.value) for one in report.findings)
+    found = {
+        f'{{check="{check}",status="{status}",severity="{severity}"}}': str(count)
+        for (check, status, severity), count in counts.items()
+    }
+    lines: list[str] = []
+    for name, about, series in (
+        ("exit_code", "What the preflight ended with.", {"": str(code)}),
+        ("time_seconds", "When it ended, in seconds since 1970.", {"": f"{at_s:.3f}"}),
+        ("duration_seconds", "How long all of it took.", {"": f"{report.took_s:.4f}"}),
+        ("findings", "Findings of a check, by status and severity.", found),
+    ):
+        metric = f"trainer_launch_preflight_{name}"
+        lines += [f"# HELP {metric} {about}", f"# TYPE {metric} gauge"]
+        lines += [f"{metric}{labels} {value}" for labels, value in series.items()]
     return "\n".join(lines) + "\n"
-
-
-def _series(findings: Iterable[Finding]) -> Iterator[str]:
-    counts: dict[tuple[str, str, str], int] = {}
-    for finding in findings:
-        key = (finding.check, finding.status.value, finding.severity.value)
-        counts[key] = counts.get(key, 0) + 1
-    for (check, status, severity), count in counts.items():
-        labels = f'check="{check}",status="{status}",severity="{severity}"'
-        yield f"trainer_launch_preflight_findings{{{labels}}} {count}"
 
 
 def _paragraph(finding: Finding, place: Place) -> list[str]:
@@ -330,12 +313,7 @@ def _paragraph(finding: Finding, place: Place) -> list[str]:
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
     # Names and values are to be copied: they are not broken.
     return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
 
 

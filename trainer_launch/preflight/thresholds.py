@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
+from trainer_launch.model.units import grouped
 
 FORMAT = "trainer-launch-references"
 VERSION = 1
@@ -37,7 +37,7 @@ class Reference:
 class Table:
     """All references of a file."""
 
-    rows: Mapping[tuple[str, str], Reference] = field(default_factory=lambda: MappingProxyType({}))
+    rows: Mapping[tuple[str, str], Reference] = field(default_factory=dict)
 
     def of(self, measure: Measure) -> Reference | None:
         """What this measure should come to; None where nobody has said it, or in another unit."""
@@ -51,7 +51,7 @@ class Table:
 
 def table(rows: Iterable[Reference]) -> Table:
     """Rows as a table; the last of those that speak of the same counts."""
-    return Table(MappingProxyType({(row.model.lower(), row.measure): row for row in rows}))
+    return Table({(row.model.lower(), row.measure): row for row in rows})
 
 
 def load_table(path: str | None) -> Table:
@@ -108,10 +108,8 @@ def _row(row: Any, where: str) -> Reference:
 
 def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
     """What a job has measured as references: medians by model and measure. `day` is when."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for one in measures:
-        if one.model and one.value > 0:
-            groups.setdefault((one.model, one.name, one.unit), []).append(one.value)
+    told = (one for one in measures if one.model and one.value > 0)
+    groups = grouped(((one.model, one.name, one.unit), one.value) for one in told)
     return tuple(
         Reference(
             model=model,
@@ -178,7 +176,7 @@ def kind_of(name: str) -> Kind:
 class Shares:
     """What is enough of GPUs, where it was said otherwise than in KINDS."""
 
-    of_reference: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # by a kind's name
+    of_reference: Mapping[str, float] = field(default_factory=dict)  # by a kind's name
     of_peers: float | None = None
 
     def share(self, kind: Kind) -> float:

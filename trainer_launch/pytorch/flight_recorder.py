@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_launch.model.collectives import spans
+from trainer_launch.model.collectives import MAX_GROUPS, MAX_LOOKS, spans
 
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
@@ -24,10 +26,10 @@ def answer_in_thread(fd: int, rank: int) -> None:
     """Start the thread; the caller has blocked all signals, so that the program's own threads get them."""
     import _thread  # threading would show it to the program
 
-    _thread.start_new_thread(_serve, (fd, rank))
+    _thread.start_new_thread(_serve, (fd, rank, _thread.get_ident()))
 
 
-def _serve(fd: int, rank: int) -> None:
+def _serve(fd: int, rank: int, main_thread: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while True:
         try:
@@ -37,7 +39,9 @@ def _serve(fd: int, rank: int) -> None:
         if not question:
             return
         try:
-            said = answer(json.loads(question.splitlines()[-1]), rank)
+            asked = json.loads(question.splitlines()[-1])
+            seen = _seen(fd, main_thread if asked.get("looks") else None, asked.get("after_us", 0) / 1e6)
+            said = {**answer(asked, rank), "looks": seen}
         except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
             said = {"why": f"{type(problem).__name__}: {problem}"}
         try:
@@ -60,6 +64,11 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
         trace = json.loads(recorded._dump_fr_trace_json(includeCollectives=False, onlyActive=False))
         return {"number": number, **told(trace, dict.fromkeys(trace.get("pg_status") or (), ("", ())))}
     members = _members(torch)
+    if most := question.get("entries"):
+        dump = pickle.loads(
+            recorded._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+        )
+        return {"number": number, "entries": {"rank": rank, **entered(dump.get("entries", ()), members, most)}}
     saved = 0
     if folder := question.get("folder"):
         path, dump = f"{folder}/nccl_trace_rank_{rank}", _dump(recorded, members)
@@ -107,13 +116,15 @@ def told(trace: Mapping[str, Any], members: Mapping[str, tuple[str, Sequence[int
         name: {"title": title, "ranks": spans(ranks), "entered": 0, "done": 0, "last": []}
         for name, (title, ranks) in members.items()
     }
-    for name, status in (trace.get("pg_status") or {}).items():
-        group = groups.get(name)
+    entries = trace.get("entries") or ()
+    numbers = {str(entry["pg_id"]): entry["process_group"][0] for entry in entries if "pg_id" in entry}
+    for number, status in (trace.get("pg_status") or {}).items():
+        group = groups.get(_name_of(number, numbers, [*groups]))
         if group is not None:
             group["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
             group["done"] = max(0, int(status.get("last_completed_collective", 0)))
     open_numbers: dict[str, int] = {}
-    for entry in trace.get("entries") or ():
+    for entry in entries:
         name = entry["process_group"][0]
         group = groups.get(name)
         if group is None or entry.get("is_p2p"):
@@ -130,6 +141,111 @@ def told(trace: Mapping[str, Any], members: Mapping[str, tuple[str, Sequence[int
     for name, number in open_numbers.items():
         groups[name]["done"] = min(groups[name]["done"], number - 1)
     return {"groups": groups}
+
+
+def _name_of(number: str, numbers: Mapping[str, str], names: Sequence[str]) -> str:
+    """Which group a status is of: torch numbers the groups that this rank is in, in the order of their making."""
+    if number in numbers or not numbers:
+        return numbers.get(number, number)
+    return names[int(number)] if number.isdecimal() and int(number) < len(names) else number
+
+
+# -- when the last collectives were entered ------------------------------------------------------
+
+
+_REPEATING = 1024  # collectives in which a repetition is looked for
+_SAME = 0.05  # a longer repetition has to fit better by so much: the shorter one is a step, that one an evaluation
+_ALIKE = 0.02  # the same where all collectives of the shorter one are alike: these may be layers of one step
+_LOOKS = 40
+_FRAMES = 24  # of a look
+
+
+def entered(
+    recorded: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[str, Sequence[int]]], most: int
+) -> dict[str, Any]:
+    """The last entries of all groups, in order, and how long one repetition of them takes.
+
+    In a training loop that is a step: each step enters the same operations with the same sizes.
+    """
+    known = [one for one in recorded if one["process_group"][0] in members]
+    kinds = [(one["process_group"][0], one["profiling_name"], str(one.get("input_sizes"))) for one in known]
+    times = [int(one["time_created_ns"]) for one in known]
+    step_ns, repeats = _repetition(kinds[-_REPEATING:], times[-_REPEATING:])
+    rows, is_cut = _consecutive(known[-most:])
+    names = list(dict.fromkeys(name for name, number, _ in rows if number))[:MAX_GROUPS]
+    firsts = {name: number for name, number, _ in reversed(rows) if number}
+    before = [rows[0][2] if rows else 0, *(at_ns for _, _, at_ns in rows)]
+    return {
+        "step_us": step_ns // 1000,
+        "repeats": repeats,
+        "is_cut": is_cut or len(known) > most or any(firsts[name] > 1 for name in names),
+        "groups": [[name, spans(members[name][1]), firsts[name]] for name in names],
+        "start_ns": before[0],
+        "which": [names.index(name) if number and name in names else MAX_GROUPS for name, number, _ in rows],
+        "gaps_us": [
+            max(0, (at_ns - before[0]) // 1000 - (earlier - before[0]) // 1000)
+            for (_, _, at_ns), earlier in zip(rows, before, strict=False)
+        ],
+    }
+
+
+def _consecutive(known: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, int, int]], bool]:
+    """Group, number, 0 for point-to-point, and time; of each group no number is missing or there twice."""
+    rows: list[tuple[str, int, int]] = []
+    latest: dict[str, int] = {}
+    is_cut = False
+    for one in known:
+        name, number = one["process_group"][0], 0 if one.get("is_p2p") else int(one["collective_seq_id"])
+        if number and number <= latest.get(name, 0):  # operations that were made one
+            continue
+        if number and name in latest and number != latest[name] + 1:
+            rows, latest, is_cut = [], {}, True
+        if number:
+            latest[name] = number
+        rows.append((name, number, int(one["time_created_ns"])))
+    return rows, is_cut
+
+
+def _repetition(kinds: Sequence[object], times: Sequence[int]) -> tuple[int, int]:
+    """After how long, and how many, the same kinds come again in their order; 0: they do not."""
+    numbers: dict[object, int] = {}
+    text = bytes(min(255, numbers.setdefault(kind, len(numbers))) for kind in kinds)
+    shares = {lag: _share(text, lag) for lag in range(1, len(text) // 2 + 1)}
+    best = max(shares.values(), default=0.0)
+    if best < 0.5:
+        return 0, 0
+    lag = next(lag for lag, share in shares.items() if share >= best - (_ALIKE if lag == 1 else _SAME))
+    lasted = sorted(later - at_ns for at_ns, later in zip(times, times[lag:], strict=False))
+    return max(0, lasted[len(lasted) // 2]), lag
+
+
+def _share(text: bytes, lag: int) -> float:
+    """Of the bytes that are the same as `lag` later; whole numbers compare them all at once."""
+    size = len(text) - lag
+    differences = int.from_bytes(text[:-lag], "big") ^ int.from_bytes(text[lag:], "big")
+    return differences.to_bytes(size, "big").count(0) / size
+
+
+def _seen(fd: int, thread: int | None, for_s: float) -> list[tuple[int, list[str]]]:
+    """Where a thread is, if one is to be looked at, for so long or until PID 1 asks the next question."""
+    found: list[tuple[int, list[str]]] = []
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    until_s = time.monotonic() + for_s
+    if thread is None:
+        poll.poll(1000 * for_s)
+        return found
+    while time.monotonic() < until_s and len(found) < MAX_LOOKS:
+        jitter = 0.5 + time.time_ns() // 1000 % 1000 / 1000  # the program's random numbers are its own
+        if poll.poll(1000 * jitter * for_s / _LOOKS):
+            break
+        stack: list[str] = []
+        frame = sys._current_frames().get(thread)
+        while frame is not None and len(stack) < _FRAMES:
+            stack.append(f"{frame.f_code.co_filename[-500:]}:{frame.f_lineno}:{frame.f_code.co_name}")
+            frame = frame.f_back
+        found.append((time.time_ns(), stack))
+    return found
 
 
 def _send(fd: int, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -19,10 +20,13 @@ from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import loop
-from trainer_launch.supervisor.incident_collection import FAILURE, HANG, Collected, Collector
+from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
+from trainer_launch.supervisor.incident_collection import Collected, Collector
 from trainer_launch.supervisor.worker_samples import Place
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
+_OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
+_OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +35,9 @@ class AnyHangWatch(loop.AnyWatch, Protocol):
 
     def reported(self) -> None:
         """The present quiet is known to all."""
+
+    def explained(self, told: say.Explained) -> None:
+        """What all nodes together know of it."""
 
 
 class AnyGroup(Protocol):
@@ -127,7 +134,8 @@ class GroupIncidents:
         known = self._explained
         if known is None or not known.accuses or known.generation != self.generation():
             return hung
-        return replace(hung, text=known.text, reason=known.cause or hung.reason)
+        rank = hung.rank if hung.rank in known.ranks or not known.ranks else known.ranks[0]
+        return replace(hung, text=known.text, rank=rank, reason=known.cause or hung.reason)
 
     def _hear(self, news: News, watch: AnyHangWatch | None) -> None:
         """Another node sees no progress; and what came of it."""
@@ -138,6 +146,8 @@ class GroupIncidents:
                 self._show_ranks()
             case say.Explained(generation=asked) if asked == self.generation():
                 self._note_explanation(news)
+                if watch is not None:
+                    watch.explained(news)
 
     def _show_ranks(self) -> None:
         seen = self._stalled  # it may have been seen here, too, at the same time
@@ -159,6 +169,22 @@ def rank_state(death: FailureRecord, node_rank: int | None) -> RankState:
     life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
     how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
     return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how)
+
+
+def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]]) -> FailureRecord:
+    """The death of a worker by SIGABRT, with what gloo says of it: it aborts who receives more than it expected.
+
+    The last output may come a moment after the end.
+    """
+    until_s = time.monotonic() + _OUTPUT_S
+    while not (lines := " ".join(last_lines())).count("terminate called") and time.monotonic() < until_s:
+        time.sleep(0.005)
+    found = _OTHER_SIZE.search(lines)
+    if found is None:
+        return death
+    text = f"rank {death.rank} and its peers entered different collectives: gloo received {found[1]} bytes"
+    text += f" where rank {death.rank} expected at most {found[2]}; a restart will not help"
+    return replace(death, reason="ProgramError", message=text)
 
 
 def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:

@@ -6,13 +6,15 @@ import contextlib
 import importlib
 import logging
 import os
-import threading
+import signal
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.machine import machine_name
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client
 from trainer_launch.model import (
@@ -29,11 +31,13 @@ from trainer_launch.model import (
     exit_codes,
 )
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_group, worker_processes
 from trainer_launch.pytorch.fork_server import SERVER, STORE, ServerError, Starter
-from trainer_launch.pytorch.group_incidents import AnyHangWatch, GroupIncidents
+from trainer_launch.pytorch.group_incidents import AnyHangWatch, GroupIncidents, aborted
+from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import (
     Action,
     CannotStart,
@@ -51,8 +55,6 @@ from trainer_launch.pytorch.worker_group import (
     StoreOpened,
     Tell,
     WorkerEnded,
-    code_of,
-    death_of,
 )
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure, loop
@@ -63,6 +65,25 @@ from trainer_launch.supervisor.worker_samples import Place
 
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
+
+
+class AnyGoodput(Protocol):
+    """Who keeps the goodput ledger; `goodput_keeper.GoodputKeeper` is it."""
+
+    def enter(self, kind: Kind, at_s: float, since_s: float | None = None) -> None:
+        """From now on this node does this."""
+
+    def look(self, collectives: int = 0) -> None:
+        """See how far the workers are."""
+
+    def suspect(self) -> None:
+        """A hang is suspected."""
+
+    def told(self) -> Told:
+        """For other nodes."""
+
+    def adopt(self, told: Told) -> None:
+        """Of other nodes."""
 
 
 def run(
@@ -90,6 +111,7 @@ class Group:
         workers, membership = self.state.workers, self.state.membership
         self.evidence = Evidence()
         self.watch: AnyHangWatch | None = None
+        self.goodput: AnyGoodput | None = None
         self._observer = observer
         self._plan, self._workers, self._membership = plan, workers, membership
         self._system = system
@@ -104,12 +126,16 @@ class Group:
         self._starter = Starter(workers, system, self._hosts_store)
         self._starter.begin()
         self._client = _client(membership, workers, incarnation, secret, system)
-        self.incidents = GroupIncidents(self, self._starter.recorders, self._client.send, system.pids)
+        self._client.goodput = lambda: None if self.goodput is None else self.goodput.told()
+        recorders, send = self._starter.recorders, self._client.send
+        self.incidents = GroupIncidents(self, recorders, send, system.pids)
+        self.stragglers = GroupStragglers(self, recorders, send, workers)
 
     def to_the_end(self) -> None:
         """Wait and act until the group has ended."""
         if self._observer is not None:
             self._observer.begun(snapshot(self.state))
+        self._book(ev.Deadline(self._system.now()))
         self._apply(self._first)
         self._work_off()
         while self.state.phase is not Phase.ENDED:
@@ -150,7 +176,7 @@ class Group:
     def _wait(self) -> list[Event]:
         """Signals, news, ends, that nobody is left: a worker that had the same SIGTERM as we has not failed."""
         watch_s = self.watch.due_s if self.watch is not None and self._is_watched() else None
-        times = [at_s for at_s in (self.state.deadline_s, watch_s) if at_s is not None]
+        times = [at_s for at_s in (self.state.deadline_s, watch_s, self.stragglers.due_s) if at_s is not None]
         happened = self._system.wait(min(times, default=None))
         ends = [event for event in happened if isinstance(event, ev.Exited)]
         last = [event for event in happened if isinstance(event, ev.Childless)]
@@ -161,8 +187,11 @@ class Group:
         now_s = self._system.now()
         if self.state.deadline_s is not None and now_s >= self.state.deadline_s:
             events.append(ev.Deadline(now_s))
+        self.stragglers.look(now_s)
         if self.watch is not None and self._is_watched() and now_s >= self.watch.due_s:
             hung = self.watch.look(now_s)
+            if self.goodput is not None:
+                self.goodput.look(self._starter.recorders.farthest)
             events += [self.incidents.with_explanation(hung)] if hung is not None else []
         return events
 
@@ -173,6 +202,7 @@ class Group:
     def _news(self) -> list[Heard]:
         heard = []
         while (news := self._client.receive(0)) is not None:
+            self.stragglers.hear(news, self._system.now())
             heard.append(Heard(self._system.now(), news))
         return heard
 
@@ -186,7 +216,13 @@ class Group:
         place = self._places.get(end.process)
         said = error_lines.read_error_file(place.error_file if place is not None else None)
         rank, local_rank = (None, None) if place is None else (place.rank, place.local_rank)
-        return [WorkerEnded(end, death_of(rank, local_rank, end.code, end.signal, said))]
+        death = failure.death_of(rank, local_rank, end.code, end.signal, said)
+        if end.signal == signal.SIGABRT:
+            death = aborted(death, lambda: self._system.last_lines(end.process))
+        if end.exit_code != 0 and self.state.stop_signal is None:
+            seen = replace(self._system.look(), last_lines=self._system.last_lines(end.process))
+            death = failure.fault_of(death, seen, was_ended=self.state.ending is not None)
+        return [WorkerEnded(end, death)]
 
     def _asked(self, ask: Callable[[], bool]) -> list[Event]:
         """What the starter has told; False: nothing new."""
@@ -209,9 +245,29 @@ class Group:
         before = self.state
         self.state, actions = worker_group.step(before, event)
         _log_step(event, before, self.state)
+        self._book(event)
         self.incidents.note(event, before, self.state, self.watch)
         self._observe(event, before)
         self._apply(actions)
+
+    def _book(self, event: Event) -> None:
+        """What the seconds from now on are spent on; other nodes may have been in the job for longer."""
+        if self.goodput is None:
+            return
+        now_s = self._system.now()
+        since_s: float | None = None
+        match event:
+            case Heard(news=say.Formed(goodput=told)) if told is not None:
+                self.goodput.adopt(told)
+            case Heard(news=say.Explained(accuses=True, generation=generation)) if generation == self.state.seen:
+                self.goodput.suspect()
+            case Heard(news=say.Restart(unnoticed_s=unnoticed_s)) if unnoticed_s:
+                since_s = now_s - unnoticed_s
+            case ev.Hung(since_s=seen_s):
+                since_s = seen_s
+            case WorkerEnded(exit=end):
+                since_s = end.at_s
+        self.goodput.enter(doing(self.state), now_s, since_s)
 
     def _observe(self, event: Event, before: State) -> None:
         """Observers know the supervisor's events; the others change what they see of the state."""
@@ -295,6 +351,23 @@ class Group:
         self._queue += self._asked(self._starter.renew)
 
 
+def doing(state: State) -> Kind:
+    """What a node does in this state, for the goodput ledger."""
+    if state.stop_signal is not None or state.end is not None:
+        return Kind.ENDING
+    if state.phase is Phase.RUNNING and state.ending is None:
+        run = state.run
+        return Kind.TRAINING if run is not None and run.phase is ev.Phase.RUNNING else Kind.ENDING
+    if state.phase is Phase.FORMED and not state.is_prepared:  # the fork server still imports torch
+        return Kind.RESTARTING if state.starts else Kind.STARTING
+    return {
+        Phase.WAITING: Kind.WAITING,
+        Phase.JOINING: Kind.WAITING,
+        Phase.FORMED: Kind.MEETING,
+        Phase.RUNNING: Kind.STOPPING,
+    }.get(state.phase, Kind.ENDING)
+
+
 def snapshot(state: State) -> ev.State:
     """The group as the supervisor's observers know a run."""
     run = state.run if state.phase is Phase.RUNNING and state.run is not None else None
@@ -309,7 +382,11 @@ def snapshot(state: State) -> ev.State:
 
 def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | None, system: System) -> Client:
     hello = say.Hello(
-        say.VERSION, me.job, me.node_rank, me.host, incarnation, workers=workers.count, role=workers.role
+        *(say.VERSION, me.job, me.node_rank, me.host, incarnation),
+        workers=workers.count,
+        role=workers.role,
+        machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
+        fault=me.fault,
     )
     return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir)
 
@@ -354,14 +431,14 @@ class Watch:
         if not is_first:
             self._answer = []
             self._look()
-            self._thread.join(PATIENCE_S)
-        if not self._thread.is_alive():
+            if self._thread is not None:
+                self._thread.join(PATIENCE_S)
+        if self._thread is None or not self._thread.is_alive():
             for text in self._answer:
                 _log.warning("%s", text)
 
     def _look(self) -> None:
-        self._thread = threading.Thread(target=self._ask, name="gpu-holders", daemon=True)
-        self._thread.start()
+        self._thread = begin_thread("gpu-holders", self._ask)
 
     def _ask(self) -> None:
         self._answer = holders(self._env)
@@ -420,7 +497,15 @@ def outcome(state: State, system: System, evidence: Evidence) -> Outcome:
         took_s=system.now() - state.started_at_s,
         attempt=max(1, state.starts),
         survivors=system.descendants() if run is not None and run.gave_up else (),
+        note=_note(state),
     )
+
+
+def _note(state: State) -> str:
+    """That the job has ended well without this node."""
+    if not isinstance(state.end, say.Finished) or state.formed is not None or state.stop_signal is not None:
+        return ""
+    return "this node was a spare, and the job did not need it" + (" any more" if state.starts else "")
 
 
 def verdict(state: State) -> Verdict:
@@ -473,7 +558,7 @@ def given_up_for(given_up: say.GiveUp, own: FailureRecord | None) -> FailureReco
         said = given_up.message  # of the faulty worker, on another node
         text = f"{given_up.reason}; it said: {said}" if said else given_up.reason
         return FailureRecord(reason="PeerLost", message=text, exit_code=exit_codes.INFRASTRUCTURE)
-    return replace(own, why_not_again=given_up.reason, exit_code=code_of(own))
+    return replace(own, why_not_again=given_up.reason, exit_code=failure.code_of(own))
 
 
 def _classified(told: FailureRecord, name: str, system: System, evidence: Evidence) -> Failure:

@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from trainer_launch.model.collectives import MAX_BYTES, Recorded
 from trainer_launch.model.json_lines import MessageError, decode
@@ -25,6 +25,8 @@ class Recorders:
         self._number = 0
         self._far: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # that each has written to answer
+        self._sampled: dict[str, Recorded] = {}  # answers to the last question for entries
+        self._sample = 0  # its number
 
     def open(self, names: Sequence[str]) -> list[int]:
         """Make a connection for each worker; their ends are the caller's.
@@ -53,6 +55,11 @@ class Recorders:
             self._far[name] = sum(group.entered + group.done for group in said.groups.values())
         return dict(self._far)
 
+    @property
+    def farthest(self) -> int:
+        """The most that one has told when all were asked last; nobody is asked now."""
+        return max(self._far.values(), default=0)
+
     def answered(self, name: str) -> int:
         """Bytes that a worker has written to answer, its dumps included."""
         return self._bytes.get(name, 0)
@@ -60,12 +67,33 @@ class Recorders:
     def question(self, folder: str | None = None, *, only_far: bool = False) -> int:
         """Ask all for what they have recorded; with a `folder` each saves its dump there. The question's number."""
         self._number += 1
-        question = {"number": self._number, "folder": folder, "only_far": only_far}
-        line = json.dumps(question).encode() + b"\n"
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # it has ended, or has not read for long
-                connection.send(line)
+        for name in self._connections:
+            self._ask(name, {"number": self._number, "folder": folder, "only_far": only_far})
         return self._number
+
+    def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:
+        """Ask all when they will have entered their last collectives then, and some where they are until then."""
+        self._number += 1
+        self._sample, self._sampled = self._number, {}
+        for name in self._connections:
+            looks = name in looked_at
+            self._ask(name, {"number": self._number, "entries": most, "after_us": after_us, "looks": looks})
+
+    def entries(self) -> tuple[Mapping[str, Recorded], bool]:
+        """What has come of it so far, and whether that is all; does not wait."""
+        names = {connection.fileno(): name for name, connection in self._connections.items()}
+        poll = select.poll()
+        for fd in names:
+            poll.register(fd, select.POLLIN)
+        while ready := poll.poll(0):
+            for fd, _ in ready:
+                if self._read(names[fd], self._sample)[1]:
+                    poll.unregister(fd)
+        return self._sampled, len(self._sampled) == len(names)
+
+    def _ask(self, name: str, question: Mapping[str, object]) -> None:
+        with contextlib.suppress(OSError):  # it has ended, or has not read for long
+            self._connections[name].send(json.dumps(question).encode() + b"\n")
 
     def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
         """The answers to a question; those who do not answer are missing."""
@@ -96,12 +124,17 @@ class Recorders:
         self._bytes[name] = self._bytes.get(name, 0) + len(data)
         *lines, rest = (self._unread.get(name, b"") + data).split(b"\n")
         self._unread[name] = rest
+        found = None
         for line in lines:
             with contextlib.suppress(MessageError):
                 said = decode(Recorded, line, MAX_BYTES)
                 self._bytes[name] += said.saved
+                if said.number == self._sample:
+                    self._sampled[name] = said
                 if said.number == number:
-                    return said, False
+                    found = said
+        if found is not None:
+            return found, False
         if len(rest) > MAX_BYTES:
             return Recorded(number=number, why="its answer is too long"), True
         return None, not data

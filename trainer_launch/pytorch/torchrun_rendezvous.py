@@ -36,8 +36,9 @@ from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.pytorch.elastic_rendezvous import CoordinatedRendezvous, GaveUpError, Identity, NotNeededError
 from trainer_launch.pytorch.torchrun_rendezvous_options import Conf
-from trainer_launch.pytorch.worker_group import Ends, code_of, death_of, ends_of
+from trainer_launch.pytorch.worker_group import Ends, ends_of
 from trainer_launch.supervisor import error_lines
+from trainer_launch.supervisor.failure import code_of, death_of
 
 _COLLECTED = "torch.distributed.elastic.multiprocessing.api"  # this logger tells how torch found a worker ended
 _UNLIMITED = 1_000_000  # torch's own agents count

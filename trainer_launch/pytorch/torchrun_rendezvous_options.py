@@ -13,7 +13,7 @@ from trainer_launch.model.suggestions import did_you_mean
 T = TypeVar("T")
 PORT = 29400  # torch's own for an endpoint without a port
 ANY_PORT = Endpoint("127.0.0.1", 0)  # one node meets nobody else, whatever the endpoint says
-OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file", "ports", "host", "seats")
+OURS = ("node_rank", "is_host", "patience", "max_restarts", "secret_file", "ports", "host", "seats", "spares")
 # torch adds some of these itself, and users keep them from another backend.
 TORCHS = (
     "timeout",
@@ -64,7 +64,10 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
     rank = _value(
         told, "node_rank", lambda v: value_parsers.parse_number(v, 0, value_parsers.MAX_COUNT), "a number from 0"
     )
-    if rank is not None and nodes.fixed is not None and rank >= nodes.max:
+    spares = (
+        _value(told, "spares", lambda v: value_parsers.parse_number(v, 0, value_parsers.MAX_COUNT), "a number") or 0
+    )
+    if rank is not None and nodes.fixed is not None and rank >= nodes.max + spares:
         raise UsageError(f"node_rank is {rank} but --nnodes is {nodes}; expected a rank from 0 to {nodes.max - 1}")
     patience = _value(told, "patience", lambda v: value_parsers.parse_number(v, 0, _MOST_S), "whole seconds")
     home = ANY_PORT if alone else _endpoint(endpoint)

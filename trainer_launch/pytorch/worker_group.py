@@ -31,7 +31,7 @@ from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, actio
 from trainer_launch.pytorch import worker_processes
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state_machine
-from trainer_launch.supervisor.error_lines import error_name, message_in, recognise, traceback_in
+from trainer_launch.supervisor.error_lines import error_name, recognise
 
 # -- what may happen to it, beside the supervisor's events ---------------------------------------
 
@@ -138,25 +138,6 @@ UNKNOWN_ENDS = Ends(failed=True)  # as long as nobody has looked, nothing is pro
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 
 
-def code_of(death: FailureRecord) -> int:
-    """The exit code that says it."""
-    return exit_codes.of_signal(death.signal) if death.signal is not None else death.exit_code or exit_codes.FAILED
-
-
-def death_of(
-    rank: int | None, local_rank: int | None, code: int | None, number: int | None, said: dict[str, Any]
-) -> FailureRecord:
-    """The death of a worker with what it has said in its error file."""
-    return FailureRecord(
-        rank=rank,
-        local_rank=local_rank,
-        exit_code=code,
-        signal=number,
-        message=message_in(said),
-        lines=tuple(traceback_in(said)),
-    )
-
-
 def lost_peer(death: FailureRecord) -> bool:
     """Whether a worker says itself that its connection to a peer was closed, also if we ended it after that."""
     said = death.message if death.signal in (None, *_OUR_SIGNALS) else None
@@ -168,8 +149,9 @@ def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Fai
     """What the coordinator is told, which decides whether a restart can help."""
     said, is_peers = death.message or "", lost_peer(death) and not ends.failed
     how = (death.rank, death.exit_code, death.signal, said, error_name(said))
-    cause = None if death.reason != "ProgramError" else death.reason  # a hang that a restart cannot mend
-    return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
+    cause = None if death.reason != "ProgramError" else death.reason  # what a restart cannot mend
+    failed = say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
+    return replace(failed, fault=death.fault, evidence=death.evidence)
 
 
 def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
@@ -331,6 +313,9 @@ def _hear(state: State, heard: Heard) -> Step:
             return _over(state, restart, heard.at_s)
         case say.GiveUp() | say.Finished() as end:
             return _break_off(replace(state, end=end), heard.at_s)
+        case say.Quarantined(reason=reason):
+            state = replace(state, end=say.GiveUp(reason, exit_code=exit_codes.INFRASTRUCTURE, cause="Quarantined"))
+            return _break_off(state, heard.at_s)
         case say.Refused(reason=reason, retry=False):
             state = replace(state, end=say.GiveUp(f"the coordinator refuses this node: {reason}"))
             return _break_off(state, heard.at_s)
@@ -338,13 +323,14 @@ def _hear(state: State, heard: Heard) -> Step:
 
 
 def _join(state: State) -> Tell:
-    ends = state.ends
-    return Tell(say.Join(state.incarnation, state.seen, ends.finished, ends.failed))
+    ends, proof = state.ends, next((one for one in state.deaths if one.fault == say.DEVICE), FailureRecord())
+    join = say.Join(state.incarnation, state.seen, ends.finished, ends.failed)
+    return Tell(replace(join, fault=proof.fault, evidence=proof.evidence))
 
 
 def _form(state: State, formed: say.Formed) -> Step:
     """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
-    state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=UNKNOWN_ENDS)
+    state = replace(state, phase=Phase.FORMED, formed=formed, seen=formed.generation, ends=UNKNOWN_ENDS, deaths=())
     return state, (Prepare(),)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from trainer_launch.host import deadline_subprocess, files, logs
-from trainer_launch.model import Exit, exit_codes
+from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
@@ -62,12 +62,8 @@ class Job:
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
-    """Run the job to its end; return the exit code.
-
-    Raises:
-        LaunchError: it cannot be run here.
-    """
-    scratch = Path(tempfile.mkdtemp(prefix="trainer-launch-local-"))
+    """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
+    scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-local-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)
         with contextlib.closing(kubelet), held(scratch):
@@ -79,7 +75,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
                 rehearsal.to_the_end()
         sys.stdout.flush()
-        sys.stderr.write(rehearsal.report())
+        sys.stderr.write(summary.incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s) + rehearsal.report())
         return job.reporting.conclude(rehearsal.history(), rehearsal.exit_code())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -184,7 +180,12 @@ class Rehearsal:
             return
         for one in self._watch.observations(self.processes, self.kubelet, self.state.pods):
             at_s, pod, container = max(0.0, one.at_s - self._began_s), one.pod, one.container
-            if one.generation is not None:
+            if one.phase is not None:
+                self.tell(Entry(at_s=at_s, what=What.PHASE, pod=pod, container=container, text=one.phase.value))
+            elif one.checkpoint_s is not None:
+                took_s, what = one.checkpoint_s, What.CHECKPOINT
+                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, took_s=took_s))
+            elif one.generation is not None:
                 attempt, what = one.generation, What.GENERATION
                 self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
             elif one.step is not None:
@@ -215,9 +216,9 @@ class Rehearsal:
 
     def _event(self, event: ev.Event) -> Event | None:
         if isinstance(event, ev.Exited):
-            made = _exited(event.at_s, event.exit)
-            self._clear(made.pod, made.container)
-            return made
+            pod, _, container = event.exit.process.partition("/")
+            self._clear(pod, container)
+            return Exited(event.at_s, pod, container, event.exit.exit_code)
         if isinstance(event, ev.Signalled):
             if event.number in STOP_SIGNALS:
                 self._stop_signal = self._stop_signal or event.number
@@ -282,11 +283,6 @@ class Rehearsal:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND
             self._failed.append(Exited(time.monotonic(), action.pod, action.container, code))
-
-
-def _exited(at_s: float, end: Exit) -> Exited:
-    pod, _, container = end.process.partition("/")
-    return Exited(at_s, pod, container, end.exit_code)
 
 
 # -- watchdog ----------------------------------------------------------------------------------

@@ -17,104 +17,13 @@ from dataclasses import dataclass
 import psutil
 
 from trainer_launch.host import process_tree
-from trainer_launch.model.value_parsers import MAX_LINE
+from trainer_launch.model.goodput import Kind
 from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.observability.progress import Progress
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
-from trainer_launch.supervisor.rate_limit import LINE_BYTES, is_summary
+from trainer_launch.supervisor.step_lines import OutputScanner
 from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
-
-# -- output as it passes by: steps, and lines that somebody waits for --------------------------
-
-
-_TAKES_OVER = 20
-_MANY = 32  # steps in one block, of which not all are looked at
-MAX_TEXT = 2_000  # characters of a line that are handed on
-_WORD = b"step"
-_STEP = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
-_TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
-
-
-@dataclass(frozen=True, slots=True)
-class ScannedLine:
-    """A line that tells a step, or that somebody waits for."""
-
-    line: str
-    step: int | None = None
-
-
-@dataclass(slots=True)
-class OutputScanner:
-    """Of one stream of one process."""
-
-    rest: bytes = b""  # of a line whose end has not come
-    speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
-    last: int = 0  # what that one said last
-    others: int = 0  # steps of others since then
-    is_folded: bool = False  # all workers say the same steps, and only the first to say one is shown
-
-    def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
-        """What is worth telling in these bytes."""
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if not cut:
-            self.rest = (self.rest + data)[-LINE_BYTES:]
-            return []
-        text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
-        heard = [*self._steps(text)] if _WORD in text.lower() else []
-        if patterns:
-            lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
-        return heard
-
-    def _steps(self, text: bytes) -> Iterator[ScannedLine]:
-        """The first step, each one that goes back, and the last one."""
-        last: ScannedLine | None = None
-        is_first = True
-        found = list(_STEP.finditer(text))
-        if len(found) > _MANY:  # nobody begins again within a block
-            found = [*found[: _MANY // 4], *found[-_MANY // 2 :]]
-        for match in found:
-            line = _line_at(text, match.start())
-            if not self._counts(line):
-                continue
-            step, before = int(match[1]), self.last
-            self.last, last = step, ScannedLine(shown(line), step)
-            if is_first or step < before:
-                yield last
-                is_first, last = False, None
-        if last is not None:
-            yield last
-
-    def _counts(self, line: bytes) -> bool:
-        """Whether the speaker says it, or somebody who seems to have taken over."""
-        if is_summary(line.decode(errors="replace")):
-            self.is_folded = True
-            return False
-        tag = _TAG.match(line)
-        who = tag[0] if tag else b""
-        if self.speaker is None or self.others >= _TAKES_OVER:
-            self.speaker, self.last = who, 0
-        if who != self.speaker and not self.is_folded:
-            self.others += 1
-            return False
-        self.others = 0
-        return True
-
-
-def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
-    return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
-
-
-def shown(line: bytes) -> str:
-    """As text, without what is too long."""
-    return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
-
-
-def _line_at(text: bytes, place: int) -> bytes:
-    start = max(text.rfind(b"\n", 0, place), text.rfind(b"\r", 0, place)) + 1
-    ends = [end for end in (text.find(b"\n", place), text.find(b"\r", place)) if end >= 0]
-    return text[start : min(ends, default=len(text))]
-
 
 # -- launchers and workers inside containers ---------------------------------------------------
 
@@ -256,6 +165,8 @@ class Observation:
     step: int | None = None
     line: str = ""
     generation: int | None = None
+    phase: Kind | None = None
+    checkpoint_s: float | None = None
 
 
 class PodWatch:
@@ -269,6 +180,7 @@ class PodWatch:
         self._looked_s = 0.0
         self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
         self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
+        self._saved: dict[tuple[str, str, int], float] = {}  # by process: seconds in checkpoints
         self._tails: dict[str, event_log.Tail] = {}  # by run folder
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
@@ -325,13 +237,29 @@ class PodWatch:
         for told in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = told.event
             generation = values.get("generation")
+            at_s = time.monotonic() - max(0.0, time.time() - told.time_s)
             if name == "generation_formed" and isinstance(generation, int):
-                at_s = time.monotonic() - max(0.0, time.time() - told.time_s)
                 yield Observation(at_s=at_s, pod=one.pod, container=one.container, generation=generation)
+            elif name == event_log.PHASE and values.get("phase") in list(Kind):
+                phase = Kind(values["phase"])
+                yield Observation(at_s=at_s, pod=one.pod, container=one.container, phase=phase)
 
     def _reports(self, pod: str, container: str, folder: str) -> Iterator[Observation]:
-        latest = progress.first([one for one in progress.read(folder) if one.step is not None])
+        reports = progress.read(folder)
+        yield from self._checkpoints(pod, container, reports)
+        latest = progress.first([one for one in reports if one.step is not None])
         if latest is not None and latest.at_s > self._reported.get((pod, container), 0.0):
             self._reported[pod, container] = latest.at_s
             self._steps[pod, container] = latest.step or 0
             yield Observation(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
+
+    def _checkpoints(self, pod: str, container: str, reports: Sequence[Progress]) -> Iterator[Observation]:
+        """Of the rank that has spent most on them; the others wait for it."""
+        most = max(reports, key=lambda one: one.checkpoint_s, default=None)
+        if most is None:
+            return
+        key = pod, container, most.pid
+        more_s = most.checkpoint_s - self._saved.get(key, 0.0)
+        if more_s > 0 and not most.checkpointing:
+            self._saved[key] = most.checkpoint_s
+            yield Observation(at_s=most.at_s, pod=pod, container=container, checkpoint_s=more_s)

@@ -52,6 +52,7 @@ class Symptom:
     hint: str
     exit_code: int | None = None  # None: the program's own
     again: bool | None = None  # whether to start again can help; None: as the exit code says
+    is_proof: bool = False  # that a device of this machine failed
 
 
 def final_error(lines: Iterable[str]) -> tuple[str, ...]:
@@ -111,6 +112,13 @@ PEER_HINT = (
     "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
 )
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
+
+_DEVICE_FAILED: dict[str, Any] = {
+    "what": "because its GPU or the link to it failed",
+    "hint": "run on another node and have this one's device checked (nvidia-smi -q, the node's kernel log)",
+    "code": exit_codes.INFRASTRUCTURE,
+    "again": True,
+}
 
 SYMPTOMS = (
     _symptom(
@@ -214,15 +222,18 @@ SYMPTOMS = (
     ),
     _symptom(
         "DeviceError",
-        rf"(?:{_CUDA})(?:uncorrectable|unknown error|hardware stack error|system not yet initialized)",
+        rf"(?:{_CUDA})(?:uncorrectable|hardware stack error)",
         r"uncorrectable (?:NVLink|ECC) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR",
-        r"CUDA-capable device\(s\) is/are busy|CUDA-capable devices are busy|SYSTEM_NOT_READY",
         r"(?i:GPU has fallen off the bus|GPU is lost|Driver/library version mismatch|ERROR_DEVICE_IS_LOST)",
         _XID,
-        what="because its GPU or the link to it failed",
-        hint="run on another node and have this one's device checked (nvidia-smi -q, the node's kernel log)",
-        code=exit_codes.INFRASTRUCTURE,
-        again=True,
+        **_DEVICE_FAILED,
+        is_proof=True,
+    ),
+    _symptom(
+        "DeviceError",
+        rf"(?:{_CUDA})(?:unknown error|system not yet initialized)",
+        r"CUDA-capable device\(s\) is/are busy|CUDA-capable devices are busy|SYSTEM_NOT_READY",
+        **_DEVICE_FAILED,
     ),
     _symptom(
         "DeviceUnavailable",

@@ -76,6 +76,7 @@ class Hung:
     rank: int | None = None  # who is to blame, of torch's workers
     local_rank: int | None = None
     reason: str = "Hung"  # the exit reason
+    since_s: float | None = None  # the last sign of life
 
 
 Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung

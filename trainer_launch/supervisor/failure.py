@@ -77,6 +77,7 @@ def _no_oom(evidence: Evidence) -> tuple[str, ...]:
 
 
 _WHY_CHARS = 300
+_OF_DEVICES = ("DeviceError", "DeviceUnavailable")
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -98,7 +99,8 @@ _FIRST = (
     _Rule(
         "Hung",
         _agent_says("Hung"),
-        "read the saved stacks: the rank outside the collective in which the others wait is the cause",
+        "read the saved stacks: the rank outside the collective in which the others wait is the cause; "
+        "if all are in it, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
         shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),
@@ -124,11 +126,18 @@ _FIRST = (
         what="as a shell says of a command that it cannot run",
         again=False,
     ),
+    _Rule(
+        "Quarantined",
+        _agent_says("Quarantined"),
+        "let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, kernel log)",
+        exit_code=exit_codes.INFRASTRUCTURE,
+        again=True,
+    ),
     _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
         "ProgramError",
         _agent_says("ProgramError"),
-        "let all ranks run the same number of steps; a restart will not help",
+        "let all ranks enter the same collectives, as often as all others; a restart will not help",
         again=False,
     ),
     _Rule(
@@ -252,6 +261,47 @@ def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
     if why is None and not evidence.stopped and (end.signal is None or end.signal in _CRASHES):
         why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
     return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
+
+
+# -- a worker's death, and what it shows about the machine ---------------------------------------
+
+
+def code_of(death: FailureRecord) -> int:
+    """The exit code that says it."""
+    return exit_codes.of_signal(death.signal) if death.signal is not None else death.exit_code or exit_codes.FAILED
+
+
+def death_of(
+    rank: int | None, local_rank: int | None, code: int | None, number: int | None, said: dict[str, Any]
+) -> FailureRecord:
+    """The death of a worker with what it has said in its error file."""
+    return FailureRecord(
+        rank=rank,
+        local_rank=local_rank,
+        exit_code=code,
+        signal=number,
+        message=error_lines.message_in(said),
+        lines=tuple(error_lines.traceback_in(said)),
+    )
+
+
+def fault_of(death: FailureRecord, evidence: Evidence, *, was_ended: bool = False) -> FailureRecord:
+    """The death with what it shows about its machine: a failed device, perhaps the machine, or nothing.
+
+    Who was being ended by us shows no more than a proof.
+    """
+    crashed = death.signal in _CRASHES
+    said = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
+    found = recognise(said)
+    if found is not None:
+        symptom, line = found
+        fault = "device" if symptom.is_proof else "machine" if symptom.reason in _OF_DEVICES else None
+        fault = None if was_ended and fault == "machine" else fault
+        return replace(death, fault=fault, evidence=line[:_WHY_CHARS] if fault else "")
+    if was_ended or death.message or not crashed or (death.signal == signal.SIGBUS and evidence.shm_full):
+        return death  # the program's own words, its exit code, or a signal that somebody sent, such as SIGKILL
+    who = "a worker" if death.rank is None else f"rank {death.rank}"
+    return replace(death, fault="machine", evidence=f"{who} was ended by {signal_name(death.signal or 0)}")
 
 
 # -- what is known about a death ---------------------------------------------------------------

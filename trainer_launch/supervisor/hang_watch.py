@@ -2,6 +2,9 @@
 
 What is a hang is decided in `hang_detection`, who is waited for in `collectives`. Nobody is killed before what the
 workers can tell is on disk. An event tells the worker group, or the supervisor's machine, which ends them.
+
+Where a coordinator can be asked, idle workers are ended only after it was. The node that has the cause ends its own
+at once; who waits for it, or is where a healthy rank may be for minutes, gets `PATIENCE` times as long.
 """
 
 from __future__ import annotations
@@ -15,20 +18,30 @@ from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
-from trainer_launch.supervisor.incident_collection import HANG, Collected
+from trainer_launch.supervisor.incident_bundle import HANG
+from trainer_launch.supervisor.incident_collection import Collected, Collector
 from trainer_launch.supervisor.stacks import Frame, main_thread, stacks_digest, waits_for_others, where
 from trainer_launch.supervisor.worker_samples import Workers
 
+ANSWER_S = 8.0  # for the coordinator to explain; longer than all nodes have to tell it what they know
+FRESH_S = 15.0  # an older explanation is no reason to end anybody
 log = logging.getLogger(__name__)
 
 
-class AnyCollector(Protocol):
-    """Who collects incidents; `incident_collection.Collector` is it."""
+class Explained(Protocol):
+    """What all nodes together know; `protocol.Explained` is it."""
 
-    def collect(
-        self, kind: str, sentence: str, *, report: str, texts: Mapping[int, str], keeps_sentence: bool
-    ) -> Collected:
-        """Collect one now."""
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Whom it is about."""
+
+    @property
+    def cause(self) -> str:
+        """The exit reason that it proves."""
+
+    @property
+    def accuses(self) -> bool:
+        """Whether somebody hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,7 @@ class Watched:
     rules: Rules | None  # of the hangs that are ended; None: none is
     report: Rules | None = None  # of those that are only reported
     alone: bool  # no other node could be waited for
+    explained: bool = False  # a coordinator explains what it is told
 
     @property
     def paced_by(self) -> Rules:
@@ -58,13 +72,16 @@ class Watch:
         watched: Watched,
         workers: Workers,
         now_s: float,
-        collector: AnyCollector | None = None,
-        tell: Callable[[Collected], None] = lambda collected: None,
+        collector: Collector | None = None,
+        tell: Callable[[Collected], None] | None = None,
     ) -> None:
         self._watched = watched
         self._workers = workers
         self._collector = collector
-        self._tell = tell  # the coordinator, which asks all nodes
+        self._tell = tell  # the coordinator, which asks all nodes; None: there is none
+        self._told: tuple[object, float] | None = None  # of which quiet, and when
+        self._seen: tuple[str, tuple[str, ...], Collected | None] | None = None  # what it was told
+        self._explained: tuple[Explained, object, float] | None = None  # of which quiet, and when
         self._node = hang_detection.begin(now_s)
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
@@ -79,20 +96,45 @@ class Watch:
         self.due_s = now_s + rules.pace_s
         self._node = hang_detection.observe(self._node, self._workers.look(), now_s, rules)
         found = self._judged(watched.rules)
-        found = None if found is None else self._named(found, now_s)
-        if found is not None:
-            return self._strike(found, now_s)
+        to_end = None if found is None else self._to_end(found, now_s)
+        if to_end is not None:
+            return self._strike(to_end, now_s)
         has_changed = self._reported_at_s != self._node.sign_at_s
         if watched.report is not None and (has_changed or not self._has_reported):
             found = self._judged(watched.report)
             if found is not None:
-                self.reported()
                 self._report_only(found)
         return None
 
     def reported(self) -> None:
         """Nothing more is reported until somebody shows a sign of life."""
         self._has_reported, self._reported_at_s = True, self._node.sign_at_s
+
+    def explained(self, told: Explained) -> None:
+        """What all nodes together know of the present quiet."""
+        self._explained = told, self._quiet, self._node.at_s
+
+    @property
+    def _quiet(self) -> object:
+        """Since when which workers show no sign of life: anything else is another hang."""
+        return self._node.sign_at_s, tuple(self._node.tracks)
+
+    def _to_end(self, found: Hang, now_s: float) -> Hang | None:
+        """The hang, if its workers are to be ended now: it is explained, or nobody explains it."""
+        if found.kind is not Kind.IDLE or not self._watched.explained:
+            return self._named(found, now_s)
+        told, quiet, at_s = self._explained or (None, None, 0.0)
+        if told is not None and quiet == self._quiet and now_s < at_s + FRESH_S:
+            if not told.accuses and not told.ranks:
+                return self._named(found, now_s)  # nothing explains it
+            own = tuple(worker for worker in self._node.tracks if worker.rank in told.ranks)
+            is_ours = told.accuses and (own or told.cause or not told.ranks)
+            is_due = is_ours or found.for_s >= hang_detection.others_s(found)
+            return replace(found, workers=own or found.workers) if is_due else None
+        if self._told is None or self._told[0] != self._quiet or now_s >= self._told[1] + FRESH_S:
+            self._told = self._quiet, now_s
+            self._report_only(found)
+        return self._named(found, now_s) if now_s >= self._told[1] + ANSWER_S else None
 
     def _judged(self, rules: Rules | None) -> Hang | None:
         return None if rules is None else hang_detection.judge(self._node, rules)
@@ -125,24 +167,30 @@ class Watch:
 
     def _strike(self, found: Hang, now_s: float) -> ev.Hung:
         workers = tuple(self._node.tracks)
-        text, digest, collected = self._collected(found)
+        is_fresh = self._seen is not None and self._told is not None and self._told[0] == self._quiet
+        text, digest, collected = self._seen if is_fresh and self._seen is not None else self._collected(found)
         log.error("hang: %s", text)
         for line in digest:
             log.error("hang: %s", line)
         self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
         self._asked_at_s, self._elsewhere = None, ()
+        if collected is not None and self._collector is not None:
+            self._collector.tell(collected)
+        self._told, self._seen, self._explained = None, None, None
         explanation = collected.explanation if collected is not None else None
         named = explanation.ranks if explanation is not None else ()
         guilty = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
         reason = explanation.reason if explanation is not None and explanation.reason else "Hung"
-        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank, reason)
+        since_s = now_s - found.for_s
+        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank, reason, since_s)
 
     def _report_only(self, found: Hang) -> None:
         """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""
-        log.info("no progress: %s; all nodes are asked what their ranks show", found.text)
-        _, _, collected = self._collected(found)
-        if collected is not None:
-            self._tell(collected)
+        self.reported()
+        log.info("no progress: %s; collecting an incident", found.text)
+        self._seen = self._collected(found)
+        if self._seen[2] is not None and self._tell is not None:
+            self._tell(self._seen[2])
 
     def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
         """The hang in a sentence, where each worker is, and what was collected."""
@@ -152,7 +200,7 @@ class Watch:
         digest += self._loaders(workers, texts)
         if self._collector is None:
             return found.text, digest, None
-        report = self._report(found, workers, texts, digest)
+        report = "".join(f"{line}\n" for line in (found.text, *digest))
         is_plain = found.kind is Kind.STOPPED  # its sentence says it all
         collected = self._collector.collect(HANG, found.text, report=report, texts=texts, keeps_sentence=is_plain)
         text = collected.incident.sentence
@@ -174,14 +222,3 @@ class Watch:
             for entry in self._workers.children(worker)
             if (known := main_thread(texts.get(entry.pid, "")))
         )
-
-    def _report(
-        self, found: Hang, workers: tuple[Worker, ...], texts: Mapping[int, str], digest: tuple[str, ...]
-    ) -> str:
-        parts = [f"{found.text}\n", *[f"{line}\n" for line in digest]]
-        for worker in workers:
-            processes = [(worker.pid, worker.name), *[(e.pid, e.name) for e in self._workers.children(worker)]]
-            for pid, name in processes:
-                whose = name if pid == worker.pid else f"{name}, a child of {worker.name}"
-                parts += [f"\n== {whose}, pid {pid}\n", texts.get(pid, ""), process_tree.describe(pid)]
-        return "".join(parts)

@@ -8,7 +8,9 @@ missing; what could not be collected is told in `incident.json`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,17 +23,22 @@ from typing import BinaryIO
 from trainer_launch.host import files
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
 
 MAX_BYTES = 32 << 20  # of one node's bundle
 KEPT = 10  # incidents
+FAILURE, HANG = "failure", "hang"  # kinds of incidents
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
 ABOUT = "incident.json"
 OUTPUT, STACKS, NATIVE, RECORDER, HOST = "output", "stacks", "native", "flight_recorder", "host"
 _FILE_BYTES = 4 << 20
+_MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ
+_TOLD = "generation "  # begins the sentence of who has only been told of a failure
+_ABOUT_BYTES = 1 << 20  # of the bundle, for incident.json
 _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,10 @@ class Stored:
     incident: Incident
     files: tuple[str, ...] = field(default_factory=tuple)  # relative to the folder
 
+    def files_in(self, part: str) -> Sequence[str]:
+        """The files of one part."""
+        return [name for name in self.files if name.startswith(f"{part}/")]
+
 
 # -- writing -----------------------------------------------------------------------------------
 
@@ -87,29 +98,41 @@ def new_folder(place: str, name: str, at_s: float) -> str:
     return folder
 
 
-def add(folder: str, part: str, name: str, text: str) -> str | None:
+def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:
     """Write a text into a part of the bundle, as far as there is room; why not, if it cannot be written."""
     if not text:
         return None
-    data = text.encode(errors="replace")[: min(_FILE_BYTES, MAX_BYTES - size_of(folder))]
+    data = text.encode(errors="replace")[: max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))]
+    path = os.path.join(folder, part, name)
     try:
-        if part:
-            os.makedirs(f"{folder}/{part}", mode=0o700, exist_ok=True)
-        with open(os.path.join(folder, part, name), "xb") as file:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(path, "wb" if anew else "xb") as file:
             file.write(data)
     except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
         return f"{os.path.join(part, name)}: {problem.strerror}"
-    return None
+    return None if data else f"{os.path.join(part, name)}: the bundle has its {MAX_BYTES >> 20} MiB"
 
 
-def finish(folder: str, incident: Incident) -> str | None:
-    """Write `incident.json`; why not, if it cannot be written."""
-    _cut(folder)
-    try:
-        files.replace(f"{folder}/{ABOUT}", encode(incident))
-    except OSError as problem:
-        return f"{ABOUT}: {problem.strerror}"
-    return None
+def finish(folder: str, incident: Incident) -> Incident:
+    """Write `incident.json`, which matters more than all the rest; return what it says in the end.
+
+    A bundle that is too large, and a full disk, cost the largest files.
+    """
+    most_bytes = MAX_BYTES - _ABOUT_BYTES
+    while True:
+        lost = _cut(folder, most_bytes)
+        words = (f"{os.path.relpath(path, folder)}: removed, there was no room" for path in lost)
+        incident = replace(incident, missing=tuple(dict.fromkeys([*incident.missing, *words])))
+        try:
+            files.replace(f"{folder}/{ABOUT}", encode(incident))
+        except OSError as problem:
+            most_bytes = size_of(folder) - 1
+            if problem.errno == errno.ENOSPC and any(size for path, size in _sizes(folder) if _is_spare(path)):
+                continue
+            log.warning("cannot save %s/%s: %s: %s", folder, ABOUT, problem.strerror, incident.sentence)
+        return incident
 
 
 def size_of(folder: str) -> int:
@@ -117,16 +140,21 @@ def size_of(folder: str) -> int:
     return sum(size for _, size in _sizes(folder))
 
 
-def _cut(folder: str) -> None:
-    """Remove the largest dumps until the bundle has its size: workers have written those themselves."""
+def _cut(folder: str, most_bytes: int) -> list[str]:
+    """Remove the largest files until the bundle has this size: workers have written their dumps themselves."""
     sizes = sorted(_sizes(folder), key=lambda one: -one[1])
-    total = sum(size for _, size in sizes)
+    total, lost = sum(size for _, size in sizes), list[str]()
     for path, size in sizes:
-        if total <= MAX_BYTES:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        total -= size
+        if total > most_bytes and _is_spare(path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+            lost.append(path)
+    return lost
+
+
+def _is_spare(path: str) -> bool:
+    return os.path.basename(path) != ABOUT
 
 
 def _sizes(folder: str) -> list[tuple[str, int]]:
@@ -174,6 +202,21 @@ def chosen(place: str, wanted: str | None) -> Stored:
     return (exact or fitting)[0]
 
 
+def moment(place: str, one: Stored) -> list[Stored]:
+    """This incident and, on a shared volume, other nodes' of the same moment; the one that tells most first.
+
+    All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told.
+    """
+    about, nodes = one.incident, {one.incident.node_rank: one}
+    for other in stored(place) if about.node_rank is not None and about.job else ():
+        said = other.incident
+        is_same = (said.job, said.kind, said.generation) == (about.job, about.kind, about.generation)
+        if is_same and said.node_rank is not None and abs(said.time_s - about.time_s) <= _MOMENT_S:
+            nodes.setdefault(said.node_rank, other)
+    found = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
+    return sorted(found, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
+
+
 def text_of(one: Stored, name: str) -> str:
     """A file of it as text."""
     try:
@@ -183,21 +226,17 @@ def text_of(one: Stored, name: str) -> str:
         return f"cannot be read: {problem.strerror}\n"
 
 
-def pack(one: Stored, file: BinaryIO) -> None:
-    """Write it as a .tar.gz."""
+def pack(found: Sequence[Stored], file: BinaryIO) -> None:
+    """Write them as a .tar.gz."""
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        archive.add(one.folder, arcname=one.id)
+        for one in found:
+            archive.add(one.folder, arcname=one.id)
 
 
 def as_json(one: Stored) -> Mapping[str, object]:
     """For machines: what incident.json says, with the ID and the files."""
     told: dict[str, object] = json.loads(encode(one.incident))
     return {"id": one.id, "folder": one.folder, **told, "files": list(one.files)}
-
-
-def files_of(one: Stored, part: str) -> Sequence[str]:
-    """The files of one part."""
-    return [name for name in one.files if name.startswith(f"{part}/")]
 
 
 def _ids(place: str) -> list[str]:

@@ -1,30 +1,34 @@
 """Collect an incident before anything is killed: ask all workers at once, then write what came in time.
 
 What is gone a moment later comes first: stacks, flight recorders, last lines. What stays may be slow: it is
-collected in a thread, so that a restart does not wait for it. Nothing here may fail a job.
+collected in threads, so that a restart does not wait for it. Nothing here may fail a job.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from trainer_launch.host import incident_facts, process_tree
-from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
+from trainer_launch.host import incident_facts, process_tree, runtime_directory
+from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
+from trainer_launch.model import Failure, exit_codes
+from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import incident_bundle, stacks
 from trainer_launch.supervisor.hang_detection import Worker
-from trainer_launch.supervisor.incident_bundle import Incident
+from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, Incident
 from trainer_launch.supervisor.worker_samples import Workers
 
-FAILURE, HANG = "failure", "hang"
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
-HANG_S = 3.0
-_NATIVE_S = 2.0  # for py-spy, each
-_NATIVE_MOST = 2  # workers that py-spy looks at
-_FACTS_S = 5.0
+HANG_S = 2.0
+_NATIVE_S = 2.0  # for py-spy, all processes at once
+_NATIVE_MOST = 4  # processes that py-spy looks at
+_FACTS_S = 5.0  # with the above, and the 3 s of a hang's stacks, less than 10 s
+_SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
 log = logging.getLogger(__name__)
 
@@ -38,6 +42,7 @@ class About:
     host: str = ""
     node_rank: int | None = None
     env: Mapping[str, str]
+    run_dir: str = ""  # where `status` and the event log look for news
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class Sources:
 
     workers: Workers
     last_lines: Callable[[str], Sequence[str]]  # of a process, by name
+    is_group: bool = True  # forked torch workers; False: any program, with whatever it has started
     question: Callable[[str | None], int] = lambda folder: 0  # to all flight recorders; its number
     answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
     ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
@@ -67,6 +73,9 @@ class Collector:
     def __init__(self, about: About, sources: Sources) -> None:
         self._about, self._sources = about, sources
         self._threads: list[threading.Thread] = []
+        self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
+        self._told: dict[str, Incident] = {}  # what incident.json says, by folder
+        self._lock = threading.Lock()
 
     def collect(
         self,
@@ -100,15 +109,22 @@ class Collector:
         keeps_sentence |= found is None or kind == FAILURE
         told = Explanation(text="") if found is None else found
         incident = self._incident(kind, sentence if keeps_sentence else told.text, at_s, states, told)
+        names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         if folder:
             parts = [("", "sentence.txt", f"{incident.sentence}\n"), ("", "report.txt", report)]
-            parts += [*self._outputs([*names, *(worker.name for worker in alive)]), *_stacks(alive, texts)]
+            parts += [*self._outputs(names), *self._stacks(alive, texts)]
             missing += [why for part in parts if (why := incident_bundle.add(folder, *part)) is not None]
+            missing += self._native(folder, kind, alive, texts)
         took_s = round(time.monotonic() - begun_s, 3)
-        incident = replace(incident, took_s=took_s, missing=(*missing, *_silent(alive, texts, recorded)))
+        missing += self._silent(alive, texts, recorded)
+        collected = Collected(folder=folder, incident=replace(incident, took_s=took_s), explanation=found)
+        self._last = collected, names
         if folder:
-            self._finish(folder, incident, tuple(alive) if kind == HANG else ())
-        return Collected(folder=folder, incident=incident, explanation=found)
+            self._write(collected, missing=tuple(missing))  # should we be killed
+            self._begin_facts(collected)
+        if kind == FAILURE:
+            self.tell(collected)
+        return collected
 
     def _incident(
         self, kind: str, sentence: str, at_s: float, states: Sequence[RankState], told: Explanation
@@ -131,10 +147,31 @@ class Collector:
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
     ) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        incident = replace(collected.incident, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps)
-        self.close()
-        if collected.folder:
-            incident_bundle.finish(collected.folder, incident)
+        self.tell(self._write(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
+
+    def tell(self, collected: Collected) -> None:
+        """Tell `status` and the event log, and people where it is."""
+        told, where = collected.incident, os.path.basename(collected.folder)
+        values = {"kind": told.kind, "text": told.sentence, "id": where or None, "reason": told.reason or None}
+        ranks = spans(told.ranks) if told.ranks else None
+        runtime_directory.tell(
+            self._about.run_dir, "incident", **values, ranks=ranks, restart_helps=told.restart_helps
+        )
+        if told.kind == FAILURE and collected.folder:
+            log.info("collected in %s", collected.folder)
+
+    def concluded(self, failure: Failure) -> None:
+        """The run is over: its last failure in the words of the termination message, and all that was written."""
+        collected, names = self._last or (None, ())
+        if collected is None or collected.incident.kind != FAILURE:
+            return
+        if collected.incident.generation != self._sources.generation():
+            return
+        again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
+        ranks = () if failure.rank is None else (failure.rank,)
+        self._write(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=again)
+        for part in self._outputs(names) if collected.folder else ():
+            incident_bundle.add(collected.folder, *part, anew=True)
 
     def close(self, within_s: float = _FACTS_S) -> None:
         """Wait until what was begun is written."""
@@ -151,7 +188,7 @@ class Collector:
             place=stacks.where(frames) if frames else "",
             doing=stacks.doing(frames) if frames else Doing.UNKNOWN,
             groups=said.groups if said is not None else {},
-            why="it did not answer in time" if said is None else said.why,
+            why=said.why if said is not None else "it did not answer in time" if self._sources.is_group else "",
         )
 
     # -- writing ------------------------------------------------------------------------------
@@ -168,22 +205,86 @@ class Collector:
             return ""
 
     def _outputs(self, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-        for name in dict.fromkeys(names):
+        for name in names:
             text = "".join(f"{line}\n" for line in self._sources.last_lines(name))
             yield incident_bundle.OUTPUT, _file_of(name), text
 
-    def _finish(self, folder: str, incident: Incident, for_native: Sequence[Worker]) -> None:
-        """The rest, which a restart does not wait for; C frames while the workers are there."""
-        for worker in for_native[:_NATIVE_MOST]:
-            text = incident_facts.native_stacks(worker.pid, _NATIVE_S)
-            incident_bundle.add(folder, incident_bundle.NATIVE, _file_of(worker.name), text)
-        incident_bundle.finish(folder, incident)  # should we be killed
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._facts, args=(folder, incident), name="incident", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+    def _stacks(self, alive: Mapping[Worker, object], texts: Mapping[int, str]) -> Iterator[tuple[str, str, str]]:
+        """Each worker and what it has started, as it says itself and as the kernel has it."""
+        for worker in alive:
+            text = texts.get(worker.pid, "") + process_tree.describe(worker.pid)
+            for one in self._sources.workers.children(worker)[:_SHOWN]:
+                text += f"\n== {one.name}, pid {one.pid}\n{texts.get(one.pid, '')}{process_tree.describe(one.pid)}"
+            yield incident_bundle.STACKS, _file_of(worker.name), text
+        for pid, name in [*self._left_behind(alive).items()][:_SHOWN]:
+            yield incident_bundle.STACKS, _file_of(name), process_tree.describe(pid)
 
-    def _facts(self, folder: str, incident: Incident) -> None:
+    def _left_behind(self, alive: Mapping[Worker, object]) -> dict[int, str]:
+        """What a program that has ended has started, by pid; a group's fork server is none of it."""
+        if self._sources.is_group:
+            return {}
+        known = {pid for w in alive for pid in (w.pid, *(one.pid for one in self._sources.workers.children(w)))}
+        found = process_tree.descendants(os.getpid())
+        return {one.pid: f"{one.name} pid {one.pid}" for one in found if one.pid not in known}
+
+    def _native(
+        self, folder: str, kind: str, alive: Mapping[Worker, object], texts: Mapping[int, str]
+    ) -> Iterator[str]:
+        """C frames while the processes are there; and of any program's Python processes, who cannot be asked."""
+        if kind == FAILURE and self._sources.is_group:
+            return  # a restart waits for it
+        names = {worker.pid: worker.name for worker in alive}
+        if not self._sources.is_group:
+            below = [one for worker in alive for one in self._sources.workers.children(worker)]
+            names |= {one.pid: f"{one.name} pid {one.pid}" for one in below} | self._left_behind(alive)
+        pids = [pid for pid in names if pid in texts or incident_facts.is_python(pid)][:_NATIVE_MOST]
+        try:
+            found = incident_facts.native_stacks(pids, _NATIVE_S) if pids else {}
+        except OSError as problem:
+            yield from (f"{names[pid]}: no Python stacks: {problem}" for pid in pids if not texts.get(pid))
+            return
+        for pid, text in found.items():
+            why = incident_bundle.add(folder, incident_bundle.NATIVE, _file_of(names[pid]), text)
+            yield from [] if why is None else [why]
+
+    def _silent(
+        self, alive: Mapping[Worker, object], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
+    ) -> Iterator[str]:
+        """What workers of torch's could not tell."""
+        for worker in alive if self._sources.is_group else ():
+            if not texts.get(worker.pid):
+                yield f"{worker.name}: no Python stacks"
+            said = recorded.get(worker.name)
+            if said is None:
+                yield f"{worker.name}: its flight recorder did not answer"
+            elif said.why:
+                yield f"{worker.name}: no flight recorder: {said.why}"
+
+    def _write(self, collected: Collected, missing: tuple[str, ...] = (), **changes: Any) -> Collected:
+        """Write incident.json anew, with what has changed, and what else could not be collected."""
+        with self._lock:
+            before = self._told.get(collected.folder, collected.incident)
+            now = replace(before, **changes)
+            if collected.folder:
+                now = incident_bundle.finish(
+                    collected.folder, replace(now, missing=tuple(dict.fromkeys([*now.missing, *missing])))
+                )
+                self._told = {**self._told, collected.folder: now}
+                if "sentence" in changes:
+                    incident_bundle.add(collected.folder, "", "sentence.txt", f"{now.sentence}\n", anew=True)
+        return replace(collected, incident=now)
+
+    def _begin_facts(self, collected: Collected) -> None:
+        """The rest, which a restart does not wait for."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = begin_thread("incident", self._facts, collected)
+        if thread is None:
+            self._write(collected, missing=(f"{incident_bundle.HOST}/: {NO_THREAD}",))
+        else:
+            self._threads.append(thread)
+
+    def _facts(self, collected: Collected) -> None:
+        """Ask for all facts at once: one of them may hang."""
         ask: Mapping[str, Callable[[], str]] = {
             "memory.txt": incident_facts.memory,
             "shared_memory.txt": incident_facts.shared_memory,
@@ -192,36 +293,30 @@ class Collector:
             "gpus.txt": incident_facts.gpus,
             "nccl_ras.txt": lambda: incident_facts.nccl_ras(self._about.env),
         }
-        missing = [*incident.missing]
-        why = incident_bundle.add(folder, "", "environment.txt", incident_facts.environment(self._about.env))
-        missing += [] if why is None else [why]
-        for name, text in ask.items():
-            why = incident_bundle.add(folder, incident_bundle.HOST, name, text())
-            missing += [] if why is None else [why]
-        incident_bundle.finish(folder, replace(incident, missing=tuple(missing)))
+        answers: dict[str, str | None] = {}
+
+        def note(name: str, text: Callable[[], str]) -> None:
+            try:
+                answers[name] = incident_bundle.add(collected.folder, incident_bundle.HOST, name, text())
+            except OSError as problem:
+                answers[name] = f"{incident_bundle.HOST}/{name}: {_why(problem)}"
+
+        threads = {name: begin_thread(name, note, name, text) for name, text in ask.items()}
+        until_s = time.monotonic() + _FACTS_S - 1.0
+        environment = incident_facts.environment(self._about.env)
+        missing = [incident_bundle.add(collected.folder, "", "environment.txt", environment)]
+        for name, thread in threads.items():
+            why = NO_THREAD if thread is None else f"no answer within {_FACTS_S - 1.0:.0f} s"
+            if thread is not None:
+                thread.join(max(0.0, until_s - time.monotonic()))
+            missing.append(answers.get(name, f"{incident_bundle.HOST}/{name}: {why}"))
+        self._write(collected, missing=tuple(why for why in missing if why is not None))
 
 
-def _stacks(alive: Mapping[Worker, object], texts: Mapping[int, str]) -> Iterator[tuple[str, str, str]]:
-    for worker in alive:
-        text = texts.get(worker.pid, "") + process_tree.describe(worker.pid)
-        yield incident_bundle.STACKS, _file_of(worker.name), text
+def _why(problem: OSError) -> str:
+    words = problem.strerror or str(problem)
+    return f"{problem.filename}: {words}" if problem.filename else words
 
 
 def _file_of(name: str) -> str:
     return f"{name.replace(' ', '-').replace('/', '-')}.txt"
-
-
-def _silent(
-    alive: Mapping[Worker, object], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
-) -> list[str]:
-    """What workers could not tell."""
-    words = []
-    for worker in alive:
-        if not texts.get(worker.pid):
-            words.append(f"{worker.name}: no Python stacks")
-        said = recorded.get(worker.name)
-        if said is None:
-            words.append(f"{worker.name}: its flight recorder did not answer")
-        elif said.why:
-            words.append(f"{worker.name}: no flight recorder: {said.why}")
-    return words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,9 +49,14 @@ def supervise(
     system: System,
     watch: AnyWatch | None = None,
     observer: AnyObserver | None = None,
+    failed: Callable[[Failure, str], None] = lambda failure, process: None,
 ) -> Outcome:
-    """Run `plan` until nothing of it is left, and say how it ended."""
+    """Run `plan` until nothing of it is left, and say how it ended.
+
+    `failed` is told of a failure as it is known then, and whose it is, before anything else is stopped for it.
+    """
     run = _Run(plan, system, watch, observer)
+    run.failed = failed
     run.to_the_end()
     system.drain(DRAIN_S)
     return _outcome(run.state, system, run.evidence)
@@ -61,6 +67,7 @@ class _Run:
 
     def __init__(self, plan: Plan, system: System, watch: AnyWatch | None, observer: AnyObserver | None) -> None:
         self.evidence = Evidence()
+        self.failed: Callable[[Failure, str], None] = lambda failure, process: None
         self._system = system
         self._watch = watch
         self._observer = observer
@@ -90,6 +97,12 @@ class _Run:
         _tell(event, before.phase, self.state)
         if self._observer is not None:
             self._observer.stepped(event, before, self.state)
+        if isinstance(event, ev.Exited) and before.phase is Phase.RUNNING and self.state.cause is event.exit:
+            self._apply(tuple(action for action in actions if isinstance(action, ev.Look)))
+            actions = tuple(action for action in actions if not isinstance(action, ev.Look))
+            found = _failure(self.state, self._system, self.evidence)
+            if found is not None:
+                self.failed(found, event.exit.process)
         self._apply(actions)
 
     def _apply(self, actions: tuple[ev.Action, ...]) -> None:

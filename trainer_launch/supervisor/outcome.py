@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
+from trainer_launch.model import Failure, Outcome, Verdict, exit_codes, goodput
 from trainer_launch.model.signal_policy import signal_name
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def summary(outcome: Outcome) -> str:
     words.append(f"seconds={outcome.took_s:.1f}")
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
-    text = failure.message if failure else _how_all_ended(outcome)
+    text = failure.message if failure else outcome.note or _how_all_ended(outcome)
     return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
 
 
@@ -66,15 +66,16 @@ def refusal(message: str, code: int, host: str) -> str:
 
 
 def last_words(outcome: Outcome) -> str:
-    """Return the termination message: the summary, the failed worker's last lines, the evidence, what to do."""
+    """Return the termination message: the summary, the last lines, the evidence, the goodput, what to do."""
     first = summary(outcome)
     failure = outcome.failure
+    spent = "" if outcome.spent_s is None else f"Goodput: {goodput.sentence(goodput.read(outcome.spent_s))}"
     if failure is None and not outcome.survivors:
-        return first + "\n"
+        return "\n".join(filter(None, (first, spent))) + "\n"
     hint = f"{WHAT_TO_DO} {_one_line(failure.hint)}" if failure and failure.hint else ""
     stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
     shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
-    ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, hint) if text]
+    ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, spent, hint) if text]
     room = LAST_WORDS_BYTES - sum(_size(line) for line in (first, *ends))
     lines = _latest(failure.last_lines, room) if failure else []
     return "\n".join([first, *lines, *ends]) + "\n"

@@ -1,4 +1,4 @@
-"""What strangers may say: the coordinator's protocol and the roll call's, as lines and as whole conversations."""
+"""What strangers may say: the protocols of coordinator and cluster preflight, as lines and as conversations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
 
 
 @target("lines")
-def roll_call_lines(data: bytes) -> None:
+def cluster_preflight_lines(data: bytes) -> None:
     """As the coordinator's."""
     for line in data.split(b"\n"):
         found = attempt(calling.parse, line, kinds=(MessageError,))
@@ -117,8 +117,8 @@ def roll_call_lines(data: bytes) -> None:
 
 
 @target("lines")
-def roll_call_talk(data: bytes) -> None:
-    """Whatever any nodes say in any order, the roll call comes to its end."""
+def cluster_preflight_talk(data: bytes) -> None:
+    """Whatever any nodes say in any order, the cluster preflight comes to its end."""
     if not data:
         return
     names = Names(home=Endpoint("n-0", 1), pattern="n-#")

@@ -26,8 +26,8 @@ from trainer_launch.mpi.job_state import Exited
 from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.rehearsal import pod_watch, script_checks
-from trainer_launch.supervisor import error_lines, failure, outcome
+from trainer_launch.rehearsal import script_checks
+from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
 from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
@@ -83,12 +83,12 @@ def mpi_output(data: bytes) -> None:
 @target("text")
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
-    whole, parts = pod_watch.OutputScanner(), pod_watch.OutputScanner()
+    whole, parts = step_lines.OutputScanner(), step_lines.OutputScanner()
     cut = data[0] % 50 + 1 if data else 1
     whole.scan(data, (_PATTERN,))
     for at in range(0, len(data), cut):
         for one in parts.scan(data[at : at + cut], (_PATTERN,)):
-            assert len(one.line) <= pod_watch.MAX_TEXT
+            assert len(one.line) <= step_lines.MAX_TEXT
             assert one.step is None or 0 <= one.step < 10**12
     assert len(whole.rest) <= LINE_BYTES
     source = Source(b"[x] ", Stream())

@@ -8,11 +8,11 @@ from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
+from trainer_launch.observability import html
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight.container import network_checks
 from trainer_launch.rehearsal.controllers import documents, pod_values
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.report import summary
 
 _INTERFACES = (
     Interface(name="eth0", addresses=("10.0.0.1", "fd00::1"), mtu=1500),
@@ -123,7 +123,7 @@ def secrets(data: bytes) -> None:
     name, _, rest = text.partition("=")
     assert redaction.redact(name, rest) in (redaction.REDACTED, redaction.redact_text(rest))
     redaction.redact_file("/" + name, rest)
-    shown = summary.clean(text)
+    shown = html.clean(text)
     assert shown.isprintable()
     for secret in ("hf_abcdefghijklmnopqrst", "ghp_abcdefghijklmnopqrst1234"):
         assert secret not in redaction.redact_text(f"{text[:50]} {secret} {text[50:]}")

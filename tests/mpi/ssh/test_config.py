@@ -7,7 +7,7 @@ import re
 from trainer_launch.mpi import ssh_client, ssh_server
 
 PUBLIC = "ecdsa-sha2-nistp521 AAAAB3"
-FILES = ssh_client.files_in("/tmp/a folder")
+FILES = ssh_client.Files("/tmp/a folder")
 
 
 def words(text: str) -> dict[str, str]:

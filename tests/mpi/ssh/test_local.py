@@ -38,7 +38,7 @@ def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:
     assert ended.stdout == "local-launcher-0-0\n"
     rows = dict(re.findall(r"^(local-\S+) +\w+ +1 +0 +(\d+) ", ended.stderr, re.MULTILINE))
     assert rows == {"local-node-0-0": "143", "local-node-0-1": "143", "local-launcher-0-0": "7"}
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["trainer-launch-incidents"], "what was collected about the failure stays"
 
 
 # One write each, so that no two lines mix.
@@ -100,7 +100,7 @@ def test_the_first_failing_ranks_code_is_the_jobs(tmp_path) -> None:
     ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
     assert ended.returncode == 41, ended.stderr
     assert " exit=41 " in ended.stderr
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["trainer-launch-incidents"], "what was collected about the failure stays"
 
 
 @pytest.mark.timeout(building.BUILD_S)

@@ -49,7 +49,7 @@ def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
     assert shown["title"] == "Bandwidth between 3 nodes, 4 tests: no fault found"
 
 
-def test_what_the_roll_call_has_tested_can_be_drawn() -> None:
+def test_what_the_cluster_preflight_has_tested_can_be_drawn() -> None:
     job = Simulation(4, outcome=lambda node, partner: ("lost", 0) if 2 in (node, partner) else ("", 10**9))
     job.come(*range(4))
     shown: Mapping[str, Any] = drawing(job.hall.seen)
@@ -74,7 +74,7 @@ def matplotlib() -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("matplotlib")
 @pytest.mark.parametrize("nodes", [4, 64, 600])
-def test_the_guilty_row_is_in_the_picture_by_name(tmp_path: Path, nodes: int) -> None:
+def test_the_faulty_row_is_in_the_picture_by_name(tmp_path: Path, nodes: int) -> None:
     told = seen(nodes, bad=nodes // 2, link=(0, 1))
     plot(str(tmp_path / "pairs.png"), told)
     assert (tmp_path / "pairs.png").read_bytes().startswith(PNG)

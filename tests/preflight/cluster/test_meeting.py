@@ -1,4 +1,4 @@
-"""The roll call over real sockets, all nodes in this process: what can happen to connections, clocks and ports."""
+"""The cluster preflight over real sockets, all nodes in this process: connections, clocks and ports."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def no_descriptors() -> Iterator[socket.socket]:
                 os.close(descriptor)
 
 
-def test_without_descriptors_the_roll_call_goes_on_says_so_once_and_does_not_spin(
+def test_without_descriptors_the_cluster_preflight_goes_on_says_so_once_and_does_not_spin(
     job: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

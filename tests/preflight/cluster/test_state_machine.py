@@ -1,4 +1,4 @@
-"""The roll call as a pure state: who is missing and why, what is compared, who is tested, one verdict for all."""
+"""The cluster preflight as a pure state: who is missing and why, what is compared and tested, one verdict."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -
     assert next(found.measured for found in job.hall.findings if found.check == "roll-call") == 3
 
 
-def test_a_node_that_is_at_work_already_ends_the_roll_call() -> None:
+def test_a_node_that_is_at_work_already_ends_the_cluster_preflight() -> None:
     job = Simulation(3)
     job.come(0)
     job.say(8, Hello(1, JOB, 1, "job-node-0-1", "x", 4))
@@ -214,15 +214,15 @@ def test_without_facts_and_pairs_the_verdict_follows_the_records_at_once() -> No
     assert [found.check for found in job.hall.findings] == ["roll-call"]
 
 
-@pytest.mark.parametrize("guilty", [0, 3, 6])
-def test_a_node_that_fails_with_everybody_is_named_alone(guilty: int) -> None:
+@pytest.mark.parametrize("faulty", [0, 3, 6])
+def test_a_node_that_fails_with_everybody_is_named_alone(faulty: int) -> None:
     def outcome(node: int, partner: int) -> tuple[str, int]:
-        return ("receiving stalls: out of time", 0) if guilty in (node, partner) else ("", 10**9)
+        return ("receiving stalls: out of time", 0) if faulty in (node, partner) else ("", 10**9)
 
     job = Simulation(8, outcome=outcome)
     job.come(*range(8))
     job.wait(60)
-    assert [found.subject for found in job.loud()] == [f"node {guilty} (job-node-0-{guilty})"]
+    assert [found.subject for found in job.loud()] == [f"node {faulty} (job-node-0-{faulty})"]
     assert job.loud()[0].status is Status.FAIL
 
 

@@ -92,14 +92,18 @@ def test_a_node_lost_while_the_ranks_are_settled_makes_torchrun_start_again(tmp_
 def test_a_node_whose_workers_are_done_starts_again_when_another_still_needs_them(tmp_path: Path) -> None:
     left = tmp_path / "left"
     early = f"""
-import os, signal, time
+import fcntl, os, signal, time
+left = {str(left)!r}
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while not os.path.exists({str(left)!r}):
+    while not os.path.exists(left):
         time.sleep(0.05)
+    fcntl.flock(open(left), fcntl.LOCK_EX)  # rank 0 has it to its end
     time.sleep(0.5)  # torchrun looks at its workers each 0.1 s
     os.kill(os.getpid(), signal.SIGKILL)
 print("leaves %s\\n" % os.environ["RANK"], end="", flush=True)
-open({str(left)!r}, "a").close()
+held = open(left + os.environ["RANK"], "a")
+fcntl.flock(held, fcntl.LOCK_EX)
+os.rename(held.name, left)
 """
     port = free_port()
     each = [options(port, "--max-restarts=2", f"--rdzv-conf=node_rank={rank}") for rank in (0, 1)]

@@ -248,7 +248,6 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
     assert made.ignored == (
         "suspend: the rehearsal runs anyway",
         "managedBy",
-        "coordinator",
         "restartStrategy InPlaceRestart: pods are recreated",
         "ttlSecondsAfterFinished of a Job",
         "successPolicy of a Job",

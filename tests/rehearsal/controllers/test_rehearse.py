@@ -272,7 +272,7 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     ended = launch("local", *files)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split("\n")[:2]) == [f"[job-node-0-{n}] rank {n} of 2" for n in (0, 1)]
-    assert "reason=Succeeded" in ended.stderr, "the last words of the launcher in the pod"
+    assert "reason=Succeeded" in ended.stderr, "the termination message of the launcher in the pod"
 
 
 def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None:
@@ -320,9 +320,13 @@ def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
     return str(path)
 
 
+# In a launcher, which may start before they do.
+BOTH_RUN = "for n in 0 1; do until kubectl exec job-worker-$n -- true 2>/dev/null; do sleep 0.05; done; done; "
+
+
 def test_a_launcher_of_v1_reaches_the_containers_of_its_workers_by_kubectl_exec(tmp_path: Path) -> None:
     text = (
-        "kubectl exec job-worker-1 -- sh -c 'echo in $HOSTNAME, not $0, with $OWN' launcher; "
+        f"{BOTH_RUN}kubectl exec job-worker-1 -- sh -c 'echo in $HOSTNAME, not $0, with $OWN' launcher; "
         "kubectl exec job-worker-0 -- sh -c 'exit 41'; echo code $?; "
         "kubectl exec job-worker-7 -- true; kubectl get pods; cat $(dirname $(command -v kubectl))/../../etc/mpi/d*"
     )
@@ -338,7 +342,10 @@ def test_a_launcher_of_v1_reaches_the_containers_of_its_workers_by_kubectl_exec(
 
 
 def test_what_was_started_by_kubectl_exec_ends_with_its_pod(tmp_path: Path) -> None:
-    text = "kubectl exec job-worker-0 -- sleep 45678 & sleep 0.2; kill $!; kubectl exec job-worker-0 -- kill -9 0"
+    text = (
+        f"{BOTH_RUN}kubectl exec job-worker-0 -- sleep 45678 & until pgrep -fx 'sleep 45678'; do sleep 0.05; done; "
+        "kill $!; kubectl exec job-worker-0 -- kill -9 0"
+    )
     path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}]")
     ended = launch("local", "-f", path)
     assert "job-worker-0" in ended.stderr

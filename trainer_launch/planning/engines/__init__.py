@@ -53,6 +53,7 @@ def plan(request: Request) -> Plan:
     engine, reason = pick(request.job, request.command, request.engine)
     if engine in (mpirun, horovodrun) and request.replace_launcher and request.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
+    torch_options.check_spares(request, runs_workers=engine in (torch, torchrun))
     if engine is torch:
         why = torch_options.handed_over(request, torch_options.asked(request))
         if why is not None and request.start_method == "forkserver":
@@ -95,12 +96,11 @@ def request_of(
     Raises:
         LaunchError: there is no command, or this node has no place in the job.
     """
-    command = _command(reading)
     return Request(
         job=reading.job,
         host=reading.host,
         topology=place(reading.job, reading.host),
-        command=command,
+        command=(command := _command(reading)),
         env=_with_log_level(reading.pod.env, settings),
         python=sys.executable,
         python_is_ours=reading.python_is_ours,
@@ -124,6 +124,7 @@ def request_of(
         start_method=settings.start_method,
         preload=_names(settings.preload),
         records=settings.recorder,
+        straggler_interval_s=settings.straggler_interval,
         prefix=settings.prefix,
         watches_output=settings.hang_timeout is not None,
         scratch=scratch,

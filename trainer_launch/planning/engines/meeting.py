@@ -26,8 +26,11 @@ _UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and th
 def nodes_of(request: Request) -> NodeRange:
     """How many nodes the job has; nobody having said so is an error."""
     if request.topology.nodes is None:
+        shown = request.job.details.get("several_nodes_shown_by")
         raise ContractError(
-            f"the number of nodes is unknown (contract {request.job.contract}); set --nodes or TRAINER_LAUNCH_NODES"
+            f"the number of nodes is unknown (contract {request.job.contract})"
+            f"{f', and {shown} shows that there are several' if shown else ''}; "
+            f"set --nodes or TRAINER_LAUNCH_NODES"
         )
     return request.topology.nodes
 
@@ -36,7 +39,7 @@ def options(request: Request, nodes: NodeRange) -> dict[str, str]:
     """Where and how the agents meet."""
     if is_ours(request):
         return _our_meeting(request, nodes)
-    if nodes.max == 1:
+    if request.topology.pods == 1:
         # One node meets nobody: any free port will do, whatever port the platform names.
         return {"nnodes": "1", "standalone": "1"}
     rendezvous = request.topology.rendezvous
@@ -52,13 +55,15 @@ def hosting(request: Request) -> Hosting | None:
     nodes = nodes_of(request)
     node_rank, coordinator = _own_place(request, nodes)
     seats = _seats(request, nodes)
-    if not request.topology.is_coordinator and nodes.max > 1 and seats is None:
+    is_alone = request.topology.pods == 1
+    if not request.topology.is_coordinator and not is_alone and seats is None:
         return None
     return Hosting(
         job=_job_id(request, coordinator),
-        host=coordinator.host if nodes.max == 1 else "",
+        host=coordinator.host if is_alone else "",
         port=coordinator.port,
         nodes=nodes,
+        spares=request.topology.spares,
         max_restarts=_budget(request),
         rejoin_timeout_s=request.rejoin_timeout_s,
         shrink_after_s=request.shrink_after_s,
@@ -66,6 +71,7 @@ def hosting(request: Request) -> Hosting | None:
         secret_file=request.secret_file,
         seats=seats,
         seat=node_rank,
+        straggler_interval_s=request.straggler_interval_s if request.records else 0.0,
     )
 
 
@@ -75,7 +81,7 @@ def meeting(request: Request) -> tuple[str, Endpoint] | None:
         return None
     nodes = nodes_of(request)
     _, coordinator = _own_place(request, nodes)
-    hosts_it = hosting(request) is not None and (request.topology.is_coordinator or nodes.max == 1)
+    hosts_it = hosting(request) is not None and (request.topology.is_coordinator or request.topology.pods == 1)
     place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
     return _job_id(request, coordinator), place
 
@@ -102,7 +108,7 @@ def wait_for(request: Request) -> tuple[str, ...]:
     """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
     topology = request.topology
     nodes = nodes_of(request)
-    if nodes.max == 1 or topology.coordinator is None or topology.is_coordinator:
+    if topology.pods == 1 or topology.coordinator is None or topology.is_coordinator:
         return ()
     if value_parsers.is_address(topology.coordinator.host):
         return ()
@@ -118,7 +124,7 @@ def is_ours(request: Request) -> bool:
     backend = rendezvous.backend if rendezvous is not None else None
     if not request.our_rendezvous or nodes is None:
         return False
-    return nodes.max == 1 or backend in MEET_AT_NODE_0
+    return request.topology.pods == 1 or backend in MEET_AT_NODE_0
 
 
 def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
@@ -134,6 +140,8 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         conf["ports"] = str(request.port_range)
     if request.secret_file is not None:
         conf["secret_file"] = request.secret_file
+    if request.topology.spares:
+        conf["spares"] = str(request.topology.spares)
     seats = _seats(request, nodes)
     if seats is not None:
         conf["seats"] = f"{seats.pattern}/{seats.offset}/{seats.count}"
@@ -149,16 +157,16 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
 
 
 def _seats(request: Request, nodes: NodeRange) -> Seats | None:
-    """Where each node's coordinator is, in a job that may shrink and whose nodes' names tell their index."""
+    """Where each node's coordinator is, where the job may do without one and the names tell the nodes' index."""
     node_rank, coordinator = _own_place(request, nodes)
     label, dot, domain = coordinator.host.partition(".")
     first = _FIRST.fullmatch(label)
-    if nodes.min == nodes.max or first is None:
+    if (nodes.fixed is not None and not request.topology.spares) or first is None:
         return None
     stem, offset = first["stem"], 0
     if stem.endswith("-master-"):
         stem, offset = f"{stem.removesuffix('-master-')}-worker-", -1
-    seats = Seats(coordinator, f"{stem}#{dot}{domain}", offset, nodes.max)
+    seats = Seats(coordinator, f"{stem}#{dot}{domain}", offset, nodes.max + request.topology.spares)
     own = seats.endpoint(node_rank).host.partition(".")[0]
     return seats if own == request.host.hostname.partition(".")[0] else None
 
@@ -177,7 +185,7 @@ def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
     rendezvous = topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
-    if coordinator.is_loopback and topology.nodes is not None and topology.nodes.max > 1:
+    if coordinator.is_loopback and topology.pods not in (None, 1):
         # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
         # is on the same machine.
         return _as_name(Endpoint(hostname, coordinator.port))
@@ -192,7 +200,7 @@ def _as_name(endpoint: Endpoint) -> str:
 def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
     """This node's rank, and where the nodes meet."""
     topology = request.topology
-    if nodes.max == 1 and request.our_rendezvous:
+    if topology.pods == 1 and request.our_rendezvous:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
         return 0, Endpoint("127.0.0.1", request.loopback_port)
     if topology.node_rank is None:

@@ -125,7 +125,8 @@ def _obstacle(request: Request, options: Mapping[str, str], program: tuple[str, 
 
 def _address(request: Request, options: Mapping[str, str]) -> str | None:
     """Where the others reach this node; a single node's workers meet on loopback: its name may not resolve."""
-    is_alone = meeting.nodes_of(request).max == 1
+    meeting.nodes_of(request)
+    is_alone = request.topology.pods == 1
     return options.get("local_addr") or ("127.0.0.1" if is_alone else None)
 
 

@@ -133,6 +133,24 @@ def check_membership(request: Request) -> None:
         )
 
 
+def check_spares(request: Request, *, runs_workers: bool) -> None:
+    """Refuse spares where nobody could let them take over.
+
+    Raises:
+        LaunchError: this job's nodes do not meet at our coordinator.
+    """
+    topology = request.topology
+    if not topology.spares or (runs_workers and meeting.is_ours(request)):
+        return
+    if any(fact.name == "--spares" for fact in request.job.facts):
+        raise UsageError("--spares needs torch workers that meet at the launcher's coordinator; remove it")
+    if topology.nodes is not None and (topology.node_rank or 0) >= topology.nodes.max:
+        raise ContractError(
+            f"this node's rank is {topology.node_rank} but the job has {counted(topology.nodes.max, 'node')}, and "
+            f"only torch workers that meet at the launcher's coordinator have spares"
+        )
+
+
 def check_stdin(request: Request) -> None:
     """Refuse several workers of a program that is read from standard input."""
     workers = request.topology.local_world_size
@@ -162,7 +180,7 @@ def all_options(request: Request) -> dict[str, str]:
         kept["max_restarts"] = str(request.topology.max_restarts)
     nodes = meeting.nodes_of(request)
     kept.update(meeting.options(request, nodes))
-    if "local_addr" not in kept and nodes.max == 1:
+    if "local_addr" not in kept and request.topology.pods == 1:
         # A single node's workers meet on loopback: a pod's own name often does not resolve.
         kept["local_addr"] = "127.0.0.1"
     return kept

@@ -12,31 +12,8 @@ from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.findings import Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import nodes, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.nodes import (
-    LEASE_S,
-    Cluster,
-    Drop,
-    Event,
-    Gone,
-    Key,
-    Look,
-    Looked,
-    Node,
-    Over,
-    Reply,
-    Said,
-    Send,
-    Settings,
-    Stuck,
-    Tick,
-    in_order,
-    missing_keys,
-    not_now,
-    place_of,
-    turned_away,
-)
 from trainer_launch.preflight.cluster.pair_results import PairTests, Rounds
 from trainer_launch.preflight.cluster.shared_storage import Sharing
 
@@ -58,20 +35,20 @@ class Phase(Enum):
 class ClusterPreflight:
     """The cluster preflight of one job."""
 
-    def __init__(self, settings: Settings, now_s: float) -> None:
+    def __init__(self, settings: nodes.Settings, now_s: float) -> None:
         self._settings = settings
         self._until_s = now_s + settings.deadline_s
         self._look_at_s = self._until_s - min(settings.look_s, settings.deadline_s / 3)
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
-        self._nodes: dict[Key, Node] = {}
-        self._peers: dict[int, Node] = {}
-        self._lost: set[Key] = set()  # that were here
+        self._nodes: dict[nodes.Key, nodes.Node] = {}
+        self._peers: dict[int, nodes.Node] = {}
+        self._lost: set[nodes.Key] = set()  # that were here
         self._n_recorded = 0
         self._at_work = ""  # a host whose job runs already
-        self._collisions: dict[Key, set[str]] = {}
-        self._looked: dict[Key, Stuck] = {}
-        self._looking: tuple[Key, ...] | None = None
+        self._collisions: dict[nodes.Key, set[str]] = {}
+        self._looked: dict[nodes.Key, nodes.Stuck] = {}
+        self._looking: tuple[nodes.Key, ...] | None = None
         self._record_until_s = 0.0
         self._sharing = Sharing(settings, ())
         self._rounds: Rounds | None = None
@@ -80,13 +57,13 @@ class ClusterPreflight:
         self.phase = Phase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
 
-    def step(self, event: Event, now_s: float) -> list[Reply]:
+    def step(self, event: nodes.Event, now_s: float) -> list[nodes.Reply]:
         """What an event leads to."""
         if self.phase is Phase.OVER:
-            return [Drop(event.peer)] if isinstance(event, Said) else []
+            return [nodes.Drop(event.peer)] if isinstance(event, nodes.Said) else []
         return list(self._step(event, now_s))
 
-    def break_off(self, mistake: Exception) -> list[Reply]:
+    def break_off(self, mistake: Exception) -> list[nodes.Reply]:
         """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
         own = present_nodes.grouped({node.name: node.findings for node in self._present()})
         return list(self._decide([present_nodes.broken(mistake)], own))
@@ -108,29 +85,29 @@ class ClusterPreflight:
             times.append(self._rounds.until_s)
         return min(times)
 
-    def _step(self, event: Event, now_s: float) -> Iterator[Reply]:
+    def _step(self, event: nodes.Event, now_s: float) -> Iterator[nodes.Reply]:
         match event:
-            case Said(peer, address, message):
+            case nodes.Said(peer, address, message):
                 if peer in self._peers:
                     self._peers[peer].heard_s = now_s
                 yield from self._hear(peer, address, message, now_s)
-            case Gone(peer):
+            case nodes.Gone(peer):
                 self._lose(peer, "it closed the connection", now_s)
-            case Looked(found):
+            case nodes.Looked(found):
                 self._looked = dict(zip(self._looking or (), found, strict=False))
-            case Tick():
+            case nodes.Tick():
                 yield from self._tell_news(now_s)
         if self.phase is not Phase.OVER:
             yield from self._steps[self.phase](now_s)
 
     # -- who is there -------------------------------------------------------------------------
 
-    def _hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> Iterator[Reply]:
+    def _hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> Iterator[nodes.Reply]:
         node = self._peers.get(peer)
         match message:
             case Hello():
-                yield Send(peer, not_now(message, self._settings))
-                yield Drop(peer)
+                yield nodes.Send(peer, nodes.not_now(message, self._settings))
+                yield nodes.Drop(peer)
                 self._at_work = message.host if message.job == self._settings.job else self._at_work
             case msg.Present():
                 yield from self._greet(peer, address, message, now_s)
@@ -147,28 +124,28 @@ class ClusterPreflight:
             case msg.Result() if node is not None and self._rounds is not None:
                 self._rounds.take(node.key, message)
 
-    def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[Reply]:
-        key: Key = said.host if said.node_rank is None else said.node_rank
+    def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[nodes.Reply]:
+        key: nodes.Key = said.host if said.node_rank is None else said.node_rank
         old = self._nodes.get(key)
         if (refusal := self._refusal(said, key, old)) is not None:
-            yield Send(peer, refusal)
-            yield Drop(peer)
+            yield nodes.Send(peer, refusal)
+            yield nodes.Drop(peer)
             return
         if old is not None and old.peer is not None:
             self._peers.pop(old.peer, None)
-            yield Drop(old.peer)
+            yield nodes.Drop(old.peer)
         self._n_recorded -= old is not None and old.has_record
         self._lost.discard(key)
-        self._nodes[key] = node = Node(key, said.host, said.incarnation, address, said.port, peer, now_s)
+        self._nodes[key] = node = nodes.Node(key, said.host, said.incarnation, address, said.port, peer, now_s)
         self._peers[peer] = node
         self._last_came_s = now_s
         if self.phase is Phase.CALLING:
-            yield Send(peer, self._news(now_s, ()))
+            yield nodes.Send(peer, self._news(now_s, ()))
         else:
-            yield Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
+            yield nodes.Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
 
-    def _refusal(self, said: msg.Present, key: Key, old: Node | None) -> msg.Refused | None:
-        if (for_good := turned_away(said, key, self._settings)) is not None:
+    def _refusal(self, said: msg.Present, key: nodes.Key, old: nodes.Node | None) -> msg.Refused | None:
+        if (for_good := nodes.turned_away(said, key, self._settings)) is not None:
             return for_good
         if old is not None and old.peer is not None and old.host != said.host:
             self._collisions.setdefault(key, {old.host}).add(said.host)
@@ -184,25 +161,27 @@ class ClusterPreflight:
             node.peer, node.lost, node.lost_s = None, how, now_s
             self._lost.add(node.key)
 
-    def _present(self) -> list[Node]:
+    def _present(self) -> list[nodes.Node]:
         return [node for node in self._nodes.values() if node.peer is not None]
 
-    def _tell_news(self, now_s: float) -> Iterator[Reply]:
+    def _tell_news(self, now_s: float) -> Iterator[nodes.Reply]:
         """From time to time: who waits learns that we live, who is silent for too long is lost."""
         if now_s < self._news_at_s:
             return
-        was_away = now_s > self._news_at_s + LEASE_S / 2  # this process was stopped: their lines may wait unread
+        was_away = (
+            now_s > self._news_at_s + nodes.LEASE_S / 2
+        )  # this process was stopped: their lines may wait unread
         self._news_at_s = now_s + NEWS_S
         missing = self._missing() if self.phase is Phase.CALLING else []
         news = self._news(now_s, tuple(self._name(key) for key in missing[:_SHOWN]))
         for node in self._present():
             if was_away:
                 node.heard_s = now_s
-            if node.peer is not None and now_s - node.heard_s > LEASE_S:
-                yield Drop(node.peer)
-                self._lose(node.peer, f"it has said nothing for {LEASE_S:g} s", now_s)
+            if node.peer is not None and now_s - node.heard_s > nodes.LEASE_S:
+                yield nodes.Drop(node.peer)
+                self._lose(node.peer, f"it has said nothing for {nodes.LEASE_S:g} s", now_s)
             elif node.peer is not None:
-                yield Send(node.peer, news)
+                yield nodes.Send(node.peer, news)
 
     def _news(self, now_s: float, missing: tuple[str, ...]) -> msg.Waiting:
         is_calling = self.phase is Phase.CALLING
@@ -212,7 +191,7 @@ class ClusterPreflight:
 
     # -- how it goes on -----------------------------------------------------------------------
 
-    def _call(self, now_s: float) -> Iterator[Reply]:
+    def _call(self, now_s: float) -> Iterator[nodes.Reply]:
         settings, n_present = self._settings, len(self._peers)
         gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
         if self._at_work and n_present:  # this node itself, at least
@@ -220,10 +199,10 @@ class ClusterPreflight:
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
-            self._nodes = {node.key: node for node in sorted(self._present(), key=in_order)}
+            self._nodes = {node.key: node for node in sorted(self._present(), key=nodes.in_order)}
             self._lost.clear()
             for node in self._present():
-                yield Send(node.peer or 0, msg.Complete(settings.salt, n_present))
+                yield nodes.Send(node.peer or 0, msg.Complete(settings.salt, n_present))
         elif now_s >= self._until_s:
             missing = self._missing()
             yield from self._decide(
@@ -234,31 +213,33 @@ class ClusterPreflight:
         elif now_s >= self._look_at_s and self._looking is None:
             self._looking = tuple(self._missing()[: present_nodes.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
-            yield Look(tuple(place_of(key, self._nodes, settings.names) for key in self._looking), limit_s)
+            yield nodes.Look(
+                tuple(nodes.place_of(key, self._nodes, settings.names) for key in self._looking), limit_s
+            )
 
-    def _missing(self) -> list[Key]:
-        return missing_keys(self._nodes, self._settings.min_nodes)
+    def _missing(self) -> list[nodes.Key]:
+        return nodes.missing_keys(self._nodes, self._settings.min_nodes)
 
-    def _name(self, key: Key) -> str:
+    def _name(self, key: nodes.Key) -> str:
         return present_nodes.named(key, self._nodes.get(key), self._settings.names)
 
-    def _record(self, now_s: float) -> Iterator[Reply]:
+    def _record(self, now_s: float) -> Iterator[nodes.Reply]:
         if self._n_recorded < len(self._nodes) and not self._lost and now_s < self._record_until_s:
             return
-        nodes = list(self._nodes.values())
-        waited = [node for node in nodes if not node.has_record or node.peer is None]
+        present = list(self._nodes.values())
+        waited = [node for node in present if not node.has_record or node.peer is None]
         patient_s = [self._record_until_s if node.peer else node.lost_s + _COME_BACK_S for node in waited]
         if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
             return
-        if waited or len(nodes) < 2:
+        if waited or len(present) < 2:
             yield from self._decide(self._compared(), [present_nodes.midway(node) for node in waited])
             return
         self.phase = Phase.SEEKING
-        self._sharing = Sharing(self._settings, nodes)
+        self._sharing = Sharing(self._settings, present)
         yield from self._sharing.begin(now_s)
         yield from self._seek(now_s)
 
-    def _seek(self, now_s: float) -> Iterator[Reply]:
+    def _seek(self, now_s: float) -> Iterator[nodes.Reply]:
         if not self._sharing.is_due(now_s, self._lost):
             return
         if not self._settings.with_pairs:
@@ -268,7 +249,7 @@ class ClusterPreflight:
         self._rounds = Rounds(self._settings, list(self._nodes.values()))
         yield from self._rounds.begin(now_s)
 
-    def _test(self, now_s: float) -> Iterator[Reply]:
+    def _test(self, now_s: float) -> Iterator[nodes.Reply]:
         rounds = self._rounds
         if rounds is None or not rounds.is_due(now_s, self._lost):
             return
@@ -281,7 +262,7 @@ class ClusterPreflight:
         return [present_nodes.midway(node) for node in self._nodes.values() if node.peer is None]
 
     def _compared(self) -> list[Finding]:
-        cluster = Cluster(
+        cluster = nodes.Cluster(
             settings=self._settings,
             nodes=[node for node in self._nodes.values() if node.has_record],
             n_present=len(self._nodes),
@@ -297,11 +278,11 @@ class ClusterPreflight:
         of_pairs = [] if self._rounds is None else self._rounds.measured()
         return [*(one for node in self._nodes.values() for one in node.measures), *of_pairs]
 
-    def _decide(self, *found: list[Finding]) -> Iterator[Reply]:
+    def _decide(self, *found: list[Finding]) -> Iterator[nodes.Reply]:
         self.phase = Phase.OVER
         whole = [finding for part in found for finding in part]
         self.findings = tuple(msg.worst_first(whole))
         decided = msg.Decided(msg.dump_findings(self.findings))
         for node in self._present():
-            yield Send(node.peer or 0, decided)
-        yield Over()
+            yield nodes.Send(node.peer or 0, decided)
+        yield nodes.Over()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, grouped
 from trainer_launch.preflight import fault_isolation, gpu_judgement
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -26,8 +25,6 @@ SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
 # Without accelerators, other work on a machine is seen, too.
 RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
 _ENOUGH = 4  # pairs that can be compared with each other
-_MAD_TO_SIGMA = 1.4826
-_SIGMAS = 4.0
 _SHOWN = 6
 _ACTION_NODE = "put the job on other machines than that one, and see its network card, cable and switch port"
 _ACTION_SOCKETS = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
@@ -109,8 +106,8 @@ def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
     if len(rates) < _ENOUGH:
         return thresholds.floor
     middle = statistics.median(rates)
-    spread = _MAD_TO_SIGMA * statistics.median(abs(rate - middle) for rate in rates)
-    return max(thresholds.floor, min(thresholds.share * middle, middle - _SIGMAS * spread))
+    least = middle - gpu_judgement.SIGMAS * gpu_judgement.deviation(rates, middle)
+    return max(thresholds.floor, min(thresholds.share * middle, least))
 
 
 def judged(trial: Trial, rounds: Sequence[Sequence[Tested]], standard: Standard) -> Trial:
@@ -125,10 +122,7 @@ def findings(
 ) -> Iterator[Finding]:
     """Nodes, then links, then what could not be decided; or that all is well."""
     standard = Standard(thresholds, tests)
-    by_node: dict[int, list[Tested]] = {}
-    for test in tests:
-        for end in test.ends:
-            by_node.setdefault(end, []).append(test)
+    by_node = grouped((end, test) for test in tests for end in test.ends)
     for node in guilty.nodes:
         yield _of_node(node, (), names, by_node.get(node, []), standard)
     for node, rails in guilty.rails:
@@ -250,10 +244,7 @@ def together(names: Sequence[str], way: str | None, rails: int, seen: Sequence[m
     if seen is None:
         why = "pairs of nodes fail already" if way is not None else "not all nodes have torch with gloo or NCCL"
         return full_job.skipped(f"all nodes were not tested together, since {why}", scope=Scope.JOB)
-    failed: defaultdict[str, list[str]] = defaultdict(list)
-    for name, one in zip(names, seen, strict=True):
-        if one.why:
-            failed[one.why].append(name)
+    failed = grouped((one.why, name) for name, one in zip(names, seen, strict=True) if one.why)
     who = f"{len(names)} nodes together ({way}{f', {rails} GPUs each' if rails > 1 else ''})"
     if not failed:
         rate = statistics.median(one.rate for one in seen) / _GBYTE

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,18 +98,8 @@ class Collectives:
             return self._ask(test, until_s, [descriptor])
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> Mapping[str, Any] | None:
-        order = {
-            "token": test.token,
-            "rank": test.rank,
-            "size": test.size,
-            "host": test.host,
-            "port": test.port,
-            "limit_s": max(0.1, until_s - time.monotonic()),
-            "way": test.way,
-            "rails": test.rails,
-            "is_whole": test.is_whole,
-            "ports": None if self._ports is None else [self._ports.low, self._ports.high],
-        }
+        ports = None if self._ports is None else [self._ports.low, self._ports.high]
+        order = asdict(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": ports}
         try:
             self._sock.settimeout(1.0)
             socket.send_fds(self._sock, [json.dumps(order).encode() + b"\n"], descriptors)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership import candidates
+from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
@@ -25,12 +26,7 @@ from trainer_launch.planning.engines.meeting import job_name
 from trainer_launch.planning.reading import ports_of
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import (
-    node_facts,
-    pair_results,
-    present_nodes,
-    shared_storage,
-)
+from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
 from trainer_launch.preflight.cluster.nodes import TOLD, Names, label, names_of
@@ -40,7 +36,6 @@ from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
 
-FAILING_NODES = "failing_nodes.txt"
 _THOROUGH = ("standard", "deep")  # levels
 _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
@@ -59,7 +54,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return "--level container checks this container only"
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --skip"
-    if topology.nodes is not None and topology.nodes.max == 1:
+    if topology.pods == 1:
         return "the job has one node"
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
         return "the number of nodes, the node rank or the address of node 0 is unknown"
@@ -153,9 +148,10 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         UsageError: --secret-file, --threshold or --reference make no sense.
     """
     topology, hostname = subject.topology, subject.host.hostname
-    place, nodes, rank = topology.coordinator, topology.nodes, topology.node_rank
-    if place is None or nodes is None or rank is None:
+    place, rank = topology.coordinator, topology.node_rank
+    if place is None or topology.nodes is None or rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
+    nodes = NodeRange(topology.nodes.min, topology.nodes.max + topology.spares)
     secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     calling = _calling(subject, settings, skipped, place, nodes)
     server = None

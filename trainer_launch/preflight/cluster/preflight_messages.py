@@ -214,11 +214,7 @@ def dump_findings(findings: Iterable[Finding], limit: int = MAX_FINDINGS_BYTES) 
 
 
 def load_findings(text: str) -> list[Finding]:
-    """Findings of another node.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """Findings of another node. Raises ValueError: they are none."""
     try:
         told = json.loads(text)
     except RecursionError:

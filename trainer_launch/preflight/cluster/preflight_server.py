@@ -14,30 +14,16 @@ from trainer_launch.membership.server import Complaints, Connection, ServerConne
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.json_lines import MessageError
+from trainer_launch.preflight.cluster import nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight
 from trainer_launch.preflight.cluster.node_link import look_at_all
-from trainer_launch.preflight.cluster.nodes import (
-    NOT_YET,
-    Drop,
-    Event,
-    Gone,
-    Look,
-    Looked,
-    Over,
-    Reply,
-    Said,
-    Send,
-    Settings,
-    Stuck,
-    Tick,
-)
 
 _HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
 
-LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]]
+LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[nodes.Stuck]]
 
 
 class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
@@ -45,7 +31,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: nodes.Settings,
         endpoint: Endpoint,
         secret: bytes | None = None,
         look: LookAtAll = look_at_all,
@@ -60,7 +46,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         self._settings = settings
         self._endpoint = endpoint
         self._look = look
-        self._looked: SimpleQueue[Looked] = SimpleQueue()
+        self._looked: SimpleQueue[nodes.Looked] = SimpleQueue()
         self._is_over = False
 
     def start(self) -> int:
@@ -99,12 +85,12 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
                 self._tell(self._looked.get_nowait())
         due_s = self.preflight.due_s()
         if due_s is not None and due_s <= time.monotonic():
-            self._tell(Tick())
+            self._tell(nodes.Tick())
         self._drop_silent(time.monotonic())
         while self._to_flush:
             self._flush_all()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: nodes.Event) -> None:
         try:
             replies = self.preflight.step(event, time.monotonic())
         except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
@@ -113,19 +99,19 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         for reply in replies:
             self._do(reply)
 
-    def _do(self, reply: Reply) -> None:
+    def _do(self, reply: nodes.Reply) -> None:
         match reply:
-            case Send(peer, message):
+            case nodes.Send(peer, message):
                 self._send(peer, message)
-            case Drop(peer):
+            case nodes.Drop(peer):
                 self._close_after_flush(peer)
-            case Look(places, limit_s):
+            case nodes.Look(places, limit_s):
                 threading.Thread(target=self._look_at, args=(places, limit_s), daemon=True, name="look").start()
-            case Over():
+            case nodes.Over():
                 self._is_over = True
 
     def _look_at(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        self._looked.put(Looked(self._look(places, limit_s)))
+        self._looked.put(nodes.Looked(self._look(places, limit_s)))
         self._nudge()
 
     # -- connections --------------------------------------------------------------------------
@@ -135,17 +121,17 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         if not self._is_over:
-            self._tell(Gone(connection.peer))
+            self._tell(nodes.Gone(connection.peer))
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
         if isinstance(message, msg.Time):
             now = time.time()
             self._send(connection.peer, msg.TimeIs(message.sent, now, time.time()))
         elif isinstance(message, StatusQuery):
-            self._send(connection.peer, NOT_YET)
+            self._send(connection.peer, nodes.NOT_YET)
             self._close_after_flush(connection.peer)
         elif connection.is_greeted or self._is_let_in(connection, message):
-            self._tell(Said(connection.peer, connection.address, message))
+            self._tell(nodes.Said(connection.peer, connection.address, message))
 
     def _is_let_in(self, connection: Connection, message: msg.Message) -> bool:
         """Whether its first words are those of a node of this job."""

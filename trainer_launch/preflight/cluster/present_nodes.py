@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.model import units
+from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -63,11 +64,9 @@ def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
 def midway(node: Node) -> Finding:
     """It was there, and then it was not."""
     how = node.lost or "it did not report the results of its own checks"
-    text, action = (
-        f"{node.name} was lost during the cluster preflight: {how}",
-        "see the log and the events of its pod",
-    )
-    return all_present.failed(Fault.NODE, text, subject=node.name, measured=Stage.SILENT.value, action=action)
+    text = f"{node.name} was lost during the cluster preflight: {how}"
+    more = {"measured": Stage.SILENT.value, "action": "see the log and the events of its pod"}
+    return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
 def broken(mistake: Exception) -> Finding:
@@ -131,10 +130,8 @@ def told(text: str) -> tuple[Finding, ...]:
 
 def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """The nodes' own findings by node, those of one kind together: the first one stands for the others."""
-    groups: dict[tuple[str, Status, Fault | None], list[tuple[str, Finding]]] = {}
-    for name, its in findings.items():
-        for finding in its:
-            groups.setdefault((finding.check, finding.status, finding.fault), []).append((name, finding))
+    pairs = ((name, finding) for name, its in findings.items() for finding in its)
+    groups = units.grouped(((one.check, one.status, one.fault), (name, one)) for name, one in pairs)
     return [_group(members) for members in groups.values()]
 
 

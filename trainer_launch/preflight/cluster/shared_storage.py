@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
-from trainer_launch.preflight.check import Where, check
+from trainer_launch.model.units import grouped
+from trainer_launch.preflight.check import Where, at_once, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
@@ -33,7 +33,7 @@ class Sharing:
     def __init__(self, settings: Settings, nodes: Sequence[Node]) -> None:
         self._settings = settings
         # Who cannot write there at all is told by its own check.
-        self._nodes = [node for node in nodes if not _has_failed(node)] if settings.storage else []
+        self._nodes = [one for one in nodes if settings.storage and not _cannot_write(one)]
         self._names = {str(node.key): node.name for node in self._nodes}
         self._seen: dict[Key, Mapping[str, str]] = {}
         self.until_s = 0.0
@@ -110,10 +110,7 @@ class Sharing:
             for other in self._seen.get(node.key, {}).get(folder, "").split(","):
                 if other in leader:
                     leader[led_by(str(node.key))] = led_by(other)
-        groups: dict[str, list[str]] = {}
-        for key in looked:
-            groups.setdefault(led_by(key), []).append(key)
-        return sorted(groups.values(), key=lambda group: -len(group))
+        return sorted(grouped((led_by(key), key) for key in looked).values(), key=lambda group: -len(group))
 
 
 def _own(folder: str, count: int, must: bool) -> Finding:
@@ -123,7 +120,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
     return shared_storage.failed(Fault.JOB, text, scope=Scope.JOB, measured=False, expected=True, action=_MOUNT)
 
 
-def _has_failed(node: Node) -> bool:
+def _cannot_write(node: Node) -> bool:
     return any(one.check == "storage" and one.status is Status.FAIL for one in node.findings)
 
 
@@ -168,7 +165,8 @@ class Tokens:
     def _in_each(self, what: str, names: Sequence[str], limit_s: float) -> Mapping[str, Tried]:
         if not self._folders:
             return {}
-        words = [json.dumps({"folder": folder, "names": list(names)}) for folder in self._folders]
-        with ThreadPoolExecutor(_ABREAST) as pool:
-            tried = pool.map(lambda word: self._try_out(what, word, limit_s), words)
-            return dict(zip(self._folders, tried, strict=True))
+
+        def tried(folder: str) -> Tried:
+            return self._try_out(what, json.dumps({"folder": folder, "names": list(names)}), limit_s)
+
+        return at_once(self._folders, tried, _ABREAST)

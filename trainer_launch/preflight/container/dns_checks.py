@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Answer
 from trainer_launch.host.network import named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
-from trainer_launch.model.units import listed
-from trainer_launch.preflight.check import Needs, Subject, check
+from trainer_launch.model.units import grouped, listed
+from trainer_launch.preflight.check import Needs, Subject, at_once, check
 
 ALIKE = 3  # equal answers in a row, before a name counts as stable
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
@@ -65,11 +64,8 @@ def _peers(subject: Subject) -> list[str]:
     if len(told) > ALL_UP_TO:
         rank = subject.topology.node_rank or 0
         told = [told[0], *(told[(rank + ahead) % len(told)] for ahead in range(SOME - 1))]
-    return list(dict.fromkeys(name for name in told if not _is_address(name))) if subject.has_peers else []
-
-
-def _is_address(name: str) -> bool:
-    return name == "localhost" or value_parsers.is_address(name)
+    names = (name for name in told if name != "localhost" and not value_parsers.is_address(name))
+    return list(dict.fromkeys(names)) if subject.has_peers else []
 
 
 def _is_stable(answers: Sequence[resolver.Addresses]) -> bool:
@@ -80,9 +76,9 @@ def _is_enough(subject: Subject, peers: Sequence[str], seen: Waiting) -> bool:
     """Whether the job may start with the names that there are: an elastic one may, if node 0 is among them."""
     nodes, coordinator = subject.topology.nodes, subject.topology.coordinator
     lead = coordinator.host if coordinator is not None and coordinator.host in peers else peers[0]
-    if nodes is None or nodes.fixed is not None:
+    if nodes is None or (nodes.fixed is not None and not subject.topology.spares):
         return all(_is_stable(seen[name]) for name in peers)
-    least = nodes.min if len(peers) == nodes.max else 1  # of some of the names, nobody can say how many
+    least = nodes.min if len(peers) == subject.topology.pods else 1  # of some of the names, nobody can say how many
     return _is_stable(seen[lead]) and sum(_is_stable(seen[name]) for name in peers) >= least
 
 
@@ -131,7 +127,7 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
         theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
         return dns.failed(
             Fault.NODE,
-            f"{_shown(apart)}: only {theirs} addresses, and this node has only {ours}",
+            f"{listed(apart)}: only {theirs} addresses, and this node has only {ours}",
             evidence=tuple(_addresses(name, seen) for name in apart[:_SHOWN]),
             action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
         )
@@ -149,7 +145,7 @@ def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
 
 def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
     return dns.warned(
-        f"{_shown(restless)}: the addresses differ between lookups",
+        f"{listed(restless)}: the addresses differ between lookups",
         evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
         action="see whether two pods of this name exist, or an old record stays in a DNS cache",
     )
@@ -157,11 +153,8 @@ def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
 
 def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waited_s: float) -> Finding:
     told = _telling(subject, absent)
-    with ThreadPoolExecutor(_SHOWN) as pool:
-        answers = dict(zip(told, pool.map(lambda name: subject.ask(name, _DIAGNOSE_S), told), strict=True))
-    by_answer: defaultdict[Answer, list[str]] = defaultdict(list)
-    for name, answer in answers.items():
-        by_answer[answer].append(name)
+    answers = at_once(told, lambda name: subject.ask(name, _DIAGNOSE_S), _SHOWN)
+    by_answer = grouped((answer, name) for name, answer in answers.items())
     worst = min(by_answer, key=list(Answer).index)
     denied = set(answers.values()) <= {Answer.NXDOMAIN, Answer.NO_DATA}
     if denied and subject.job.contract in HIDING:
@@ -182,7 +175,7 @@ def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waite
 
 def _hidden(subject: Subject, absent: Sequence[str]) -> Finding:
     return dns.unknown(
-        f"{_shown(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
+        f"{listed(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
         f"which pods in init containers are not",
         action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
     )
@@ -225,10 +218,6 @@ def _advice(worst: Answer, *, is_all: bool) -> str:
 def _addresses(name: str, seen: Waiting) -> str:
     answers = list(dict.fromkeys(", ".join(sorted(found)) for found in seen[name]))
     return f"{name}: {' / '.join(answers)}"
-
-
-def _shown(found: Sequence[str]) -> str:
-    return listed(found, _SHOWN)
 
 
 # -- this host's own name -----------------------------------------------------------------------

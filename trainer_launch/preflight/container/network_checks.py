@@ -48,32 +48,21 @@ def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[I
 
 def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[AdapterPort, ...]:
     """The active ports that NCCL takes."""
-    active = [port for port in ports if port.is_active]
-    inverted, exact, words = _parts(spec or "")
-    if spec is None or not spec:
-        return tuple(active)
-    return tuple(
-        port
-        for port in active
-        if inverted != (not words or any(_fits(port.device, port.port, word, exact=exact) for word in words))
-    )
+    active = tuple(port for port in ports if port.is_active)
+    return tuple(port for port in active if _takes(spec, port.device, port.port)) if spec else active
 
 
 def _chosen(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    inverted, exact, words = _parts(spec)
-    return tuple(
-        found
-        for found in interfaces
-        if inverted != (not words or any(_fits(found.name, None, word, exact=exact) for word in words))
-    )
+    return tuple(found for found in interfaces if _takes(spec, found.name, None))
 
 
-def _parts(spec: str) -> tuple[bool, bool, tuple[str, ...]]:
-    """Whether the list leaves out, whether its words are exact, and the words."""
+def _takes(spec: str, name: str, port: int | None) -> bool:
+    """Whether the list means this one, or `^`, does not leave it out."""
     inverted = spec.startswith("^")
     rest = spec[inverted:]
     exact = rest.startswith("=")
-    return inverted, exact, tuple(word for word in rest[exact:].split(",") if word)
+    words = [word for word in rest[exact:].split(",") if word]
+    return inverted != (not words or any(_fits(name, port, word, exact=exact) for word in words))
 
 
 def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:

@@ -10,14 +10,13 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model.errors import NotRunnableError
-from trainer_launch.model.findings import Fault, Finding, Status, Value
+from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
 from trainer_launch.planning import programs, shared_memory
@@ -25,7 +24,7 @@ from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.planning.topology import hosts_no_rank
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.check import STATE_FILE, Subject, check, run, subject_of, with_container
+from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check, run, subject_of, with_container
 
 # What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
 LEAST_MIB, LEAST_GPU_MIB = 128, 256
@@ -234,6 +233,20 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
         _log.log(level, "%s", sentence)
 
 
+def fault_of(folder: str, host: str) -> str:
+    """What the init container's preflight found faulty on this node itself; "": nothing, or not known."""
+    try:
+        found = report_formats.parse(
+            LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE)) or b""
+        )
+    except ValueError:
+        return ""
+    scopes = (Scope.NODE, Scope.GPU, Scope.RAIL)
+    faulty = [one for one in found if one.fault is Fault.NODE and one.scope in scopes]
+    own = [one for one in faulty if "node " not in one.subject or f"({host})" in one.subject]
+    return "; ".join(f"{one.check}: {one.text}" for one in own)[:500]
+
+
 def differences(before: Mapping[str, Finding], now: tuple[Finding, ...]) -> Iterator[tuple[int, str]]:
     """A level and a sentence for each value that is another one here; what is unknown says nothing."""
     for finding in now:
@@ -279,10 +292,10 @@ def storage(subject: Subject) -> Iterator[Finding]:
         yield storage.skipped("no directory was given with --storage")
     else:
         limit_s = subject.left_s(_LEAST_S, _STORAGE_CHILD_S)
-        with ThreadPoolExecutor(len(subject.storage)) as pool:
-            tried = pool.map(lambda folder: subject.try_out("storage", folder, limit_s), subject.storage)
-        for folder, its in zip(subject.storage, tried, strict=True):
-            yield _judged(folder, its, limit_s)
+        folders = subject.storage
+        tried = at_once(folders, lambda folder: subject.try_out("storage", folder, limit_s), len(folders))
+        for folder in folders:
+            yield _judged(folder, tried[folder], limit_s)
 
 
 def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:

@@ -17,7 +17,6 @@ from trainer_launch.preflight.check import Check, Needs, Subject, Where, check
 from trainer_launch.preflight.gpu.devices import FACTS_S, MOST_HELD_BYTES, SETTLE_S, STUCK, Load
 from trainer_launch.preflight.gpu.facts import DRAIN, Fact, Facts, Gpu, State, Trouble, Watched, summed, visible
 
-NOT_TOLD = Fact(State.UNKNOWN, why="it was not told")
 _FACTS_LIMIT_S = FACTS_S + REAP_S + 2.0  # the library may hang, and its child is killed then
 _NEAR_C = 5
 _MANY_REPLAYS = 80
@@ -55,7 +54,8 @@ def watched(subject: Subject) -> tuple[Watched, ...]:
 # -- the table --------------------------------------------------------------------------------
 
 
-Values: TypeAlias = "Mapping[str, Any]"
+Cards: TypeAlias = "Sequence[Card]"
+Row: TypeAlias = Callable[[str, Subject], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class Card:
 
     index: int
     fact: Fact
-    values: Values
+    values: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bound:
-    """A card whose `value` is beyond `bound` is bad; `text` says it with the card's values."""
+    """A card whose `value` is beyond `bound` is bad; `text` says it, and `action` what to do, with its values."""
 
     value: str
-    is_beyond: Callable[[Any, Any], bool] = operator.gt
+    text: str
+    action: str = DRAIN
     bound: float | str = 0  # or the name of another value
-    text: Callable[[Values], str]
+    is_beyond: Callable[[Any, Any], bool] = operator.gt
     status: Status = Status.FAIL
     measured: Value = None  # in place of value and bound, which the finding has otherwise
     is_told: bool = True  # whether it has the value
     is_bound_told: bool = True
     unit: str = ""
-    action: str | Callable[[Values], str] = DRAIN
 
     def broken(self, card: Card) -> Trouble | None:
         """What is wrong with this card, if it is; what is not known is not beyond anything."""
@@ -91,28 +91,25 @@ class Bound:
         is_told = self.is_told and self.measured is None
         return Trouble(
             gpu=card.index,
-            text=self.text(card.values),
+            text=self.text.format_map(card.values),
             status=self.status,
             measured=value if is_told else self.measured,
             expected=bound if is_told and self.is_bound_told else None,
             unit=self.unit,
-            action=self.action if isinstance(self.action, str) else self.action(card.values),
+            action=self.action.format_map(card.values),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+def _row(cards: Callable[[Subject], Cards], good: str | Callable[[Cards], str], *bounds: Bound) -> Row:
     """One comparison of all cards: the first bound that a card breaks is told of it."""
 
-    cards: Callable[[Subject], Sequence[Card]]
-    bounds: Sequence[Bound]
-    good: Callable[[Sequence[Card]], str]
+    def findings(name: str, subject: Subject) -> Iterator[Finding]:
+        found = cards(subject)
+        broken = (next(filter(None, (bound.broken(card) for bound in bounds)), None) for card in found)
+        asked = [(card.index, card.fact) for card in found]
+        yield from summed(name, asked, broken, good if isinstance(good, str) else good(found))
 
-    def findings(self, name: str, subject: Subject) -> Iterator[Finding]:
-        """For a check of this name."""
-        cards = self.cards(subject)
-        broken = (next(filter(None, (bound.broken(card) for bound in self.bounds)), None) for card in cards)
-        yield from summed(name, [(card.index, card.fact) for card in cards], broken, self.good(cards))
+    return findings
 
 
 def _table(
@@ -124,7 +121,7 @@ def _table(
 ) -> Check[Subject]:
     def run(subject: Subject) -> Iterator[Finding]:
         for row in rows:
-            yield from row.findings(name, subject)
+            yield from row(name, subject)
 
     return Check(id=name, title=title, run=run, where=Where.GPU, needs=needs, limit_s=limit_s)
 
@@ -153,14 +150,14 @@ def _under_load(subject: Subject) -> list[Card]:
     return [
         Card(
             one.index,
-            one.facts.get("pcie_width", NOT_TOLD),
+            one.fact("pcie_width"),
             {name: one.most(name) for name in one.facts} | {"pcie_replays": one.growth("pcie_replays")},
         )
         for one in watched(subject)
     ]
 
 
-def _total(cards: Iterable[Card], name: str) -> int:
+def _total(cards: Cards, name: str) -> int:
     return sum(int(card.values.get(name, 0)) for card in cards)
 
 
@@ -200,6 +197,10 @@ def _settled(subject: Subject) -> list[Card]:
     return _at_rest("memory_used", [gpu for gpu in found if not gpu.lost])
 
 
+def _most_used(cards: Cards) -> str:
+    return f"at most {in_units(max((card.values.get('memory_used', 0) for card in cards), default=0))} in use"
+
+
 def _margins(subject: Subject) -> list[Card]:
     """A card's own margin where it tells that, else what is left to its slowdown threshold."""
     seen = {one.index: one for one in watched(subject)}
@@ -222,131 +223,108 @@ def _margin(gpu: Gpu, seen: Watched | None) -> float | None:
     return None if hottest is None or threshold is None else float(threshold - hottest)
 
 
-def _coolest(cards: Sequence[Card]) -> str:
+def _coolest(cards: Cards) -> str:
     least = min((card.fact.value for card in cards if card.fact.is_known), default=0)
     return f"at least {least:g} \u00b0C to go {cards[0].values['when'] if cards else ''} until they slow down"
+
+
+def _is_less(value: float, most: float) -> bool:
+    """Than it could be; 0 is no value."""
+    return 0 < value < most
 
 
 RECOVERY = _table(
     "gpu-recovery",
     "The driver asks for no reset of a GPU, and none is gone.",
-    Row(
-        cards=_all_gpus,
-        bounds=(
-            Bound(
-                value="lost",
-                is_beyond=operator.ne,
-                text=lambda its: f"does not answer: {its['lost']}",
-                is_bound_told=False,
-            ),
-            Bound(
-                value="recovery",
-                text=lambda its: f"needs {its['recovery_words']}, says the driver ({its['uuid']})",
-                action=lambda its: f"drain this node: it needs {its['recovery_words']}",
-            ),
+    _row(
+        _all_gpus,
+        "the driver asks for no recovery",
+        Bound("lost", "does not answer: {lost}", is_beyond=operator.ne, is_bound_told=False),
+        Bound(
+            "recovery",
+            "needs {recovery_words}, says the driver ({uuid})",
+            "drain this node: it needs {recovery_words}",
         ),
-        good=lambda cards: "the driver asks for no recovery",
     ),
 )
 ECC = _table(
     "gpu-ecc",
     "GPU memory had no error that could not be corrected since the driver was loaded.",
-    Row(
-        cards=lambda subject: _at_rest("ecc_uncorrected", gpus(subject)),
-        bounds=(
-            Bound(
-                value="ecc_uncorrected",
-                text=lambda its: (
-                    f"had {its['ecc_uncorrected']} uncorrected memory errors since the driver was loaded "
-                    f"({its['uuid']})"
-                ),
-                unit="errors",
-                action="have the GPU reset before it is used; if the errors come back, have the card replaced",
-            ),
-        ),
-        good=lambda cards: (
+    _row(
+        lambda subject: _at_rest("ecc_uncorrected", gpus(subject)),
+        lambda cards: (
             "no uncorrected memory error since the driver was loaded "
             f"({_total(cards, 'ecc_uncorrected_ever')} in their lives)"
+        ),
+        Bound(
+            "ecc_uncorrected",
+            "had {ecc_uncorrected} uncorrected memory errors since the driver was loaded ({uuid})",
+            "have the GPU reset before it is used; if the errors come back, have the card replaced",
+            unit="errors",
         ),
     ),
 )
 REMAP = _table(
     "gpu-remap",
     "No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.",
-    Row(
-        cards=lambda subject: _at_rest("remapped", filter(_has_rows, gpus(subject))),
-        bounds=(
-            Bound(
-                value="rows_failed",
-                text=lambda its: (
-                    f"has a bad row of memory and no spare one for it: remapping failed ({its['uuid']})"
-                ),
-                measured="failed",
-                action="drain this node for good: replace the card",
-            ),
-            Bound(
-                value="rows_pending",
-                text=lambda its: (
-                    f"has a bad row of memory whose remapping waits for a reset ({its['rows_replaced']} "
-                    f"so far, {its['uuid']})"
-                ),
-                measured="pending",
-                action=_RESET,
-            ),
-        ),
-        good=lambda cards: (
+    _row(
+        lambda subject: _at_rest("remapped", filter(_has_rows, gpus(subject))),
+        lambda cards: (
             f"no row of memory waits for a spare one ({_total(cards, 'rows_replaced')} were replaced for errors)"
         ),
-    ),
-    Row(
-        cards=lambda subject: _at_rest("retired_pending", (gpu for gpu in gpus(subject) if not _has_rows(gpu))),
-        bounds=(
-            Bound(
-                value="retired_pending",
-                text=lambda its: f"has a bad page of memory whose retirement waits for a reset ({its['uuid']})",
-                measured="pending",
-                action=_RESET,
-            ),
+        Bound(
+            "rows_failed",
+            "has a bad row of memory and no spare one for it: remapping failed ({uuid})",
+            "drain this node for good: replace the card",
+            measured="failed",
         ),
-        good=lambda cards: "no page of memory waits for its retirement",
+        Bound(
+            "rows_pending",
+            "has a bad row of memory whose remapping waits for a reset ({rows_replaced} so far, {uuid})",
+            _RESET,
+            measured="pending",
+        ),
+    ),
+    _row(
+        lambda subject: _at_rest("retired_pending", (gpu for gpu in gpus(subject) if not _has_rows(gpu))),
+        "no page of memory waits for its retirement",
+        Bound(
+            "retired_pending",
+            "has a bad page of memory whose retirement waits for a reset ({uuid})",
+            _RESET,
+            measured="pending",
+        ),
     ),
 )
 PERSISTENCE = _table(
     "gpu-persistence",
     "The driver stays loaded (persistence mode): without it starts take seconds more, and counters are lost.",
-    Row(
-        cards=lambda subject: _at_rest("persistence", gpus(subject)),
-        bounds=(
-            Bound(
-                value="persistence",
-                is_beyond=operator.lt,
-                bound=1,
-                text=lambda its: "is not in persistence mode",
-                status=Status.WARN,
-                is_told=False,
-                action="run nvidia-persistenced on that machine; starts are slower without it",
-            ),
+    _row(
+        lambda subject: _at_rest("persistence", gpus(subject)),
+        "the driver stays loaded (persistence mode)",
+        Bound(
+            "persistence",
+            "is not in persistence mode",
+            "run nvidia-persistenced on that machine; starts are slower without it",
+            bound=1,
+            is_beyond=operator.lt,
+            status=Status.WARN,
+            is_told=False,
         ),
-        good=lambda cards: "the driver stays loaded (persistence mode)",
     ),
 )
 MEMORY = _table(
     "gpu-memory",
     "GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.",
-    Row(
-        cards=_settled,
-        bounds=(
-            Bound(
-                value="memory_used",
-                bound=MOST_HELD_BYTES,
-                text=lambda its: f"has {its['used']} of its {its['total']} in use before the job starts",
-                unit="bytes",
-                action="see on that machine who holds it (nvidia-smi): a process that was left behind, or another "
-                "pod",
-            ),
-        ),
-        good=lambda cards: (
-            f"at most {in_units(max((card.values.get('memory_used', 0) for card in cards), default=0))} in use"
+    _row(
+        _settled,
+        _most_used,
+        Bound(
+            "memory_used",
+            "has {used} of its {total} in use before the job starts",
+            "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod",
+            bound=MOST_HELD_BYTES,
+            unit="bytes",
         ),
     ),
     limit_s=lambda subject: _FACTS_LIMIT_S + SETTLE_S + FACTS_S,
@@ -354,22 +332,18 @@ MEMORY = _table(
 TEMPERATURE = _table(
     "gpu-temperature",
     "Under load each GPU stays clear of the temperature at which it slows itself down.",
-    Row(
-        cards=_margins,
-        bounds=(
-            Bound(
-                value="margin_c",
-                is_beyond=operator.lt,
-                bound=_NEAR_C,
-                text=lambda its: (
-                    f"is {its['margin_c']:g} \u00b0C {its['when']} from the temperature at which it slows down"
-                ),
-                status=Status.WARN,
-                unit="\u00b0C",
-                action="see the cooling of that machine",
-            ),
+    _row(
+        _margins,
+        _coolest,
+        Bound(
+            "margin_c",
+            "is {margin_c:g} \u00b0C {when} from the temperature at which it slows down",
+            "see the cooling of that machine",
+            bound=_NEAR_C,
+            is_beyond=operator.lt,
+            status=Status.WARN,
+            unit="\u00b0C",
         ),
-        good=_coolest,
     ),
     needs=Needs.LOAD,
     limit_s=load_limit_s,
@@ -377,36 +351,32 @@ TEMPERATURE = _table(
 PCIE = _table(
     "gpu-pcie",
     "The way from the processor to each GPU is as wide and as fast under load as card and slot allow.",
-    Row(
-        cards=_under_load,
-        bounds=(
-            Bound(
-                value="pcie_width",
-                is_beyond=lambda width, widest: 0 < width < widest,
-                bound="pcie_width_max",
-                text=lambda its: f"has {its['pcie_width']:g} of {its['pcie_width_max']:g} PCIe lanes under load",
-                unit="lanes",
-                action="drain this node: have the card, its slot and its riser seen to",
-            ),
-            Bound(
-                value="pcie_gen",
-                is_beyond=lambda speed, fastest: 0 < speed < fastest,
-                bound="pcie_gen_max",
-                text=lambda its: (
-                    f"is at PCIe generation {its['pcie_gen']:g} under load, and could be at {its['pcie_gen_max']:g}"
-                ),
-                status=Status.WARN,
-                action="see the BIOS of that machine, and the card's slot",
-            ),
-            Bound(
-                value="pcie_replays",
-                bound=_MANY_REPLAYS,
-                text=lambda its: f"had to send {its['pcie_replays']:g} PCIe packets again during our tests",
-                status=Status.WARN,
-                unit="replays",
-            ),
+    _row(
+        _under_load,
+        "PCIe as wide and as fast as it can be",
+        Bound(
+            "pcie_width",
+            "has {pcie_width:g} of {pcie_width_max:g} PCIe lanes under load",
+            "drain this node: have the card, its slot and its riser seen to",
+            bound="pcie_width_max",
+            is_beyond=_is_less,
+            unit="lanes",
         ),
-        good=lambda cards: "PCIe as wide and as fast as it can be",
+        Bound(
+            "pcie_gen",
+            "is at PCIe generation {pcie_gen:g} under load, and could be at {pcie_gen_max:g}",
+            "see the BIOS of that machine, and the card's slot",
+            bound="pcie_gen_max",
+            is_beyond=_is_less,
+            status=Status.WARN,
+        ),
+        Bound(
+            "pcie_replays",
+            "had to send {pcie_replays:g} PCIe packets again during our tests",
+            bound=_MANY_REPLAYS,
+            status=Status.WARN,
+            unit="replays",
+        ),
     ),
     needs=Needs.LOAD,
     limit_s=load_limit_s,

@@ -42,17 +42,13 @@ class Fact:
 _NOT_TOLD = Fact(State.UNKNOWN, why="it was not told")
 
 
-def _no_facts() -> Mapping[str, Fact]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU as NVIDIA's library sees it."""
 
     index: int
     lost: str = ""  # what the driver says of a GPU that is gone, or must be reset
-    facts: Mapping[str, Fact] = field(default_factory=_no_facts)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def fact(self, name: str) -> Fact:
         """A fact, known or not."""
@@ -96,11 +92,15 @@ class Watched:
     index: int
     busy: int = 0  # how often it was looked at while it was not idle
     xids: Fact = _NOT_TOLD
-    reasons: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))  # bits, how often seen
-    facts: Mapping[str, Fact] = field(default_factory=_no_facts)
+    reasons: Mapping[int, int] = field(default_factory=dict)  # bits, how often seen
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def fact(self, name: str) -> Fact:
+        """A fact, known or not."""
+        return self.facts.get(name, _NOT_TOLD)
 
     def _of(self, name: str, number: int) -> float | None:
-        found = self.facts.get(name, _NOT_TOLD)
+        found = self.fact(name)
         return found.value[number] if found.is_known else None
 
     def least(self, name: str) -> float | None:
@@ -207,10 +207,6 @@ class Ending(Enum):
     NOT_RUN = "not run"
 
 
-def _nothing() -> Mapping[str, str]:
-    return MappingProxyType({})
-
-
 PEERS = "peers"  # the stage in which GPUs need each other
 
 
@@ -234,7 +230,7 @@ class Benched:
     why: str = ""
     stage: str = ""  # the last one that was begun
     stages: tuple[tuple[str, float], ...] = ()  # all of them, and when each was begun, in seconds
-    facts: Mapping[str, str] = field(default_factory=_nothing)  # torch, cuda, nccl, cublas, model ...
+    facts: Mapping[str, str] = field(default_factory=dict)  # torch, cuda, nccl, cublas, model ...
     figures: tuple[tuple[str, float, str], ...] = ()  # name, value, unit
     checksum: str = ""
     repeats: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.preflight.check import Needs, Subject, Where, check
-from trainer_launch.preflight.gpu.fact_checks import NOT_TOLD, gpus, load, load_limit_s, watched
+from trainer_launch.preflight.gpu.fact_checks import gpus, load, load_limit_s, watched
 from trainer_launch.preflight.gpu.facts import (
     PEERS,
     Benched,
@@ -111,11 +111,7 @@ def gpu_peers(subject: Subject) -> Iterator[Finding]:
 
 
 def _failed(came: list[Benched], text: str, action: str) -> Finding:
-    return gpu_peers.failed(
-        Fault.NODE,
-        f"{numbered([one.gpu for one in came])} {text}",
-        action=action,
-    )
+    return gpu_peers.failed(Fault.NODE, f"{numbered([one.gpu for one in came])} {text}", action=action)
 
 
 @check("gpu-network", Where.GPU, needs=Needs.LOAD, limit_s=load_limit_s)
@@ -217,7 +213,7 @@ def gpu_clocks(subject: Subject) -> Iterator[Finding]:
 
 
 def _clocks_known(one: Watched) -> Fact:
-    found = one.facts.get("clock_reasons", NOT_TOLD)
+    found = one.fact("clock_reasons")
     return found if one.busy or not found.is_known else Fact(State.UNKNOWN, why="it was idle whenever we looked")
 
 

@@ -13,21 +13,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import free_port, is_here, listen, route_to
-from trainer_launch.model import Endpoint, Job, Member, PortRange, units
+from trainer_launch.model import Endpoint, Job, Member, PortRange
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Crew, Probes
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
 from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.preflight.check import at_once
 from trainer_launch.preflight.thresholds import Thresholds
 
 _SHOWN = 200
@@ -98,11 +97,11 @@ class Answer:
     noise: tuple[str, ...] = ()  # lines that its login shell prints by itself
     mpirun: str | None = None  # the file that it is in the end
     version: str | None = None
-    daemons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name: file
+    daemons: Mapping[str, str] = field(default_factory=dict)  # name: file
     path: str = ""
     cpus: int | None = None
     gpus: int | None = None
-    calls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # address: why not
+    calls: Mapping[str, str] = field(default_factory=dict)  # address: why not
 
 
 def read(token: str, text: str) -> Answer:
@@ -150,11 +149,6 @@ def _two(value: str) -> tuple[str, str]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else None
-
-
-def listed(hosts: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    return units.listed(hosts, 5)
 
 
 # -- why a host did not run what ssh was asked for ---------------------------------------------
@@ -224,23 +218,13 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
     return Refusal(Stage.SHELL, f"its login shell ends with code {code} before any command{said}")
 
 
-# -- asks all hosts at once --------------------------------------------------------------------
+# -- who calls back, and all hosts at once --------------------------------------------------------------------
 
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _LINE_BYTES = 400
 _CALLERS = 512  # that are heard at once
 _HEAR_S = 2.0  # for one line of who has called
-
-
-def everywhere(
-    hosts: Sequence[str], argv: Callable[[str], Sequence[str]], env: Mapping[str, str], limit_s: float
-) -> dict[str, Ended]:
-    """Run a command for each host, at most AT_ONCE at a time, each for at most `limit_s`."""
-    if not hosts:
-        return {}
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
-        return dict(zip(hosts, pool.map(lambda host: run(argv(host), env, limit_s), hosts), strict=True))
 
 
 class CallbackListener:
@@ -402,7 +386,11 @@ def look(launcher: Launcher) -> Hosts:
             addresses=ways_back(there, _source_to),
             port=listener.port,
         )
-        told = everywhere(there, lambda host: argv_on(host, question.command(host), client), launcher.env, _ASK_S)
+
+        def asked(host: str) -> Ended:
+            return run(argv_on(host, question.command(host), client), launcher.env, _ASK_S)
+
+        told = at_once(there, asked, AT_ONCE)
     finally:
         listener.close()
     answers = {host: read(token, one.out) for host, one in told.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.units import all_of, counted
+from trainer_launch.model.units import all_of, counted, grouped, listed
 from trainer_launch.mpi.ssh_client import AGENT, Client
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
@@ -23,7 +22,7 @@ from trainer_launch.planning.horovodrun_options import is_horovodrun, split_comm
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC
 from trainer_launch.planning.reading import ports_of
 from trainer_launch.planning.typed_mpirun import Typed
-from trainer_launch.preflight.check import Check, Subject, Where, check
+from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
 from trainer_launch.preflight.mpi.host_queries import (
     AT_ONCE,
     Answer,
@@ -32,7 +31,6 @@ from trainer_launch.preflight.mpi.host_queries import (
     Own,
     Refusal,
     Stage,
-    listed,
     look,
 )
 from trainer_launch.preflight.thresholds import Thresholds
@@ -205,10 +203,7 @@ _TOLD: Mapping[Stage, _Told] = {
 
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
-    stuck: defaultdict[Refusal, list[str]] = defaultdict(list)
-    for host, refusal in refusals.items():
-        if refusal is not None:
-            stuck[refusal].append(host)
+    stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
     at = {_TOLD[refusal.stage].check.id for refusal in stuck}
     if mpi_hosts.id not in at:
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
@@ -285,10 +280,8 @@ def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
 
 
 def _other_version(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    by_version: defaultdict[str, list[str]] = defaultdict(list)
-    for host, answer in answers.items():
-        if answer.version is not None and own.version is not None and answer.version != own.version:
-            by_version[answer.version].append(host)
+    told = ((answer.version, host) for host, answer in answers.items() if answer.version is not None)
+    by_version = grouped(pair for pair in told if own.version not in (None, pair[0]))
     for version, hosts in by_version.items():
         yield mpi_programs.failed(
             Fault.JOB,
@@ -390,8 +383,6 @@ def called_back(answers: Mapping[str, Answer], heard: Iterable[str]) -> Iterator
 RADIX = 64  # of PRRTE's tree, and of Open MPI 4's: up to so many hosts the launcher starts all daemons itself
 _TRY_S = 20.0
 
-_MAX_CHARS = 200
-
 
 def edges(n_hosts: int, radix: int = RADIX) -> tuple[tuple[int, int], ...]:
     """Hosts that start others' daemons, with each of those, by index; the launcher is the root of the tree."""
@@ -413,18 +404,16 @@ def tree_findings(
         command = f"if command -v {AGENT} >/dev/null; then {AGENT} {with_port}; else ssh {with_port}; fi"
         return deadline_subprocess.run(client.argv(parent, command), env, _TRY_S)
 
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(tried))) as pool:
-        told = dict(zip(tried, pool.map(attempt, tried), strict=True))
-    bad = {edge: one for edge, one in told.items() if one.code != 0}
+    bad = {edge: one for edge, one in at_once(tried, attempt, AT_ONCE).items() if one.code != 0}
     if not bad:
         text = f"all {len(tried)} paths between workers that a tree of daemons uses are open"
         return (mpi_tree.passed(text, scope=Scope.JOB),)
-    whys = [f"{hosts[one]} - {hosts[other]}: {_why(bad[one, other])}" for one, other in list(bad)[:_SHOWN]]
+    whys = [f"{hosts[one]} - {hosts[other]}: {bad[one, other].why()}" for one, other in list(bad)[:_SHOWN]]
     one, other = next(iter(bad))
     more = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
     return (
         mpi_tree.warned(
-            f"{hosts[one]} cannot log in to {hosts[other]}{more}: {_why(bad[one, other])}",
+            f"{hosts[one]} cannot log in to {hosts[other]}{more}: {bad[one, other].why()}",
             scope=Scope.LINK,
             subject=f"{hosts[one]} - {hosts[other]}{more}",
             evidence=tuple(whys),
@@ -432,8 +421,3 @@ def tree_findings(
             "the others, unless this launcher runs mpirun, which starts all by itself",
         ),
     )
-
-
-def _why(told: deadline_subprocess.Ended) -> str:
-    lines = [line.strip() for line in told.err.splitlines() if line.strip()]
-    return lines[-1][:_MAX_CHARS] if lines else "no answer in time" if told.code is None else f"code {told.code}"

@@ -15,7 +15,6 @@ import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,15 +23,16 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Finding, Scope, Status
+from trainer_launch.model.units import listed
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import Dialect
 from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight import fault_isolation
-from trainer_launch.preflight.check import Where, check
+from trainer_launch.preflight.check import Where, at_once, check
 from trainer_launch.preflight.cluster import pair_results
 from trainer_launch.preflight.cluster.pair_results import Tested
 from trainer_launch.preflight.fault_isolation import Pair, Trial
-from trainer_launch.preflight.mpi.host_queries import AT_ONCE, Hosts, Launcher, argv_on, listed
+from trainer_launch.preflight.mpi.host_queries import AT_ONCE, Hosts, Launcher, argv_on
 from trainer_launch.preflight.thresholds import Thresholds
 
 RING = "mpi-ring"
@@ -148,8 +148,7 @@ def _round(chosen: Sequence[Pair], hosts: Sequence[str], program: Sequence[str],
         rate = int(heard.pairs[0][3]) if heard.pairs else 0
         return Tested(ends, (heard.why, heard.why), rate)
 
-    with ThreadPoolExecutor(max_workers=min(_PAIRS_AT_ONCE, len(chosen))) as pool:
-        return list(pool.map(one, chosen))
+    return list(at_once(chosen, one, _PAIRS_AT_ONCE).values())
 
 
 def _run(hosts: Sequence[str], program: Sequence[str], mpirun: Way, limit_s: float) -> Heard:
@@ -189,14 +188,8 @@ def _lacking(
 ) -> dict[str, str]:
     """Hosts whose ranks could not begin, and why; MPI itself is loaded and not entered."""
     question = f"{shlex.quote(python)} -c {shlex.quote(_LOAD)}"
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
-        told = pool.map(lambda host: has(host, question), hosts)
-        return {host: _last(one) for host, one in zip(hosts, told, strict=True) if one.code != 0}
-
-
-def _last(told: deadline_subprocess.Ended) -> str:
-    lines = [line.strip() for line in told.err.splitlines() if line.strip()]
-    return lines[-1][:_SHOWN] if lines else "no answer in time" if told.code is None else f"exit code {told.code}"
+    told = at_once(hosts, lambda host: has(host, question), AT_ONCE)
+    return {host: one.why(_SHOWN) for host, one in told.items() if one.code != 0}
 
 
 def _renamed(finding: Finding, first: Heard) -> Finding:

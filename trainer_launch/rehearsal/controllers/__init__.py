@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -31,6 +32,8 @@ KINDS = {
     ("JAXJob", "kubeflow.org"): "v1",
     ("MPIJob", "kubeflow.org/v1"): "v1",
     ("MPIJob", "kubeflow.org/v2beta1"): "mpi_operator",
+    ("JobSet", "jobset.x-k8s.io"): "plain_jobs",
+    ("Job", "batch"): "plain_jobs",
 }
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 
@@ -42,9 +45,12 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
         UsageError: there is no job, or more than one, or something in it does not fit.
     """
     jobs = [found for found in documents if _module(found) is not None]
+    jobs = [
+        found for found in jobs if _kind(found) != "Job"
+    ] or jobs  # beside another job it has to do something else
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
     known = (*RUNTIMES, *podspec.CONFIG_KINDS)
-    others = [found for found in documents if _module(found) is None and _kind(found) not in known]
+    others = [found for found in documents if found not in jobs and _kind(found) not in known]
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
         seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
@@ -79,9 +85,7 @@ def _with_nproc(documents: tuple[Field, ...], nproc: str) -> tuple[Field, ...]:
 
 
 def _with_ignored(made: Workload, others: list[Field]) -> Workload:
-    counts: dict[str, int] = {}
-    for found in others:
-        counts[_kind(found)] = counts.get(_kind(found), 0) + 1
+    counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
     return replace(made, ignored=tuple(dict.fromkeys((*made.ignored, *objects))))
 
@@ -110,11 +114,7 @@ _NPROC = {
 
 
 def check_typed(workload: Workload, option: str) -> None:
-    """See that no command has the option itself, which would take precedence.
-
-    Raises:
-        UsageError: one has.
-    """
+    """See that no command has the option itself, which would take precedence. Raises UsageError: one has."""
     for draft in workload.drafts:
         container = draft.template.container(draft.main)
         words = (*container.command, *container.args) if container else ()
@@ -127,11 +127,7 @@ def check_typed(workload: Workload, option: str) -> None:
 
 
 def with_nproc(found: Field, nproc: str) -> Field:
-    """The job with that many workers per node.
-
-    Raises:
-        UsageError: its kind has no such number.
-    """
+    """The job with that many workers per node. Raises UsageError: its kind has no such number."""
     kind = found.get("kind").text()
     if kind not in _NPROC:
         raise UsageError(f"--nproc-per-node does not apply to a {kind}: it has no number of workers per node")
@@ -155,7 +151,13 @@ def with_nodes(found: Field, nodes: NodeRange) -> Field:
         raise UsageError(
             f"--nodes {nodes} needs an elastic job; this {found.get('kind').text()} has no elasticPolicy"
         )
-    if found.get("kind").text() == "TrainJob":
+    kind = found.get("kind").text()
+    if kind in ("JobSet", "Job"):
+        raise UsageError(
+            f"--nodes does not apply to a {kind}, whose pods are not told how many they are; "
+            "change parallelism and completions in the manifest, and the number that its command or variables have"
+        )
+    if kind == "TrainJob":
         return with_value(found, ("spec", "trainer", "numNodes"), nodes.max)
     return _with_workers(found, nodes.max)
 

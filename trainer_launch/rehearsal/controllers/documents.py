@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -26,11 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
 
 
-class _Required:
-    """Stands for "no default": the field has to be there."""
+class Mark(Enum):
+    """What stands in place of a value."""
 
-
-REQUIRED = _Required()
+    REQUIRED = "required"  # of a default: the field has to be there
+    HIDDEN = "hidden"  # of a field's value: it is nobody's business
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Field:
 
     # -- leaves ---------------------------------------------------------------------------------
 
-    def text(self, default: str | _Required = REQUIRED) -> str:
+    def text(self, default: str | Mark = Mark.REQUIRED) -> str:
         """A text."""
         if self.value is None:
             return self._default(default, "a string")
@@ -108,14 +109,14 @@ class Field:
             raise self.bad("a string without NUL")
         return self.value
 
-    def name(self, default: str | _Required = REQUIRED) -> str:
+    def name(self, default: str | Mark = Mark.REQUIRED) -> str:
         """What an object, container or volume may be called; it becomes a part of paths and host names."""
         found = self.text(default)
         if self.value is not None and _NAME.fullmatch(found) is None:
             raise self.bad("a name of letters, digits, '-' and '.', as in my-job, '-' and '.' only inside")
         return found
 
-    def number(self, default: int | _Required = REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
+    def number(self, default: int | Mark = Mark.REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
         """A whole number from `least` to `most`."""
         expected = f"a whole number from {least} to {most}"
         if self.value is None:
@@ -132,7 +133,7 @@ class Field:
             raise self.bad("true or false")
         return self.value
 
-    def choice(self, words: tuple[str, ...], default: str | _Required = REQUIRED) -> str:
+    def choice(self, words: tuple[str, ...], default: str | Mark = Mark.REQUIRED) -> str:
         """One of these words."""
         found = self.text(default)
         if found not in words and self.value is not None:
@@ -143,21 +144,14 @@ class Field:
         """A list of texts."""
         return tuple(item.text() for item in self.items())
 
-    def _default(self, default: T | _Required, expected: str) -> T:
-        if isinstance(default, _Required):
+    def _default(self, default: T | Mark, expected: str) -> T:
+        if isinstance(default, Mark):
             raise self.bad(expected)
         return default
 
 
-class _Unknown:
-    """Stands for a field whose value is nobody's business."""
-
-
-HIDDEN = _Unknown()
-
-
 def _said(value: object) -> str:
-    if isinstance(value, _Unknown):
+    if value is Mark.HIDDEN:
         return "there"
     if isinstance(value, str):
         return shown(value)
@@ -196,11 +190,7 @@ _SUFFIXES = "kMGTPE"
 
 
 def whole(text: str, divisor: str = "1") -> int:
-    """A quantity as a whole number of `divisor`, rounded up.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A quantity as a whole number of `divisor`, rounded up. Raises UsageError: it is none."""
     value, unit = _exact(text), _exact(divisor)
     return -int(-value // (unit or 1))
 

@@ -36,11 +36,15 @@ MAX_NODES = 200
 OURS = "trainer-launch"
 _HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
 # What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
-_FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_")
+_FOREIGN_PREFIXES = (
+    *("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_", "SLURM_", "LWS_"),
+    *("SKYPILOT_", "DSTACK_", "SM_", "AZUREML_", "VC_", "KUBERAY_"),
+)
 _FOREIGN_NAMES = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "JOB_COMPLETION_INDEX", "TF_CONFIG", "MX_CONFIG", "HOSTNAME", "TRAINER_LAUNCH_CONTRACT",
+        "JOB_COMPLETION_INDEX", "TF_CONFIG", "MX_CONFIG", "CLUSTER_SPEC", "NODE_RANK", "HOSTNAME",
+        "TRAINER_LAUNCH_CONTRACT",
         "TRAINER_LAUNCH_NODES", "TRAINER_LAUNCH_NPROC_PER_NODE", "TRAINER_LAUNCH_NODE_RANK",
         "TRAINER_LAUNCH_MASTER_ADDR", "TRAINER_LAUNCH_MASTER_PORT",
     }
@@ -60,9 +64,9 @@ ON_A_LAPTOP = {
 
 
 def torch_job(
-    nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False
+    nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False, spares: int = 0
 ) -> Workload:
-    """A torch job, or one of any program on every node: all have to succeed, the first failure ends it.
+    """A torch job, or one of any program on every node: all but spares have to succeed, the first failure ends it.
 
     With `asked` the user has given the number of workers, which then starts workers of any program.
     The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go.
@@ -71,7 +75,7 @@ def torch_job(
         UsageError: more nodes than a laptop has room for.
     """
     told = {
-        "PET_NNODES": str(_checked(nodes)),
+        "PET_NNODES": str(_checked(nodes + spares)),
         "PET_NPROC_PER_NODE": nproc_per_node,
         "PET_MASTER_ADDR": _full(_name(NODE, 0)),
         "PET_MASTER_PORT": str(_PORT),
@@ -82,8 +86,9 @@ def torch_job(
         container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
         return _draft(NODE, node, container, grace_s, label=str(node))
 
-    drafts = tuple(map(draft, range(nodes)))
-    return _job(drafts, tuple(one.hostname for one in drafts), {"PET_MASTER_PORT": drafts[0].hostname})
+    drafts = tuple(map(draft, range(nodes + spares)))
+    ports = {"PET_MASTER_PORT": drafts[0].hostname}
+    return _job(drafts, tuple(one.hostname for one in drafts), ports, spares)
 
 
 def elastic_job(
@@ -144,8 +149,10 @@ def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: fl
     return _job((*workers, launcher), (launcher.hostname,), {})
 
 
-def _job(drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[str, str]) -> Workload:
-    rules = Rules(family="v1", success=Success(groups=(deciders,)), clean="Running")
+def _job(
+    drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[str, str], spares: int = 0
+) -> Workload:
+    rules = Rules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
     return Workload(kind=KIND, name=JOB, namespace="default", drafts=drafts, rules=rules, ports=ports)
 
 

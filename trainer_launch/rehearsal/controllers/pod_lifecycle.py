@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from types import MappingProxyType
 
 from trainer_launch.model import exit_codes
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
@@ -48,10 +47,6 @@ class Stop:
 Action = Start | Stop
 
 
-def _nothing() -> Mapping[str, float]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodState:
     """How a pod stands."""
@@ -61,7 +56,7 @@ class PodState:
     running: frozenset[str] = frozenset()
     codes: Mapping[str, int] = field(default_factory=dict)  # exit code of each container's last run
     restarts: Mapping[str, int] = field(default_factory=dict)  # by container, in this life
-    due_s: Mapping[str, float] = field(default_factory=_nothing)  # containers that wait for their next start
+    due_s: Mapping[str, float] = field(default_factory=dict)  # containers that wait for their next start
     not_before_s: float = 0.0  # of the pod itself, made again
     back_s: float = 0.0  # from its end to its next life, when it was deleted
     starts: int = 0  # lives, this one counted

@@ -8,20 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import documents
-
-
-def _nothing() -> Mapping[str, str]:
-    return MappingProxyType({})
-
-
-def _no_files() -> Mapping[str, File]:
-    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +100,14 @@ class Container:
     args: tuple[str, ...] = ()
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
     sources: tuple[tuple[str, Ref], ...] = ()  # envFrom: prefix, and whose keys become variables
-    env: Mapping[str, str] = field(default_factory=_nothing)  # all variables, resolved
+    env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
     hidden: frozenset[str] = frozenset()  # values and words that hold a secret
-    files: Mapping[str, File] = field(default_factory=_no_files)
+    files: Mapping[str, File] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
-    limits: Mapping[str, str] = field(default_factory=_nothing)
-    requests: Mapping[str, str] = field(default_factory=_nothing)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
     platforms: bool = False  # a helper that the controller adds; a rehearsal has nothing for it to do
 
@@ -129,11 +120,11 @@ class Template:
     init: tuple[Container, ...] = ()
     restart: str | None = None  # None: as the kind has it
     grace_s: float = 30.0
-    volumes: Mapping[str, str] = field(default_factory=_nothing)  # name -> "pod", or "claim:NAME" for all pods
+    volumes: Mapping[str, str] = field(default_factory=dict)  # name -> "pod", or "claim:NAME" for all pods
     fillings: Mapping[str, tuple[Filling, ...]] = field(default_factory=dict)  # by volume
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
-    labels: Mapping[str, str] = field(default_factory=_nothing)
-    annotations: Mapping[str, str] = field(default_factory=_nothing)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
     def container(self, name: str) -> Container | None:
@@ -152,7 +143,7 @@ class Draft:
     main: str  # the container that counts
     restart: str  # Always, OnFailure, Never, or ExitCode: what its controller goes by
     names: tuple[str, ...]  # under which others find it: the short name, and longer ones
-    labels: Mapping[str, str] = field(default_factory=_nothing)
+    labels: Mapping[str, str] = field(default_factory=dict)
     completion_index: int | None = None  # of an Indexed Job
     child: str = ""  # the Job that it belongs to, where there is one between the job and its pods
     after: tuple[str, ...] = ()  # Jobs that come first, as JOB=Ready or JOB=Complete
@@ -197,6 +188,7 @@ class Success:
 
     groups: tuple[tuple[str, ...], ...]
     any_of: bool = False
+    spares: int = 0  # pods that may be lost, or fail, once nothing of them runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +250,7 @@ class Workload:
     namespace: str
     drafts: tuple[Draft, ...]
     rules: Rules
-    ports: Mapping[str, str] = field(
-        default_factory=_nothing
-    )  # variable -> host name of the pod that listens there
+    ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant
 
@@ -268,6 +258,7 @@ class Workload:
 # -- from drafts to pods -----------------------------------------------------------------------
 
 
+JOBSET_LABEL = "jobset.sigs.k8s.io/"  # what these begin with, JobSet writes as annotations, too
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _REFERENCE = re.compile(r"\$(?:\$|\(([^()$]+)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['?([^']*)'?\]")
@@ -309,6 +300,8 @@ def _indexed(container: Container) -> Container:
 def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
     index = "" if draft.completion_index is None else str(draft.completion_index)
     labels = {**draft.template.labels, **draft.labels}
+    written = {name: value for name, value in draft.labels.items() if name.startswith(JOBSET_LABEL)}
+    annotations = {**draft.template.annotations, **written}
     return {
         "metadata.name": draft.hostname,
         "metadata.namespace": namespace,
@@ -316,7 +309,7 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
         "status.podIPs": address,
         COMPLETION_INDEX: index,
         **{f"metadata.labels['{name}']": value for name, value in labels.items()},
-        **{f"metadata.annotations['{name}']": value for name, value in draft.template.annotations.items()},
+        **{f"metadata.annotations['{name}']": value for name, value in annotations.items()},
     }
 
 
@@ -338,7 +331,7 @@ def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     words = {text for word, text in told.items() if _names(word, secret)}
     return replace(
         container,
-        env=MappingProxyType(env),
+        env=env,
         command=tuple(told[word] for word in container.command),
         args=tuple(told[word] for word in container.args),
         mounts=tuple(
@@ -403,11 +396,6 @@ def open_mpi(hostfile: str, slots: int) -> tuple[EnvItem, ...]:
 def env_items(pairs: Mapping[str, str]) -> tuple[EnvItem, ...]:
     """Plain variables."""
     return tuple(EnvItem(name=name, value=value) for name, value in pairs.items())
-
-
-def appended(container: Container, items: Iterable[EnvItem]) -> Container:
-    """Variables put behind those that are there, as the v1 operators do: of one name the last counts."""
-    return replace(container, items=(*container.items, *items))
 
 
 def upserted(container: Container, items: Iterable[EnvItem]) -> Container:

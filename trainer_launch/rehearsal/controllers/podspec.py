@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.documents import HIDDEN, Field, whole
+from trainer_launch.rehearsal.controllers.documents import Field, Mark, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     EnvItem,
@@ -50,16 +50,8 @@ _CONTAINER_READ = (
     "envFrom",
 )  # fmt: skip
 _OWN_VOLUMES = (
-    "emptyDir",
-    "ephemeral",
-    "downwardAPI",
-    "projected",
-    "configMap",
-    "secret",
-    "hostPath",
-    "image",
-    "csi",
-)
+    "emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "hostPath", "image", "csi",
+)  # fmt: skip
 _ELSEWHERE = (
     "persistentVolumeClaim", "nfs", "cephfs", "glusterfs", "iscsi", "fc", "rbd", "flexVolume", "azureFile",
     "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "cinder", "portworxVolume", "scaleIO", "storageos",
@@ -419,9 +411,9 @@ def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
     for part in (coded, plain):  # of one key in both the plain text counts
         for key, one in found.get(part).fields():
             if _KEY.fullmatch(key) is None:
-                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=HIDDEN if is_secret else key)
+                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=Mark.HIDDEN if is_secret else key)
             if not isinstance(one.value, str):
-                raise one.bad("a string; quote it", found=HIDDEN if is_secret else None)
+                raise one.bad("a string; quote it", found=Mark.HIDDEN if is_secret else None)
             yield key, _decoded(one) if part == coded else one.value
 
 
@@ -430,7 +422,7 @@ def _decoded(one: Field) -> str:
         data = base64.b64decode("".join(one.value.split()), validate=True)
     except (binascii.Error, ValueError):
         raise one.bad(
-            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", HIDDEN
+            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", Mark.HIDDEN
         ) from None
     return data.decode("utf-8", "surrogateescape")
 
@@ -439,11 +431,7 @@ def _decoded(one: Field) -> str:
 
 
 def filled(workload: Workload, configs: Configs) -> Workload:
-    """The job with every reference replaced by what it means.
-
-    Raises:
-        UsageError: one is to nothing.
-    """
+    """The job with every reference replaced by what it means. Raises UsageError: one is to nothing."""
     made: dict[int, Template] = {}  # pods of a role often share one template
     absent: dict[str, None] = {}
     drafts = []

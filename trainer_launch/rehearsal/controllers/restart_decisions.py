@@ -129,6 +129,10 @@ def code_of(pod: Pod, state: PodState) -> int:
 # -- what is to be done now --------------------------------------------------------------------
 
 
+_SUCCEEDED = {
+    "JobSet": "AllJobsCompleted",
+    "Job": "CompletionsReached",
+}  # reasons of other kinds begin with the kind
 GIVE_UP = 6  # restarts of what lives for less than a minute on average: a cluster would go on for ever
 _SHORT_LIFE_S = 60.0
 _NO_RETRY = "a cluster would retry, the rehearsal stops because a restart will not help"
@@ -138,7 +142,8 @@ UNKNOWN_CODE = 48879  # 0xbeef: what the v1 operator takes when a container has 
 def decide(job: State) -> list[Decision]:
     """What is to be done now; nothing most of the time."""
     if _has_succeeded(job):
-        return [Condition(True, f"{_word(job)}Succeeded", f"{job.kind} has completed")]
+        reason = _SUCCEEDED.get(job.kind, f"{_word(job)}Succeeded")
+        return [Condition(True, reason, f"{job.kind} has completed")]
     deadline_s = job.rules.deadline_s
     if deadline_s is not None and job.age_s >= deadline_s:
         text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
@@ -152,7 +157,13 @@ def decide(job: State) -> list[Decision]:
 
 def _has_succeeded(job: State) -> bool:
     done = {name for name, state in job.states.items() if state.phase is Phase.SUCCEEDED}
-    groups = [set(group) <= done for group in job.rules.success.groups if group]
+    over = {name for name, state in job.states.items() if not state.running}
+    spares = job.rules.success.spares
+    groups = [
+        set(group) <= (done | over) and len(set(group) - done) <= spares
+        for group in job.rules.success.groups
+        if group
+    ]
     return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
 
 
@@ -195,8 +206,10 @@ def _crash_loops(job: State) -> Iterator[Decision]:
 
 
 def _v1(job: State) -> Iterator[Decision]:
+    n_failed = sum(state.phase is Phase.FAILED for state in job.states.values())
     for name, state in job.states.items():
-        if state.phase is not Phase.FAILED or name in job.rules.may_fail:
+        is_fatal = state.phase is Phase.FAILED and n_failed > job.rules.success.spares
+        if not is_fatal or name in job.rules.may_fail:
             continue
         pod = job.pods[name]
         code = state.codes.get(pod.draft.main, UNKNOWN_CODE)
@@ -258,8 +271,7 @@ def decide_jobs(job: State) -> Iterator[Decision]:
 def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
     """The first rule that fits any Job, else a restart, as long as the limit allows one."""
     rule, end = next(
-        ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)),
-        (None, failed[0]),
+        ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)), (None, failed[0])
     )
     action = rule.action if rule is not None else RESTART
     limit = job.rules.max_restarts
@@ -292,10 +304,12 @@ def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
 def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
     own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
     age_s = job.now_s - job.begun.get(child, job.now_s)
-    if rules.deadline_s is not None and age_s >= rules.deadline_s and _is_unfinished(own):
+    unfinished = next((name for name, state in own.items() if state.phase is not Phase.SUCCEEDED), None)
+    if rules.deadline_s is not None and age_s >= rules.deadline_s and unfinished is not None:
         text = f"Job {child} ran longer than activeDeadlineSeconds, {rules.deadline_s:g} s"
-        name = next(name for name, state in own.items() if state.phase is not Phase.SUCCEEDED)
-        yield _failed(job, child, name, "DeadlineExceeded", text, "Job was active longer than specified deadline")
+        yield _failed(
+            job, child, unfinished, "DeadlineExceeded", text, "Job was active longer than specified deadline"
+        )
         return
     restarts = sum(state.restart_count for state in own.values() if state.is_active)
     if restarts and restarts >= max(rules.backoff_limit, 1):
@@ -351,10 +365,6 @@ def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodS
             said = f"Pod default/{name} has condition {DISRUPTED} matching FailJob rule at index {rule.number}"
             text = f"Job {child}: {name} was deleted, for which its podFailurePolicy fails the Job"
             yield _failed(job, child, name, "PodFailurePolicy", text, said)
-
-
-def _is_unfinished(own: Mapping[str, PodState]) -> bool:
-    return any(state.phase is not Phase.SUCCEEDED for state in own.values())
 
 
 def _is_spent(job: State, child: str, name: str, rules: ChildRules) -> bool:

@@ -39,10 +39,11 @@ _TRAINJOB = (
 )  # fmt: skip
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _RUNTIME = ("mlPolicy", "podGroupPolicy", "template")
-_JOBSET = (
+JOBSET = (
     "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator",
     "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies",
 )  # fmt: skip
+REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 # The runtimes that Kubeflow ships and that are no more than a policy and a container.
 _SHIPPED = {"torch-distributed": "torch", "jax-distributed": "jax", "xgboost-distributed": "xgboost"}
 
@@ -104,13 +105,13 @@ def read_trainjob(request: Request) -> TrainJob:
     policies.only(("numNodes", *POLICIES))
     policy = next((name for name in POLICIES if policies.get(name).given), "")
     jobset = runtime.get("spec", "template", "spec")
-    jobset.only(_JOBSET)
+    jobset.only(JOBSET)
     default = policies.get("numNodes").number(1, least=1, most=MAX_REPLICAS)
     # The MPI plugin gives the TrainJob's own number to the replicatedJob called node, and to no other.
     nodes = default if policy == "mpi" else _nodes(spec.get("trainer"), default)
-    claims = _claims(jobset, job_name(found))
     jobs = tuple(
-        _replicated(_claiming(_patched(job, spec), claims), nodes) for job in jobset.get("replicatedJobs").items()
+        _replicated(with_volumes(_patched(job, spec), jobset, job_name(found)), nodes)
+        for job in jobset.get("replicatedJobs").items()
     )
     if not jobs:
         raise jobset.get("replicatedJobs").bad("at least one replicatedJob")
@@ -178,8 +179,9 @@ def _claims(jobset: Field, job: str) -> dict[str, str]:
     return {name: f"{name}-{job}" for name in names}
 
 
-def _claiming(job: Field, claims: Mapping[str, str]) -> Field:
-    """A replicatedJob with a volume for each of these claims that one of its containers mounts."""
+def with_volumes(job: Field, jobset: Field, name: str) -> Field:
+    """A replicatedJob with a volume for each claim of the JobSet `name` that one of its containers mounts."""
+    claims = _claims(jobset, name)
     spec = job.get("template", "spec", "template", "spec")
     containers = (*spec.get("initContainers").items(), *spec.get("containers").items())
     mounts = (mount for container in containers for mount in container.get("volumeMounts").items())
@@ -201,7 +203,7 @@ def _override(job: dict[str, Any], over: Field) -> dict[str, Any]:
 
 
 def _replicated(job: Field, nodes: int) -> ReplicatedJob:
-    job.only(("name", "replicas", "template", "dependsOn", "groupName"))
+    job.only(REPLICATED)
     labels = job.get("template", "metadata", "labels")
     ancestor = labels.get(ANCESTOR).text("") or None
     batch = job.get("template", "spec")
@@ -287,15 +289,11 @@ def resources_of(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
 
 
 # The field by which members of a list of this name are the same thing; every other list is replaced as a whole.
+_NAMED = ("containers", "initContainers", "ephemeralContainers", "env", "volumes", "imagePullSecrets")
 _KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "env": "name",
-    "volumes": "name",
+    **dict.fromkeys(_NAMED, "name"),
     "volumeMounts": "mountPath",
     "ports": "containerPort",
-    "imagePullSecrets": "name",
     "topologySpreadConstraints": "topologyKey",
     "hostAliases": "ip",
 }
@@ -341,19 +339,15 @@ _SET_ACTIONS = (
     "RestartJobAndIgnoreMaxRestarts",
 )  # fmt: skip
 _REASONS = (
-    "BackoffLimitExceeded",
-    "DeadlineExceeded",
-    "FailedIndexes",
-    "MaxFailedIndexesExceeded",
-    "PodFailurePolicy",
-)
+    "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
+)  # fmt: skip
 _STRATEGIES = ("Recreate", "BlockingRecreate", "InPlaceRestart")
 _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes",
     "activeDeadlineSeconds", "podFailurePolicy", "template", "selector", "manualSelector",
 )  # fmt: skip
-_JOB_IGNORED = ("ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy")
-_SET_IGNORED = ("suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished")
+JOB_IGNORED = ("ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy")
+_SET_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 
 
 def read(spec: Field, drafts: tuple[Draft, ...], children: dict[str, ChildRules], deadline: Field) -> Rules:
@@ -397,7 +391,7 @@ def _pattern(found: Field) -> str:
 
 def read_job(spec: Field, name: str, restart: str) -> ChildRules:
     """The rules of a Job of the replicatedJob `name`; `restart` is its pods' restartPolicy."""
-    spec.only((*_JOB, *_JOB_IGNORED))
+    spec.only((*_JOB, *JOB_IGNORED))
     policy = spec.get("podFailurePolicy")
     policy.only(("rules",))
     rules = tuple(_exit_rule(rule, number) for number, rule in enumerate(policy.get("rules").items()))
@@ -443,6 +437,6 @@ def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
         yield "restartStrategy InPlaceRestart: pods are recreated"
     for job in jobs:
         batch = job.get("template", "spec")
-        if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").value:
+        if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
             yield "completions of a Job: it has as many pods as its parallelism says"
-        yield from left_out(batch, _JOB_IGNORED, "of a Job")
+        yield from left_out(batch, JOB_IGNORED, "of a Job")

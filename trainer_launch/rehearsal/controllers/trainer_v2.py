@@ -12,6 +12,7 @@ from trainer_launch.rehearsal.controllers import documents, trainer_runtime
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
+    JOBSET_LABEL,
     Container,
     Draft,
     EnvItem,
@@ -166,9 +167,6 @@ def flux(job: TrainJob) -> TrainJob:
     return replace(made, jobs=changed)
 
 
-# -- common -----------------------------------------------------------------------------------
-
-
 def _index(name: str) -> EnvItem:
     return EnvItem(name=name, field=COMPLETION_INDEX)
 
@@ -300,29 +298,27 @@ def _slots(job: TrainJob) -> int:
     return devices if slots == 1 and devices > 1 else slots
 
 
-# ----------------------------------------------------------------------------------------------
+# -- a TrainJob's pods --------------------------------------------------------------------------
 
 
-_POLICIES = {
-    "torch": torch,
-    "jax": jax,
-    "xgboost": xgboost,
-    "flux": flux,
-    "mpi": mpi,
-}
+_POLICIES = {"torch": torch, "jax": jax, "xgboost": xgboost, "flux": flux, "mpi": mpi}
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
+INDEX = "batch.kubernetes.io/job-completion-index"
 _MARKS = {"torch": "PET_NNODES", "xgboost": "DMLC_TRACKER_URI", "jax": "JAX_NUM_PROCESSES"}
 
 
 def read(request: Request) -> Workload:
     """The pods of a TrainJob."""
     job = read_trainjob(request)
-    if job.policy:
-        job = _POLICIES[job.policy](job)
+    return made(_POLICIES[job.policy](job) if job.policy else job)
+
+
+def made(job: TrainJob, kind: str = "TrainJob") -> Workload:
+    """The pods of its JobSet."""
     drafts = tuple(draft for one in job.jobs for draft in _drafts(job, one))
     first = f"{job.name}-{NODE}-0-0"
     return Workload(
-        kind="TrainJob",
+        kind=kind,
         name=job.name,
         namespace=job.space,
         drafts=drafts,
@@ -403,13 +399,29 @@ def _drafts(job: TrainJob, one: ReplicatedJob) -> list[Draft]:
 
 
 def _labels(job: TrainJob, one: ReplicatedJob, number: int, index: int) -> Mapping[str, str]:
-    return {
-        "jobset.sigs.k8s.io/jobset-name": job.name,
-        "jobset.sigs.k8s.io/replicatedjob-name": one.name,
-        "jobset.sigs.k8s.io/job-index": str(number),
-        "jobset.sigs.k8s.io/restart-attempt": "0",
-        "batch.kubernetes.io/job-completion-index": str(index),
+    before = job.jobs[: [each.name for each in job.jobs].index(one.name)]
+    labels = {
+        "jobset-name": job.name,
+        "replicatedjob-name": one.name,
+        "replicatedjob-replicas": str(one.replicas),
+        "global-replicas": str(sum(each.replicas for each in job.jobs)),
+        "job-index": str(number),
+        "job-global-index": str(sum(each.replicas for each in before) + number),
+        "restart-attempt": "0",
+        **_coordinator(job),
     }
+    return {**{f"{JOBSET_LABEL}{name}": value for name, value in labels.items()}, INDEX: str(index)}
+
+
+def _coordinator(job: TrainJob) -> Mapping[str, str]:
+    """The label with the name of the pod that the JobSet has as its coordinator."""
+    found = job.jobset.get("coordinator")
+    if not found.given:
+        return {}
+    found.only(("replicatedJob", "jobIndex", "podIndex"))
+    chosen = found.get("replicatedJob").choice(tuple(one.name for one in job.jobs))
+    place = f"{found.get('jobIndex').number(0)}-{found.get('podIndex').number(0)}"
+    return {"coordinator": f"{job.name}-{chosen}-{place}.{job.subdomain}"}
 
 
 def _after(job: TrainJob, one: ReplicatedJob) -> tuple[str, ...]:

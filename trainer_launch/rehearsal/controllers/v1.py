@@ -21,7 +21,6 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Success,
     Template,
     Workload,
-    appended,
     env_items,
 )
 from trainer_launch.rehearsal.controllers.podspec import left_out, read_template
@@ -109,13 +108,12 @@ def _replicas(role: str, spec: Field, kind: Kind) -> Replicas:
 
 
 def with_env(template: Template, items: Iterable[EnvItem], only: str | None = None) -> Template:
-    """Variables for all main containers, or for the one that is named."""
+    """Variables behind those of all main containers, or of the one that is named: of one name the last counts."""
     fresh = tuple(items)
-
-    def given(container: Container) -> Container:
-        return container if only not in (None, container.name) else appended(container, fresh)
-
-    return replace(template, containers=tuple(map(given, template.containers)))
+    containers = (
+        replace(one, items=(*one.items, *fresh)) if only in (None, one.name) else one for one in template.containers
+    )
+    return replace(template, containers=tuple(containers))
 
 
 def workload(
@@ -345,16 +343,6 @@ def _sparse(addresses: Mapping[str, list[str]], role: str, index: int) -> dict[s
 # -- MPIJob v1, whose agents are started by `kubectl exec` -------------------------------------
 
 
-_MPI = Kind(
-    name="MPIJob v1",
-    specs="mpiReplicaSpecs",
-    roles=("Launcher", "Worker"),
-    container="",  # the first one, whatever its name
-    port_name="mpijob-port",
-    port=9999,
-    restart="Never",
-    fields=("slotsPerWorker", "cleanPodPolicy", "mainContainer"),
-)
 _FOLDER = "/etc/mpi"
 _KUBECTL = "/opt/kube"
 
@@ -447,9 +435,6 @@ def _kubexec(container: str) -> str:
     return (
         f'#!/bin/sh\nset -x\nPOD_NAME=$1\nshift\n{_KUBECTL}/kubectl exec ${{POD_NAME}}{chosen} -- /bin/sh -c "$*"'
     )
-
-
-# ----------------------------------------------------------------------------------------------
 
 
 _READERS = {"JAXJob": _jax, "MPIJob": _mpi, "PaddleJob": _paddle, "TFJob": _tensorflow, "XGBoostJob": _xgboost}

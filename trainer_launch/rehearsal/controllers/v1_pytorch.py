@@ -47,11 +47,7 @@ def read(request: Request) -> Workload:
     name = v1.job_name(found)
     job = _Job(name=name, specs=specs, nproc=_nproc(spec), elastic=_elastic(name, spec, worker))
     made = v1.workload(
-        found,
-        v1.PYTORCH,
-        specs,
-        lambda one, index: _template(job, one, index),
-        lambda pods: _success(pods, job),
+        found, v1.PYTORCH, specs, lambda one, index: _template(job, one, index), lambda pods: _success(pods, job)
     )
     return replace(made, ports=_ports(job), ignored=(*made.ignored, *_ignored(job, spec)))
 

@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer_launch.model.errors import UsageError
@@ -107,9 +107,6 @@ def _plain(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-# ----------------------------------------------------------------------------------------------
-
-
 # -- faults as values --------------------------------------------------------------------------
 
 
@@ -137,9 +134,10 @@ class Fault:
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
     bytes_per_s: float | None = None  # of "slow link"
     text: str = ""  # its canonical text (`grammar.render`): what people are shown, and what a replay takes
+    hint: str = field(default="", compare=False)  # a warning about how it was written
 
 
-# ----------------------------------------------------------------------------------------------
+# -- one fault ---------------------------------------------------------------------------------
 
 
 MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
@@ -215,7 +213,9 @@ def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
     fields: dict[str, Any] = {"when": form.first}
     for key, value in given.items():
         fields |= _value(key, value, said)
-    fault = Fault(kind=kind, **fields)
+    at = given.get("at", "")
+    hint = f"{said}: at={at} has no unit and is taken as seconds; write at={at}s" if _has_no_unit(at) else ""
+    fault = Fault(kind=kind, hint=f"{hint}, or at=step:{at} for a step" if at.isdecimal() else hint, **fields)
     return replace(fault, text=render(fault))
 
 
@@ -323,7 +323,7 @@ def _pod(text: str) -> str | None:
 def _when(text: str) -> When | None:
     word, colon, rest = text.partition(":")
     if not colon:
-        seconds = None if text[-1:].isdecimal() else parse_duration(text)  # 40 could be a step, too
+        seconds = parse_duration(text)
         return None if seconds is None else When(at_s=seconds)
     if word == "step":
         number = parse_number(rest, 0, MAX_STEP)
@@ -349,10 +349,6 @@ def _value(key: str, text: str, said: str) -> dict[str, Any]:
     how = _VALUES[key]
     if key == "back" and text == "never":
         return {how.field: None}
-    if key == "at" and text.isdecimal():
-        raise UsageError(
-            f"{said}: invalid value {shown(text)} for at=: no unit; write at={text}s or at=step:{text}"
-        )
     return _read(how, key, text, said)
 
 
@@ -361,6 +357,11 @@ def _read(how: _Value, key: str, text: str, said: str) -> dict[str, Any]:
     if value is None:
         raise UsageError(f"{said}: invalid value {shown(text)} for {key}=: expected {how.expected}")
     return {how.field: value}
+
+
+def _has_no_unit(at: str) -> bool:
+    """Whether a time is written as a number alone, which could be meant as a step, too."""
+    return ":" not in at and at[-1:].isdecimal()
 
 
 def _at(when: When) -> str:

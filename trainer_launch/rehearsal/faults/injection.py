@@ -319,17 +319,10 @@ def _stop_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     )
 
 
-def _kill_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
-    return _delete(driver, fault, pod, grace_s=0.0)
-
-
-def _term_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
-    own_s = driver.state.pods[pod or ""].draft.template.grace_s
-    return _delete(driver, fault, pod, grace_s=own_s if fault.grace_s is None else fault.grace_s)
-
-
-def _delete(driver: AnyDriver, fault: Fault, pod: str | None, *, grace_s: float) -> Effect:
+def _delete_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     name = _living(driver, pod)
+    own_s = driver.state.pods[name].draft.template.grace_s
+    grace_s = 0.0 if fault.kind == "kill pod" else own_s if fault.grace_s is None else fault.grace_s
 
     def delete() -> None:
         now_s = driver.state.began_s + driver.now_s()
@@ -361,8 +354,8 @@ MakeEffect = Callable[[AnyDriver, Fault, "str | None"], Effect]
 EFFECTS: Mapping[str, MakeEffect] = {
     "kill worker": _kill_worker,
     "stop worker": _stop_worker,
-    "kill pod": _kill_pod,
-    "term pod": _term_pod,
+    "kill pod": _delete_pod,
+    "term pod": _delete_pod,
     "add node": _add_node,
     "partition": _on_network,
     "slow link": _on_network,

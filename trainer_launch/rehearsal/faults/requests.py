@@ -111,18 +111,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
     )
     parser.add_argument(
-        "--chaos",
-        metavar="TEXT",
-        help="inject random faults, such as 'seed=7 rate=1/30s'; a seed repeats them",
+        "--chaos", metavar="TEXT", help="inject random faults, such as 'seed=7 rate=1/30s'; a seed repeats them"
     )
 
 
 def asked(flags: Mapping[str, Any]) -> Asked:
-    """Read the flags, and the files that they name.
-
-    Raises:
-        UsageError: one does not fit.
-    """
+    """Read the flags, and the files that they name. Raises UsageError: one does not fit."""
     faults: list[Fault] = []
     for text in flags["fault"] or ():
         faults += read(text_of(text, "--fault"), text) if names_file(text) else [grammar.parse(text)]
@@ -153,7 +147,7 @@ def isolate(wanted: Asked) -> bool:
 
 
 def fitted(wanted: Asked, drafts: Sequence[Draft], grown: Callable[[int], object] | None) -> Asked:
-    """The same for this job; `grown` makes it with so many more nodes, None where it cannot grow.
+    """The same for this job; `grown` makes it with so many more nodes, None where it cannot grow. Logs hints.
 
     Raises:
         UsageError: a fault is for a pod that the job has not, or adds one to a job that cannot grow.
@@ -161,6 +155,8 @@ def fitted(wanted: Asked, drafts: Sequence[Draft], grown: Callable[[int], object
     nodes, pods = nodes_of(drafts), tuple(draft.hostname for draft in drafts)
     added = [fault.text for fault in wanted.faults if fault.kind == "add node"]
     for fault in wanted.faults:
+        if fault.hint:
+            _log.warning("%s", fault.hint)
         target(fault, (*nodes, *added) if fault.node is not None else nodes, pods)
     chaos = None if wanted.chaos is None else wanted.chaos.over(range(len(nodes)))
     if added and grown is None:
@@ -286,15 +282,7 @@ def look(*, network: bool, memory: bool) -> Machine:
 
 def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
     """The words of what works in new namespaces; none, and why, when they cannot be made."""
-    argv = (
-        "unshare",
-        *flags,
-        *pod_isolation.UNSHARE,
-        "--",
-        "sh",
-        "-c",
-        f"echo made; {_CAPABILITY_TEST}",
-    )
+    argv = ("unshare", *flags, *pod_isolation.UNSHARE, "--", "sh", "-c", f"echo made; {_CAPABILITY_TEST}")
     done = deadline_subprocess.run(argv, None, _TRY_S)
     if done.failure:
         return frozenset(), done.failure[:120]

@@ -118,11 +118,7 @@ class OwnNetwork:
         self._lasting[key] += 1
 
     def end(self, fault: Fault, pod: str | None) -> None:
-        """Let it be over; of several at once the last one's end counts.
-
-        Raises:
-            NodeError: it could not be done.
-        """
+        """Let it be over; of several at once the last one's end counts. Raises NodeError: it could not be done."""
         key = fault.kind, pod
         self._lasting[key] -= 1
         if not self._lasting[key]:
@@ -328,10 +324,7 @@ def _line(pod: str, names: Iterable[str], address: str, own: str) -> str:
 
 
 # How much is used, the limit, and no limit, by the version of cgroups.
-_FILES = {
-    1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "-1"),
-    2: ("memory.current", "memory.max", "max"),
-}
+_FILES = {1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "-1"), 2: ("memory.current", "memory.max", "max")}
 _REST = "trainer-launch-rest"  # where we go ourselves: a group that has groups may have no processes
 _ROOM = 2 * MIB  # what a squeezed group may have beyond what it uses; less, and the limit is not taken
 _ROUNDS = 20
@@ -379,11 +372,7 @@ class MemoryGroups:
             raise NodeError(f"cannot create a memory cgroup in {self._home}: {problem}") from None
 
     def wrap(self, pod: str, process: Process) -> Process:
-        """The same process, in its pod's group from its beginning.
-
-        Raises:
-            NodeError: the group cannot be made.
-        """
+        """The same process, in its pod's group from its beginning. Raises NodeError: the group cannot be made."""
         group = self._pods[pod] = self._own / pod
         try:
             group.mkdir(exist_ok=True)

@@ -134,11 +134,7 @@ class Kubelet:
         return made
 
     def check(self) -> None:
-        """Find every program before anything starts.
-
-        Raises:
-            UsageError: one is not there.
-        """
+        """Find every program before anything starts. Raises UsageError: one is not there."""
         seen: set[tuple[str, ...]] = set()
         for pod in self.pods:
             for container in (*own_init(pod), *pod.containers):
@@ -385,11 +381,7 @@ def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | N
 
 
 def words_of(command: str) -> tuple[str, ...]:
-    """--command as words.
-
-    Raises:
-        UsageError: it cannot be split, or there are none.
-    """
+    """--command as words. Raises UsageError: it cannot be split, or there are none."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as problem:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trainer_launch.rehearsal.report.history import INIT, Entry, History, Lane, What, away_s, end_of, lane_of, lanes
+from trainer_launch.model.units import grouped
+from trainer_launch.rehearsal.report.history import INIT, Entry, History, Lane, What, away_s, end_of, lanes
+from trainer_launch.rehearsal.report.wall_time import Span, spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def costs(
         number += 1
         is_its = [(one.text, one.pod) == (fault.text, fault.pod) and one.at_s >= fault.at_s for one in overs]
         over_s = next((one.at_s for one, its in zip(overs, is_its, strict=True) if its), None)
-        lane = None if fault.pod is None else lane_of(fault.pod, lanes)
+        lane = next((one for one in lanes if one.pod == fault.pod), None)
         span = (fault.at_s, next((at_s for at_s in times if at_s > fault.at_s), float("inf")))
         away = None if lane is None else away_s(lane, span, end_s)
         cost = Cost(fault=fault, number=number, over_s=over_s, away_s=away)
@@ -203,6 +205,7 @@ class Analysis:
     resumes: tuple[Resume, ...]
     costs: tuple[Cost, ...]
     totals: Totals
+    spans: tuple[Span, ...] = ()  # the wall time by what it was spent on; empty: no launcher has told
 
 
 def analyse(history: History) -> Analysis:
@@ -217,10 +220,8 @@ def analyse(history: History) -> Analysis:
         resumes=resumed,
         costs=found,
         totals=totals(history, all_lanes, found, resumed),
+        spans=spans(history),
     )
-
-
-# -- steps that pods reached, and from where training resumed ----------------------------------
 
 
 # -- steps that pods reached, counted on over epochs -------------------------------------------
@@ -264,14 +265,6 @@ def steps(history: History) -> tuple[Reached, ...]:
     return tuple(sorted((made for count in counts.values() for made in count.made), key=lambda made: made.at_s))
 
 
-def by_pod(reached: Iterable[Reached]) -> Mapping[str, list[Reached]]:
-    """Each pod's own steps, in order of time."""
-    found: dict[str, list[Reached]] = {}
-    for one in reached:
-        found.setdefault(one.pod, []).append(one)
-    return found
-
-
 def is_restarting(one: Entry) -> bool:
     """Whether this is a fault after which workers may have to begin again."""
     return one.what is What.FAULT and not one.text.strip().startswith(_HARMLESS)
@@ -299,9 +292,7 @@ class _Count:
         self._climb = self._falls = self._fell = 0  # `fell`: where in `made` the fall began
         self._is_anew = False
         self._stride = 1  # between the last two steps that rose
-        self._excursion: tuple[int, int, int, bool] | None = (
-            None  # `top`, `fell`, `offset`, `is_anew` before a fall
-        )
+        self._excursion: tuple[int, int, int, bool] | None = None  # _top, _fell, _offset, _is_anew before a fall
 
     def begin_again(self, at_s: float) -> None:
         """The workers begin: what comes now is no new epoch."""
@@ -403,12 +394,10 @@ class Resume:
 
 def resumes(history: History, reached: Sequence[Reached]) -> tuple[Resume, ...]:
     """Every first step after a beginning that was not the first, in order of time."""
-    pods = by_pod(reached)
+    pods = grouped((one.pod, one) for one in reached)
     faults = [one for one in history.entries if is_restarting(one)]
     found = [one for mine in pods.values() for one in _of_pod(mine, faults, reached)]
-    again: dict[str, list[float]] = {}
-    for one in found:
-        again.setdefault(one.pod, []).append(one.at_s)
+    again = grouped((one.pod, one.at_s) for one in found)
     times = {pod: [one.at_s for one in mine] for pod, mine in pods.items()}
     judged = [replace(one, is_apart=_is_apart(one, again, pods, times)) for one in found]
     return tuple(sorted(judged, key=lambda one: one.at_s))

@@ -5,7 +5,7 @@ The live table, the report and the verdict are made of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -21,6 +21,8 @@ class What(str, Enum):
     STOP_ASKED = "stop asked"  # SIGTERM to a container; `text` says by whom: "fault", "controller" or "user"
     GENERATION = "generation"  # the pod's workers have met (again); `attempt` counts from 1
     STEP = "step"  # training has reached `step`; `text` is the line that says so, empty when the pod reports it
+    PHASE = "phase"  # `text` is what the pod's launcher does from now on, as in its goodput ledger
+    CHECKPOINT = "checkpoint"  # a checkpoint has taken `took_s`, as reported
     FAULT = "fault"  # `text` is the fault as it was written; `pod` None: of all
     FAULT_OVER = "fault over"  # one that lasts has ended, same `text`
     FAULT_MISSED = "fault missed"  # it could not be carried out when its time came, or its time never came
@@ -38,6 +40,7 @@ class Entry:
     attempt: int | None = None
     step: int | None = None
     code: int | None = None
+    took_s: float | None = None
     text: str = ""
 
 
@@ -214,11 +217,6 @@ class Walk:
 
     def _segment(self, end_s: float) -> Segment:
         return Segment(begin_s=self.since_s, end_s=end_s, doing=self.doing, life=self.life, attempt=self.attempt)
-
-
-def lane_of(pod: str, all_lanes: Sequence[Lane]) -> Lane | None:
-    """The lane of a pod."""
-    return next((one for one in all_lanes if one.pod == pod), None)
 
 
 # -- the history while the rehearsal runs ------------------------------------------------------

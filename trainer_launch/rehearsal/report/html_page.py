@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model.errors import NodeError
+from trainer_launch.observability.html import POLICY, Scale, axis, clean, document, seconds, table
 from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost, Stretch
 from trainer_launch.rehearsal.report.history import Doing, Lane, Segment
 from trainer_launch.rehearsal.report.summary import (
@@ -22,15 +23,12 @@ from trainer_launch.rehearsal.report.summary import (
     MOST_ROWS,
     POD_COLUMNS,
     Headline,
-    clean,
     fault_rows,
     headline,
     pod_rows,
-    seconds,
     short_name,
-    tick_text,
-    ticks,
 )
+from trainer_launch.rehearsal.report.wall_time import spent
 from trainer_launch.rehearsal.script_checks import Verdict, names
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
@@ -43,40 +41,28 @@ ATTEMPTS = (
     ("#f0e442", "#000000"),
 )
 NO_BROWSER = "install chromium, or name an .html file, which needs none"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever gets in, nothing is loaded or run
-_NUMBERS = ("#", "at", "downtime", "repeated steps", "created", "attempts", "exit")
-_WORDS = ("fault", "pod", "message")
 
 
 def page(analysis: Analysis, verdict: Verdict) -> str:
     """The whole file."""
     head = headline(analysis, verdict)
     title = f"{head.text}; {analysis.history.kind} {analysis.history.name}"
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(clean(title))}</title>",
-            f"<style>{_sheet()}</style></head><body>",
-            _header(head),
-            _failed_checks(verdict),
-            "<section><h2>Pods over time</h2>",
-            _legend(analysis),
-            _chart(analysis),
-            "</section>",
-            _faults(analysis),
-            _table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
-            "<footer>Written by trainer-launch local.</footer>",
-            "</body></html>\n",
-        ]
-    )
+    body = [
+        _header(head),
+        _failed_checks(verdict),
+        "<section><h2>Pods over time</h2>",
+        _legend(analysis),
+        _chart(analysis),
+        "</section>",
+        _wall_time(analysis),
+        _faults(analysis),
+        table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
+    ]
+    return document(title, _sheet(), body, "Written by trainer-launch local.")
 
 
 def _sheet() -> str:
-    colours = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8") + colours
+    return "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
 
 
 def _header(head: Headline) -> str:
@@ -100,30 +86,20 @@ def _failed_checks(verdict: Verdict) -> str:
     return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
 
 
+def _wall_time(analysis: Analysis) -> str:
+    """Where the time went, the longest first."""
+    known = sorted(((one_s, kind) for kind, one_s in spent(analysis.spans).items()), reverse=True)
+    whole_s = sum(one_s for one_s, _ in known)
+    rows = [(kind.words, seconds(one_s), f"{100 * one_s / whole_s:.1f} %") for one_s, kind in known]
+    return table("Where the time went", ("phase", "time", "share"), rows) if rows else ""
+
+
 def _faults(analysis: Analysis) -> str:
     if not analysis.costs:
         return ""
     left = len(analysis.costs) - MOST_ROWS
     more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
-    return _table("Cost of each fault", FAULT_COLUMNS, fault_rows(analysis)) + more
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    classes = ["n" if one in _NUMBERS else "t" if one in _WORDS else "" for one in columns]
-    heads = "".join(f'<th class="{kind}">{escape(one)}</th>' for one, kind in zip(columns, classes, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}" data-of="{escape(column)}">{escape(cell)}</td>'
-            for cell, column, kind in zip(row, columns, classes, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<section><h2>{escape(title)}</h2><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{body}</tbody></table></section>"
-    )
+    return table("Cost of each fault", FAULT_COLUMNS, fault_rows(analysis)) + more
 
 
 # -- as a picture ------------------------------------------------------------------------------
@@ -161,7 +137,7 @@ def picture(html: str) -> bytes:
             argv = (program, *fixed, *size, f"--user-data-dir={folder}/profile", *flags, place.as_uri())
             return deadline_subprocess.run(argv, None, _LIMIT_S).out
 
-        shown = browse(html.replace(_POLICY, "").replace("</body>", _MEASURE), 200, "--dump-dom")
+        shown = browse(html.replace(POLICY, "").replace("</body>", _MEASURE), 200, "--dump-dom")
         height = re.search(r"<title>([0-9]{1,5})</title>", shown)
         drawn = Path(folder, "page.png")
         if height is not None:
@@ -215,7 +191,7 @@ def _legend(analysis: Analysis) -> str:
 
 def _chart(analysis: Analysis) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
-    scale = _Scale(max(analysis.totals.took_s, 0.001))
+    scale = Scale(max(analysis.totals.took_s, 0.001))
     labels = [short_name(analysis, lane.pod) for lane in analysis.lanes]
     chars = max([5, *map(len, labels)])
     many = " many" if len(analysis.lanes) > _MANY_PODS else ""
@@ -228,24 +204,8 @@ def _chart(analysis: Analysis) -> str:
     return (
         f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
         f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
-        f"{lanes}{_steps(analysis, scale)}</div>{_axis(scale)}</div>"
+        f"{lanes}{_steps(analysis, scale)}</div>{axis(scale)}</div>"
     )
-
-
-class _Scale:
-    """From seconds to percentages."""
-
-    def __init__(self, end_s: float) -> None:
-        self.end_s = end_s
-
-    def percent(self, at_s: float) -> float:
-        return 100.0 * min(max(at_s, 0.0), self.end_s) / self.end_s
-
-    def at(self, at_s: float) -> str:
-        return f"{self.percent(at_s):.3f}%"
-
-    def span(self, begin_s: float, end_s: float) -> str:
-        return f"left:{self.at(begin_s)};width:{max(0.0, self.percent(end_s) - self.percent(begin_s)):.3f}%"
 
 
 def _colour(attempt: int) -> int:
@@ -255,7 +215,7 @@ def _colour(attempt: int) -> int:
 # -- faults and lanes -----------------------------------------------------------------------------
 
 
-def _marks(hits: Sequence[Cost], scale: _Scale) -> str:
+def _marks(hits: Sequence[Cost], scale: Scale) -> str:
     if not hits:
         return ""
     if len(hits) <= _SPOKEN:
@@ -268,13 +228,13 @@ def _marks(hits: Sequence[Cost], scale: _Scale) -> str:
     return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{made}</div></div>'
 
 
-def _mark(cost: Cost, row: int, scale: _Scale) -> str:
+def _mark(cost: Cost, row: int, scale: Scale) -> str:
     wide = " wide" if cost.number > 99 else ""
     place = f"left:{scale.at(cost.fault.at_s)};top:{row * _ROW_PX}px"
     return f'<b class="fault{wide}" style="{place}" title="{_told(cost)}">{cost.number}</b>'
 
 
-def _spoken(cost: Cost, row: int, scale: _Scale) -> str:
+def _spoken(cost: Cost, row: int, scale: Scale) -> str:
     """A mark with its words beside it, on the side where there is room."""
     at, text = scale.percent(cost.fault.at_s), escape(clean(cost.fault.text))
     top = row * _ROW_PX
@@ -303,21 +263,21 @@ def _told(cost: Cost) -> str:
     return escape(f"{cost.number}: {clean(cost.fault.text)}, at {seconds(cost.fault.at_s)}")
 
 
-def _lane(lane: Lane, label: str, scale: _Scale, hits: Iterable[Cost]) -> str:
+def _lane(lane: Lane, label: str, scale: Scale, hits: Iterable[Cost]) -> str:
     segments = "".join(_segment(one, scale) for one in _fewer(lane.segments))
     marks = "".join(_hit(one, scale) for one in hits)
     name = f'<div class="name" title="{escape(clean(lane.pod))}">{escape(label)}</div>'
     return f'<div class="row lane">{name}<div class="track">{segments}{marks}</div></div>'
 
 
-def _hit(cost: Cost, scale: _Scale) -> str:
+def _hit(cost: Cost, scale: Scale) -> str:
     made = f'<span class="hit" style="left:{scale.at(cost.fault.at_s)}" title="{_told(cost)}"></span>'
     if cost.over_s is not None:
         made += f'<span class="lasts" style="{scale.span(cost.fault.at_s, cost.over_s)}"></span>'
     return made
 
 
-def _segment(one: Segment, scale: _Scale) -> str:
+def _segment(one: Segment, scale: Scale) -> str:
     place = scale.span(one.begin_s, one.end_s)
     is_long = scale.percent(one.end_s) - scale.percent(one.begin_s) >= _NUMBERED + 2.5 * (one.attempt > 9)
     number = str(one.attempt) if one.doing is Doing.RUNNING and is_long else ""
@@ -338,7 +298,7 @@ def _fewer(segments: Sequence[Segment]) -> Sequence[Segment]:
 # -- steps and the axis ---------------------------------------------------------------------------
 
 
-def _steps(analysis: Analysis, scale: _Scale) -> str:
+def _steps(analysis: Analysis, scale: Scale) -> str:
     points = [point for stretch in analysis.curve for point in stretch.points]
     if not points:
         return f'<p class="note">{_NO_STEPS}</p>'
@@ -365,7 +325,7 @@ def _steps(analysis: Analysis, scale: _Scale) -> str:
     )
 
 
-def _line(stretch: Stretch, curve: Sequence[Stretch], scale: _Scale, top: int) -> str:
+def _line(stretch: Stretch, curve: Sequence[Stretch], scale: Scale, top: int) -> str:
     most = max(2, _MOST_POINTS // len(curve))
     each = max(1, -(-len(stretch.points) // most))
     kept = [*stretch.points[::each], stretch.points[-1]]
@@ -373,13 +333,13 @@ def _line(stretch: Stretch, curve: Sequence[Stretch], scale: _Scale, top: int) -
     return f'<polyline class="a{_colour(stretch.attempt)}" points="{text}"/>'
 
 
-def _dot(stretch: Stretch, scale: _Scale, top: int) -> str:
+def _dot(stretch: Stretch, scale: Scale, top: int) -> str:
     at_s, step = stretch.points[0]
     place = f"left:{scale.at(at_s)};top:{100 - 100 * step / top:.3f}%"
     return f'<span class="one a{_colour(stretch.attempt)}" style="{place}"></span>'
 
 
-def _backs(curve: Sequence[Stretch], scale: _Scale, top: int) -> str:
+def _backs(curve: Sequence[Stretch], scale: Scale, top: int) -> str:
     """From the last step of an attempt to the first of the next: what is lost goes down."""
     made = []
     for one, after in pairwise(curve):
@@ -387,14 +347,3 @@ def _backs(curve: Sequence[Stretch], scale: _Scale, top: int) -> str:
         ends = f'x1="{scale.percent(from_s):.3f}" y1="{100 - 100 * high / top:.3f}"'
         made.append(f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{100 - 100 * low / top:.3f}"/>')
     return "".join(made)
-
-
-def _axis(scale: _Scale) -> str:
-    times = ticks(scale.end_s)
-    step = times[1] if len(times) > 1 else scale.end_s
-    spans = ""
-    for number, at_s in enumerate(times):
-        is_odd = number % 2 and len(times) > 4  # a narrow page has no room for them
-        kinds = f"{'last ' * (scale.percent(at_s) > 92)}{'odd' * bool(is_odd)}"
-        spans += f'<span class="{kinds}" style="left:{scale.at(at_s)}">{tick_text(at_s, step)}</span>'
-    return f'<div class="row"><i></i><div class="axis">{spans}</div></div>'

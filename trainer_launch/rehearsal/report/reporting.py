@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +25,12 @@ from typing import Any
 from trainer_launch.host import files, logs
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import counted
+from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.report import html_page
 from trainer_launch.rehearsal.report.fault_costs import Analysis, analyse
 from trainer_launch.rehearsal.report.history import Doing, Entry, History, Walk, What
-from trainer_launch.rehearsal.report.summary import clean, cost_lines, seconds
+from trainer_launch.rehearsal.report.summary import cost_lines
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS, Verdict, judge
 
 _ENDINGS = (".html", ".png")
@@ -72,11 +74,7 @@ class Reporting:
 
     @classmethod
     def of(cls, flags: Mapping[str, Any], color: str) -> Reporting:
-        """As the command line has it.
-
-        Raises:
-            UsageError: a report that cannot be written, or no number of steps.
-        """
+        """As the command line has it. Raises UsageError: a report that cannot be written, or no number of steps."""
         reports = tuple(flags["reports"] or ())
         if reports and flags["render"]:
             raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
@@ -423,10 +421,7 @@ class TableState:
             return standing, ""
         shown = sorted(standing, key=lambda one: _TROUBLE.index(one[1]))[: most - 1]
         names = {pod for pod, _ in shown}
-        counts: dict[str, int] = {}
-        for pod, one in self.pods.items():
-            if pod not in names:
-                counts[one.status] = counts.get(one.status, 0) + 1
+        counts = Counter(one.status for pod, one in self.pods.items() if pod not in names)
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         return shown, f"and {len(standing) - len(shown)} more: {told}"
 

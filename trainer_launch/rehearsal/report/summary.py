@@ -1,28 +1,29 @@
-"""A rehearsal in words: the table at its end, and a report's headline, sums, and rows of faults and pods. Pure."""
+"""A rehearsal in words: the table at its end, and a report's headline, sums, and rows of faults and pods."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import aligned, counted, printable
+from trainer_launch.model.goodput import ratio, sentence
+from trainer_launch.model.units import aligned, counted
+from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost
 from trainer_launch.rehearsal.report.history import Lane, What
+from trainer_launch.rehearsal.report.wall_time import lost, spent
 from trainer_launch.rehearsal.script_checks import Verdict
+from trainer_launch.supervisor import incident_bundle
 from trainer_launch.supervisor.outcome import WHAT_TO_DO
 
 UNKNOWN = "-"
 MOST_ROWS = 200  # of faults
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_TEXT_CHARS = 200
-_TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
 _NAME_CHARS = 63  # of a pod
 
 
@@ -74,6 +75,7 @@ def _sums(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         (UNKNOWN if totals.downtime_s is None else seconds(totals.downtime_s), "without a new step"),
         (UNKNOWN if totals.lost is None else f"{totals.lost:,}", "repeated steps"),
         (UNKNOWN if totals.top is None else f"{totals.top:,}", "highest step"),
+        *(((f"{100 * ratio(spent(analysis.spans)):.0f} %", "goodput"),) if analysis.spans else ()),
     )
 
 
@@ -91,7 +93,15 @@ def _fault_row(analysis: Analysis, cost: Cost) -> tuple[str, ...]:
     if cost.is_missed:
         return (*head, UNKNOWN, UNKNOWN, "it never happened")
     downtime = UNKNOWN if cost.downtime_s is None else f"{'over ' * cost.is_open}{seconds(cost.downtime_s)}"
-    return (*head, downtime, UNKNOWN if cost.lost is None else f"{cost.lost:,}", _followed(cost))
+    effect = "; ".join(filter(None, (_followed(cost), _spent_on(analysis, cost))))
+    return (*head, downtime, UNKNOWN if cost.lost is None else f"{cost.lost:,}", effect)
+
+
+def _spent_on(analysis: Analysis, cost: Cost) -> str:
+    """What the time from a fault on went into, until there was a new step or the next fault."""
+    later = [one.fault.at_s for one in analysis.costs if one.fault.at_s > cost.fault.at_s]
+    ends = [one for one in (cost.goes_on_s, *later) if one is not None]
+    return lost(analysis.spans, cost.fault.at_s, min(ends, default=float("inf")))
 
 
 def _followed(cost: Cost) -> str:
@@ -110,7 +120,8 @@ def _followed(cost: Cost) -> str:
 def cost_lines(analysis: Analysis) -> str:
     """What each fault that came has cost, one line each."""
     came = [one for one in analysis.costs[:MOST_ROWS] if not one.is_missed]
-    return "".join(f"Fault {one.number} ({_about(analysis, one)}) cost {_price(one)}\n" for one in came)
+    told = "".join(f"Fault {one.number} ({_about(analysis, one)}) cost {_price(analysis, one)}\n" for one in came)
+    return told + (f"Goodput: {sentence(spent(analysis.spans))}\n" if analysis.spans else "")
 
 
 def _about(analysis: Analysis, cost: Cost) -> str:
@@ -118,11 +129,13 @@ def _about(analysis: Analysis, cost: Cost) -> str:
     return f"{clean(cost.fault.text)}{where}, at {seconds(cost.fault.at_s)}"
 
 
-def _price(cost: Cost) -> str:
+def _price(analysis: Analysis, cost: Cost) -> str:
+    went = _spent_on(analysis, cost)
     if cost.downtime_s is None:
-        return f"an unknown time: {_followed(cost)}"
+        return "; ".join(filter(None, (f"an unknown time: {_followed(cost)}", went)))
     told = f"{'over ' * cost.is_open}{seconds(cost.downtime_s)} without a new step"
-    return f"{told}, {counted(cost.lost or 0, 'repeated step')}; {_followed(cost)}"
+    told += f", {counted(cost.lost or 0, 'repeated step')}; {_followed(cost)}"
+    return f"{told}; {went}" if went else told
 
 
 POD_COLUMNS = ("pod", "created", "attempts", "exit", "message")
@@ -145,31 +158,6 @@ def short_name(analysis: Analysis, pod: str) -> str:
     head = f"{analysis.history.name}-"
     is_shared = all(lane.pod.startswith(head) and lane.pod != head for lane in analysis.lanes)
     return clean(pod.removeprefix(head) if is_shared else pod)[:_NAME_CHARS]
-
-
-def clean(text: str) -> str:
-    """What others wrote, fit to be shown: no secrets by their looks, no control characters, one short line."""
-    plain = redact_text(_ANSI.sub("", text[: 20 * _TEXT_CHARS]))
-    plain = printable(plain, " ").strip()
-    return plain if len(plain) <= _TEXT_CHARS else f"{plain[: _TEXT_CHARS - 1]}…"
-
-
-def seconds(value: float) -> str:
-    """A time for people: 0.42 s, 63.2 s, 12 min 5 s."""
-    if value >= 600:
-        return f"{int(value // 60)} min {int(value % 60)} s"
-    return f"{value:.2f} s" if 0 < value < 1 else f"{value:.1f} s"
-
-
-def ticks(end_s: float, most: int = 6) -> Sequence[float]:
-    """Round times for an axis, from 0."""
-    step = next((one for one in _TICKS_S if end_s / one <= most), end_s / most)
-    return [number * step for number in range(int(end_s / step + 1e-9) + 1)]
-
-
-def tick_text(at_s: float, step_s: float) -> str:
-    """Such as `0.5 s`, `20 s`, `4 min`."""
-    return f"{at_s / 60:g} min" if step_s >= 60 and at_s else f"{at_s:.3g} s"
 
 
 # -- the table at the end ----------------------------------------------------------------------
@@ -245,6 +233,17 @@ def advice(state: State, messages: Mapping[str, str]) -> str:
 def missed(faults: Iterable[tuple[Fault, str]]) -> str:
     """One line for each fault that was asked for and was not carried out, with the reason."""
     return "".join(f"fault did not happen: {fault.text}: {why}\n" for fault, why in faults)
+
+
+def incidents(place: str, began_s: float) -> str:
+    """One line about what was collected since `began_s`, in seconds since the epoch, and where it is kept.
+
+    Those of another rehearsal at the same time count, too, if it uses the same directory.
+    """
+    found = incident_bundle.stored(place) if os.path.isdir(place) else []
+    new = sum(one.incident.time_s >= began_s for one in found)
+    where = f"in {place}; see trainer-launch incidents show --incident-dir {shlex.quote(place)}"
+    return f"{counted(new, 'incident')} {where}\n" if new else ""
 
 
 def _status(state: State, one: PodState) -> str:

@@ -1,0 +1,124 @@
+"""How long a job of three pods takes to a number of steps while faults happen on a fixed schedule."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks import contestants, trees
+from benchmarks.contestants import Contestant
+from benchmarks.measuring import Case, Failed, Reading, Section, Setup, wait_for
+from benchmarks.peers import version_here, versions_of_peers
+from tests.hosts import network
+from tests.survival import jobs
+from tests.survival.kubelet import RESTART_S, Job, pods_of
+
+STEPS = 500
+PODS = 3
+CHECKPOINT_STEPS = 10
+RESTARTS = 20  # the budget is not what is measured
+FAULTS: Mapping[int, tuple[str, jobs.Fault]] = {
+    100: ("worker of node 1 killed", jobs.kill_worker(1)),
+    200: ("pod of node 2 killed", jobs.kill_pod(2)),
+    300: ("pod of node 1 gets SIGTERM", jobs.stop_pod(1)),
+    400: ("pod of node 0 killed", jobs.kill_pod(0)),
+}
+CALM_S, LIMIT_S = 120.0, 300.0  # without faults, and with them
+CALM, FAULTY, RATIO, AGAIN = "without faults", "with the faults", "ratio", "steps done again"
+ROWS = {CALM: "s", FAULTY: "s", RATIO: "x", AGAIN: ""}
+
+
+def once(who: Contestant, faults: Mapping[int, tuple[str, jobs.Fault]] = FAULTS) -> Mapping[str, Reading | str]:
+    """The same job twice: undisturbed, then with the faults."""
+    calm_s, _, _ = _until_done(who, {}, CALM_S)
+    found: dict[str, Reading | str] = {CALM: Reading(calm_s)}
+    try:
+        took_s, again, starts = _until_done(who, faults, LIMIT_S)
+    except Failed as why:
+        return {**dict.fromkeys(ROWS, f"never: {why}"), **found}
+    return {**found, FAULTY: Reading(took_s, starts), RATIO: Reading(took_s / calm_s), AGAIN: Reading(again)}
+
+
+def _until_done(
+    who: Contestant, faults: Mapping[int, tuple[str, jobs.Fault]], limit_s: float
+) -> tuple[float, int, str]:
+    """Seconds from the first pod's start to the last step, steps that were done twice, starts of each pod.
+
+    Raises:
+        Failed: the last step was not done in time.
+    """
+    with trees.folder() as folder:
+        script = jobs.training(Path(folder))
+        argv = (*trees.private(), *who.argv(script, is_hang=False))
+
+        def env(node: int) -> dict[str, str]:
+            return {**who.env(node, RESTARTS), "CHECKPOINT_STEPS": str(CHECKPOINT_STEPS)}
+
+        began_s = time.monotonic()
+        names = (*who.contract.names, *who.helpers)
+        with pods_of(names, argv, env, Path(folder), at_first=PODS) as job, who.beside(job):
+            for number, (text, fault) in faults.items():
+                _wait(job, number, f"step {number}, for: {text}", began_s + limit_s, is_whole=True)
+                fault(job)
+            _wait(job, STEPS, f"step {STEPS}", began_s + limit_s)
+            done = jobs.steps(job.folder)
+            last_s = next(step.at_s for step in done if step.number >= STEPS)
+            again = len(done) - len({step.number for step in done})
+            return last_s - began_s, again, "/".join(str(pod.starts) for pod in job.pods)
+
+
+def _wait(job: Job, number: int, what: str, until_s: float, *, is_whole: bool = False) -> None:
+    """Until a step is done, and where it `is_whole` all pods train: no fault hits a pod that is away."""
+
+    def is_there() -> bool:
+        done = jobs.steps(job.folder)
+        return bool(done) and done[-1].number >= number and (not is_whole or jobs.is_steady(job.folder, PODS))
+
+    wait_for(is_there, what, max(round(until_s - time.monotonic()), 0), 0.05)
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Setup]:
+    """All that can be had here."""
+    found, absent = contestants.scheduled()
+    limit_s = CALM_S + LIMIT_S + 60.0
+    yield Setup([Case(one.name, ROWS, functools.partial(once, one), limit_s, 90.0) for one in found], absent)
+
+
+def versions() -> dict[str, str]:
+    """Of whoever takes part."""
+    found = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
+        "Python": platform.python_version()
+    }
+    packages = {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover", "lm-resiliency": "lm-resiliency"}
+    return found | versions_of_peers(packages)
+
+
+SECTION = Section(
+    name="schedule",
+    title="Time to N steps under faults",
+    about=f"""\
+Three pods as in the survival matrix, one gloo worker each, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}.
+From the start of the first pod to the last step; first without faults, then with these:
+{"; ".join(f"step {number}: {text}" for number, (text, _) in FAULTS.items())}. A fault comes at its step or, where
+fewer pods train by then, as soon as all do. The kubelet restarts a failed pod after {RESTART_S:g} s, so three of
+the faults cost at least that, except where an elastic job goes on without the pod: its steps count, too. Behind
+the time: how often each pod was started. All may restart {RESTARTS} times.
+
+- *fixed*, *elastic*, *expert*: as in the survival matrix.
+- lm-resiliency 0.2.0's entry point does not register with torch 2.13, so it is registered by hand. Its backend
+  forms a new generation only when a manager publishes a plan for it. The package has the parts of a manager, but
+  none that runs. Here nobody publishes one: after a failure its agents give up after {contestants.LM_JOIN_S} s (its
+  default: 300 s), and the kubelet starts all pods again.""",
+    open=opened,
+    versions=versions,
+    whos=contestants.SCHEDULED,
+    missing=network.missing,
+    shown=(FAULTY, RATIO),
+    is_by_default=False,
+    causes={CALM: "Cold start is part of it.", AGAIN: "The time from checkpoint to fault is left to chance."},
+)

@@ -1,0 +1,96 @@
+"""The incident catalogue: every situation is told word for word, and no healthy job is accused or ended."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import re
+
+import pytest
+
+from benchmarks.incident_runs import Told, told
+from benchmarks.incidents import SIDE_BY_SIDE, TO_LEAVE, TO_TELL, Situation, check, differences, pattern
+
+QUICK = ("never_entered", "other_operation", "other_size", "saves", "downloads")
+SENTENCE = "rank 1 (node 0) never entered barrier #6 of default_pg; rank 0 has waited in it for 2 s; rank 1 is in "
+SENTENCE += "incident_job.py:34 (read_batch)"
+REPORTED = f"""\
+rank 0 step 4
+[trainer-launch] no progress: ranks 0-1 have been idle for 2 s; collecting an incident
+[trainer-launch] suspected hang: {SENTENCE}; collected in /tmp/x
+[trainer-launch] reason=Succeeded exit=0 attempt=1 seconds=3.2
+"""
+FAILED = """\
+[trainer-launch 0] reason=PeerLost node=0 host=a exit=138 attempt=1 retryable=true seconds=3.2 | rank 1 failed
+[trainer-launch 1] reason=Killed rank=1 node=1 host=b signal=SIGKILL exit=137 attempt=1 retryable=true | it died
+"""
+
+
+def of(act: str) -> Situation:
+    return next(one for one in (*TO_TELL, *TO_LEAVE) if one.act == act)
+
+
+def test_there_are_enough_situations_and_each_has_a_name_of_its_own() -> None:
+    assert len(TO_TELL) >= 40
+    assert len(TO_LEAVE) >= 12
+    texts = [one.text for one in (*TO_TELL, *TO_LEAVE)]
+    assert len(texts) == len(set(texts))
+    assert all(one.sentence for one in TO_TELL)
+
+
+def test_only_what_varies_by_nature_may_differ() -> None:
+    expected = pattern(of("barrier").sentence)
+    assert re.fullmatch(expected, SENTENCE)
+    assert re.fullmatch(expected, SENTENCE.replace("2 s", "17 s").replace(":34", ":99"))
+    for other in (SENTENCE + ".", SENTENCE.replace("#6", "#7"), SENTENCE.replace("rank 1", "rank 0")):
+        assert not re.fullmatch(expected, other)
+
+
+def test_a_reported_hang_is_read_from_the_log_and_its_incident() -> None:
+    found = told(REPORTED, 0, None)
+    assert (found.sentence, found.reason, found.attempt, found.accused) == (SENTENCE, "Succeeded", 1, True)
+    assert differences(of("barrier"), found) == []
+
+
+def test_a_failure_is_read_from_the_node_that_has_its_cause() -> None:
+    found = told(FAILED, 137, None)
+    assert (found.sentence, found.rank, found.reason, found.retryable) == ("it died", 1, "Killed", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sentence": "x"}, "sentence: x"),
+        ({"rank": 3}, "rank=3"),
+        ({"reason": "Hung"}, "reason=Hung"),
+        ({"retryable": True}, "retryable=True"),
+        ({"exit_code": 138}, "exit_code=138"),
+        ({"attempt": 2}, "attempt=2"),
+    ],
+)
+def test_whatever_differs_is_named(change: dict[str, object], said: str) -> None:
+    found: Told = dataclasses.replace(told(REPORTED, 0, None), **change)  # type: ignore[arg-type]
+    assert differences(of("barrier"), found) == [said]
+
+
+def test_a_healthy_job_must_not_be_accused() -> None:
+    assert differences(of("saves"), told(REPORTED, 0, None)) == ["somebody was accused"]
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("act", QUICK)
+def test_a_situation_is_told_exactly(act: str) -> None:
+    assert check(of(act)) == []
+
+
+@pytest.mark.process
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+@pytest.mark.long("tests/benchmarks/test_incident_catalogue.py")
+def test_every_situation_is_told_exactly() -> None:
+    every = (*TO_TELL, *TO_LEAVE)
+    with concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        wrong = {one.text: found for one, found in zip(every, threads.map(check, every), strict=True) if found}
+    assert wrong == {}

@@ -1,0 +1,133 @@
+"""A job of two nodes starts in the pods of each platform that says it in flat variables, and loses a worker."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import launch, script, start
+from tests.conftest import require
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+# Of the first lives one waits to be killed; then all ranks meet in a collective and end.
+TRAIN = """
+import os, signal, time
+import torch, torch.distributed as dist
+
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {rank} of {int(total)}, restart {restarts}, pid {os.getpid()}.", flush=True)
+if restarts == "0":
+    time.sleep(120)
+"""
+CLUSTER = {"workerpool0": ["127.0.0.1:2222"], "workerpool1": ["127.0.0.2:2222"]}
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "127.0.0.[1-2]",
+}
+
+
+def skypilot(rank: int) -> dict[str, str]:
+    return {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "\n".join(HOSTS)}
+
+
+def dstack(rank: int) -> dict[str, str]:
+    return {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": str(rank), "DSTACK_MASTER_NODE_IP": HOSTS[0]}
+
+
+def leaderworkerset(rank: int) -> dict[str, str]:
+    return {"LWS_LEADER_ADDRESS": "localhost", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(rank)}
+
+
+def slurm(rank: int) -> dict[str, str]:
+    return {**SLURM, "SLURM_NODEID": str(rank), "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
+
+
+def sagemaker(rank: int) -> dict[str, str]:
+    return {"SM_HOSTS": json.dumps(HOSTS), "SM_CURRENT_HOST": HOSTS[rank], "SM_NUM_GPUS": "0"}
+
+
+def azureml(rank: int) -> dict[str, str]:
+    ranks = {"NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    return {"AZUREML_RUN_ID": "a", "MASTER_ADDR": HOSTS[0], **ranks}
+
+
+def vertex_ai(rank: int) -> dict[str, str]:
+    return {"CLUSTER_SPEC": json.dumps({"cluster": CLUSTER, "task": {"type": f"workerpool{rank}", "index": 0}})}
+
+
+def volcano(rank: int) -> dict[str, str]:
+    hosts = "j-worker-0.j,j-worker-1.j"
+    own = {"VC_TASK_INDEX": str(rank), "HOSTNAME": f"j-worker-{rank}", "MASTER_ADDR": HOSTS[0]}
+    return {"VC_WORKER_HOSTS": hosts, "VC_WORKER_NUM": "2", **own}
+
+
+def indexed_job(rank: int) -> dict[str, str]:
+    host = "0.0.0.0"  # this machine, for who connects, and no name that says so
+    return {"JOB_COMPLETION_INDEX": str(rank), "MASTER_ADDR": host, "TRAINER_LAUNCH_NODES": "2"}
+
+
+QUICK = (slurm, indexed_job)
+OTHERS = (skypilot, dstack, leaderworkerset, sagemaker, azureml, vertex_ai, volcano)
+LONG = pytest.mark.long("tests/cli/test_platforms.py")
+PLATFORMS = (*QUICK, *(pytest.param(one, marks=LONG, id=one.__name__) for one in OTHERS))
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_job_of_two_nodes_goes_on_in_place_after_a_killed_worker(
+    platform: Callable[[int], dict[str, str]], tmp_path: Path
+) -> None:
+    port, train = str(free_port()), script(tmp_path, TRAIN)
+    envs = [{"MASTER_PORT": port, **platform(rank)} for rank in range(2)]
+    with start("run", "--", train, env=envs[0]) as first, start("run", "--", train, env=envs[1]) as second:
+        first.read_until(r"rank 0 of 2, restart 0, pid \d+\.")
+        [pid] = second.read_until(r"rank 1 of 2, restart 0, pid (\d+)\.")
+        os.kill(int(pid), signal.SIGKILL)
+        first.read_until(r"rank 0 of 2, restart 1,")
+        second.read_until(r"rank 1 of 2, restart 1,")
+        assert [first.end()[0], second.end()[0]] == [0, 0]
+
+
+def test_a_jobset_of_unknown_size_is_refused_with_the_variable_that_shows_other_pods(tmp_path: Path) -> None:
+    env = {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "w-0-0.w", "MASTER_PORT": "3389"}
+    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
+    assert ended.returncode == 2
+    assert "MASTER_ADDR shows that there are several" in ended.stderr
+    assert "--nodes" in ended.stderr
+    assert "trained alone" not in ended.stdout
+
+
+def test_a_batch_script_of_slurm_that_forgot_srun_is_told_so(tmp_path: Path) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "0"}
+    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
+    assert ended.returncode == 2
+    assert "srun --ntasks-per-node=1" in ended.stderr
+    assert "trained alone" not in ended.stdout
+
+
+def test_a_pod_of_ray_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    env = {"KUBERAY_GEN_RAY_START_CMD": "ray start --head", "RAY_CLUSTER_NAME": "c"}
+    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "Ray starts its training workers itself" in ended.stderr

@@ -1,0 +1,159 @@
+"""Stragglers of real jobs: a slowed rank is named within three looks, and whoever only looks like one is not."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import Started, launch, script, start
+from tests.ports import free_port
+from tests.schemas.validator import violations
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+LONG = pytest.mark.long("tests/cli/test_stragglers.py")
+EVERY_S = 2
+LOOKED_S = 20  # three looks on a loaded machine, and more
+
+# Steps of 40 ms; SLOW computes for FACTOR times as long. The job ends at all ranks after FOR_S.
+TRAIN = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, total, begin_s = dist.get_rank(), torch.ones(100), time.monotonic()
+def compute():
+    time.sleep(0.04 * (FACTOR if rank in SLOW else 1))
+print(f"rank {rank} begins", flush=True)
+goes_on = torch.ones(1)
+while goes_on.item():
+    STEP
+    goes_on = torch.tensor([float(time.monotonic() - begin_s < FOR_S)])
+    dist.broadcast(goes_on, 0)
+"""
+PLAIN = "compute(); dist.all_reduce(total)"
+# Activations go from rank to rank, so that the last one is always late; gloo records no such operation.
+PIPELINE = """
+    if rank % 2:
+        dist.recv(total, rank - 1)
+    elif rank:
+        dist.irecv(total, rank - 1).wait()
+    compute()
+    if rank < 3:
+        dist.send(total, rank + 1)
+    dist.all_reduce(total)
+"""
+# Data parallel, in buckets.
+DDP = """
+    if "model" not in globals():
+        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+        class Slow(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.ModuleList(layers)
+            def forward(self, x):
+                compute()
+                for one in self.layers:
+                    x = one(x)
+                return x
+        model = torch.nn.parallel.DistributedDataParallel(Slow(), bucket_cap_mb=0.02)
+    model(torch.ones(8, 64)).sum().backward()
+"""
+
+
+def training(folder: Path, slow: tuple[int, ...], factor: float, step: str = PLAIN, for_s: float = 600.0) -> str:
+    text = TRAIN.replace("STEP", step.strip("\n").lstrip()).replace("FOR_S", str(for_s))
+    return script(folder, text.replace("SLOW", repr(slow)).replace("FACTOR", str(factor)))
+
+
+def run(*words: str) -> AbstractContextManager[Started]:
+    return start("run", "--straggler-interval", str(EVERY_S), "--nproc-per-node", "4", *words)
+
+
+@pytest.mark.parametrize(
+    ("factor", "step"),
+    [
+        pytest.param(1.2, PLAIN, id="1.2-all_reduce"),
+        *(pytest.param(factor, PLAIN, id=f"{factor}-all_reduce", marks=LONG) for factor in (1.5, 3.0)),
+        *(pytest.param(factor, DDP, id=f"{factor}-DDP", marks=LONG) for factor in (1.2, 1.5, 3.0)),
+    ],
+)
+def test_a_slowed_rank_is_named_with_its_line(tmp_path: Path, factor: float, step: str) -> None:
+    with run("--", training(tmp_path, (2,), factor, step)) as job:
+        job.read_until(r"rank 2 \(node 0\) is a straggler: late in \d+ of \d+ steps, by [\d.]+ ms")
+        job.signal(signal.SIGTERM)
+        code, output = job.end()
+    assert code == 143, output
+    assert set(re.findall(r"(rank \d+) \(node \d+\) is a straggler", output)) == {"rank 2"}
+
+
+@pytest.mark.parametrize(
+    ("slow", "step"),
+    [
+        pytest.param((), PLAIN, id="none"),
+        pytest.param((0, 1, 2, 3), PLAIN, id="all", marks=LONG),
+        pytest.param((), DDP, id="DDP", marks=LONG),
+        pytest.param((), PIPELINE, id="pipeline", marks=LONG),
+    ],
+)
+def test_nobody_is_named(tmp_path: Path, slow: tuple[int, ...], step: str) -> None:
+    words = ("--straggler-interval", "1", "--nproc-per-node", "4")
+    ended = launch("run", *words, "--", training(tmp_path, slow, 2.0, step, for_s=LOOKED_S))
+    assert ended.returncode == 0, ended.stderr
+    assert "straggler" not in ended.stderr
+
+
+def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(tmp_path: Path) -> None:
+    events, port = tmp_path / "events", free_port()
+    watched = ("--events", str(events), "--metrics-port", str(port))
+    with run(*watched, "--", training(tmp_path, (1,), 2.0)) as job:
+        job.read_until(r"rank 1 \(node 0\) is a straggler: .*; it was in train.py:\d+ \(compute\)")
+        told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
+        assert not violations("status", told)
+        (one,) = told["job"]["stragglers"]
+        assert (one["rank"], one["node"]) == (1, 0)
+        assert one["late"] > one["steps"] / 2
+        assert 0.02 < one["median_s"] <= one["p95_s"]
+        assert told["job"]["lateness"][0]["rank"] == 1
+        assert len(told["job"]["lateness"]) == 4
+        assert told["launchers"][0]["stragglers"][0]["rank"] == 1
+        assert "     rank 1 (node 0) is a straggler: " in launch("status", "--pid", str(job.pid)).stdout
+        assert 'trainer_launch_straggler{rank="1",node="0"} 1\n' in metrics(port)
+        eventually(lambda: "straggler" in events.read_text(), events.read_text)
+        job.signal(signal.SIGTERM)
+        _, output = job.end()
+    assert output.count("is a straggler") == 1
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    (line,) = [line for line in lines if line["event"] == "straggler"]
+    assert not violations("event", line)
+    assert (line["rank"], line["node"]) == (1, 0)
+
+
+def test_on_two_nodes_the_rank_is_named_with_its_node(tmp_path: Path) -> None:
+    nodes = ("--nodes", "2", "--nproc-per-node", "2", "--straggler-interval", str(EVERY_S))
+    ended = launch("local", *nodes, "--", training(tmp_path, (3,), 1.5, for_s=LOOKED_S))
+    assert ended.returncode == 0, ended.stderr
+    output = ended.stdout + ended.stderr
+    assert set(re.findall(r"(\[trainer-launch \d\]) (rank \d \(node \d\)) is a straggler", output)) == {
+        ("[trainer-launch 0]", "rank 3 (node 1)"),
+        ("[trainer-launch 1]", "rank 3 (node 1)"),
+    }
+
+
+def test_without_looks_nobody_is_asked(tmp_path: Path) -> None:
+    words = ("--straggler-interval", "0", "--nproc-per-node", "2")
+    with start("run", *words, "--", training(tmp_path, (1,), 3.0)) as job:
+        job.read_until("rank 1 begins")
+        told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
+        assert told["job"]["lateness_age_s"] is None
+        job.signal(signal.SIGTERM)
+        job.end()
+
+
+def metrics(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())

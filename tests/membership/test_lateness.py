@@ -1,0 +1,274 @@
+"""Looks for stragglers: all members are asked now and then, clocks are compared, and who is late is named once."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from tests.membership.world import World
+from tests.model.simulated import START_S, Job
+from tests.model.test_stragglers import STEP_S, plain
+from trainer_launch.membership import lateness, timeouts
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Gone, answer
+from trainer_launch.model.frozen import replace
+
+EVERY_S = 60.0
+QUERY = msg.StatusQuery(msg.VERSION, "job")
+
+
+@cache
+def played(ranks, slow):
+    """What the ranks of such a job tell."""
+    job = Job(ranks, plain(dict(slow)))
+    return tuple(job.entries(rank) for rank in range(ranks))
+
+
+class Nodes:
+    """Three nodes of two workers each; each has its own clock, and a network that takes its time."""
+
+    def __init__(self, clocks=(0.0, 0.0, 0.0), trip_s=0.0, seed=0, **settings):
+        self.world = World(len(clocks), straggler_interval_s=EVERY_S, **settings)
+        self.peers = self.world.come(*range(len(clocks)), workers=2)
+        self.world.open_store()
+        self.clocks = list(clocks)
+        self.trip_s = trip_s
+        self._random = random.Random(seed)
+        self.silent: set[int] = set()  # nodes
+        self.looked_at: list[tuple[int, ...]] = []
+
+    def sample(self, slow, devices=()):
+        """Pass an interval and answer all questions; `slow` ranks compute for so much longer."""
+        asked = self.world.count(self.peers[0], msg.ClockQuestion)
+        while self.world.count(self.peers[0], msg.ClockQuestion) == asked:
+            self.world.pass_time(1.0)
+        self.asked_s = self.world.now_s
+        for number in {*range(len(self.peers))} - self.silent:
+            self.answer(number, self.peers[number], devices)
+            self.world.say(self.peers[number], self.entered(number, slow, devices))
+        if self.silent:
+            self.world.pass_time(2 * timeouts.SHOW_ENTRIES_S)
+
+    def answer(self, number, peer, devices):
+        """Tell this node's clock as often as it is asked; each word takes its time."""
+        before = self.world.count(peer, msg.ShowEntries)
+        while self.world.count(peer, msg.ShowEntries) == before:
+            for other in self.peers:
+                self.world.say(other, msg.Renew())
+            question = self.world.last(peer, msg.ClockQuestion).number
+            self.world.now_s += self._random.uniform(0, self.trip_s)
+            at_ns = int((START_S + self.world.now_s + self.clocks[number]) * 1e9)
+            self.world.now_s += self._random.uniform(0, self.trip_s)
+            self.world.say(peer, msg.ClockAnswer(question, at_ns))
+        self.looked_at.append(self.world.last(peer, msg.ShowEntries).suspects)
+
+    def entered(self, number, slow, devices):
+        """What its two ranks tell, by its clock: the job ran a moment ago."""
+        off_ns = int((self.asked_s - 10 + self.clocks[number]) * 1e9)
+        told = played(2 * len(self.clocks), tuple(slow.items()))[2 * number : 2 * number + 2]
+        moved = tuple(replace(one, start_ns=one.start_ns + off_ns) for one in told)
+        return msg.Entered(self.world.number, moved, devices)
+
+    def named(self):
+        """By the table."""
+        return [one.rank for one in self.table().stragglers]
+
+    def table(self):
+        told = answer(QUERY, self.world.state, self.world.now_s, None)
+        assert isinstance(told, msg.Status)
+        return msg.parse(msg.render(told))
+
+    def told(self, number):
+        """What each message to this node named."""
+        messages = self.world.told.get(self.peers[number], [])
+        return [[one.rank for one in m.ranks] for m in messages if isinstance(m, msg.Stragglers)]
+
+    def said(self):
+        return [text for text in self.world.said if "straggler" in text]
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5, 3.0])
+def test_a_slow_rank_is_named_in_the_third_sample_and_once(factor):
+    nodes = Nodes()
+    for samples in range(1, 7):
+        nodes.sample({3: factor})
+        assert nodes.named() == ([3] if samples >= 3 else [])
+    assert len(nodes.said()) == 1
+    assert nodes.said()[0].startswith("rank 3 (node 1) is a straggler: late in ")
+    assert [nodes.told(number) for number in range(3)] == [[], [[3]], []], "its own node is told, too"
+
+
+def test_who_is_fast_again_is_no_longer_listed_and_nobody_is_told_but_its_node():
+    nodes = Nodes()
+    for slow in ({3: 1.5}, {3: 1.5}, {3: 1.5}, {}):
+        nodes.sample(slow)
+    assert (nodes.named(), nodes.told(1), len(nodes.said())) == ([], [[3], []], 1)
+
+
+def test_a_straggler_on_our_own_node_is_said_by_that_node():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({1: 1.5})
+    assert (nodes.named(), nodes.told(0), nodes.said()) == ([1], [[1]], [])
+
+
+def test_two_samples_in_a_row_name_nobody():
+    nodes = Nodes()
+    for slow in ({3: 1.5}, {3: 1.5}, {}, {3: 1.5}, {3: 1.5}, {2: 1.5}, {3: 1.5}, {3: 1.5}):
+        nodes.sample(slow)
+        assert nodes.named() == []
+    assert nodes.said() == []
+
+
+@pytest.mark.parametrize("slow", [{}, dict.fromkeys(range(6), 1.5)], ids=["none", "all"])
+def test_in_an_hour_nobody_is_named_where_all_are_alike(slow):
+    nodes = Nodes(trip_s=0.002)
+    for _ in range(60):
+        nodes.sample(slow)
+        assert nodes.named() == []
+    assert nodes.said() == []
+    assert nodes.table().lateness_age_s < EVERY_S, "they were looked at"
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, -5.0, 5.0, 3600.0])
+@pytest.mark.parametrize("slow", [{}, {0: 1.5}, {3: 1.5}, {5: 1.2}], ids=str)
+def test_a_clock_that_is_off_names_nobody_and_hides_nobody(off_s, slow):
+    for seed in range(3):
+        nodes = Nodes((0.0, off_s, 0.0), trip_s=0.003, seed=seed)
+        for _ in range(4):
+            nodes.sample(slow)
+        assert nodes.named() == sorted(slow)
+
+
+def test_a_slow_network_to_one_node_makes_its_ranks_no_stragglers():
+    """Its clock cannot be known well enough; what cannot be known is nobody's fault."""
+    for seed in range(20):
+        nodes = Nodes((0.0, 0.04, -0.04), trip_s=0.4, seed=seed)
+        for _ in range(5):
+            nodes.sample({})
+        assert nodes.named() == []
+
+
+def test_a_clock_that_is_set_while_the_job_runs_names_nobody():
+    nodes = Nodes()
+    for samples in range(9):
+        if samples in (3, 6):
+            nodes.clocks[1] += 5.0 if samples == 3 else -3600.0
+        nodes.sample({})
+        assert nodes.named() == []
+
+
+def test_a_node_that_does_not_answer_is_waited_for_and_says_nothing_of_its_ranks():
+    nodes = Nodes()
+    nodes.silent = {1}
+    for _ in range(5):
+        nodes.sample({3: 2.0, 0: 1.5})
+        assert nodes.named() == [], "a collective of which one member is unknown tells nothing"
+    nodes.silent = set()
+    for _ in range(3):
+        nodes.sample({3: 2.0})
+    assert nodes.named() == [3]
+
+
+def test_a_sample_without_answers_changes_nothing():
+    nodes = Nodes()
+    nodes.sample({3: 1.5})
+    nodes.sample({3: 1.5})
+    nodes.silent = {0, 1, 2}
+    nodes.sample({})
+    nodes.silent = set()
+    nodes.sample({3: 1.5})
+    assert nodes.named() == [3]
+    nodes.silent = {2}
+    nodes.sample({})
+    assert nodes.named() == [3]
+
+
+def test_suspects_are_looked_at_and_their_gpus_are_told():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({3: 1.5}, devices=((3, "GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C"),))
+    assert nodes.looked_at == [()] * 3 + [(3,)] * 6
+    assert nodes.said()[0].endswith("; GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C")
+    assert nodes.world.last(nodes.peers[0], msg.ShowEntries).looks_us == pytest.approx(
+        2.5e6 * 1.5 * STEP_S, rel=0.1
+    )
+
+
+def test_what_is_said_of_gpus_is_told_in_a_bounded_line():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({1: 1.5}, devices=((1, "x\x01" * 1000),))
+    (told,) = nodes.world.last(nodes.peers[0], msg.Stragglers).ranks
+    assert told.device == "x " * 100
+
+
+def test_a_new_generation_begins_anew():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({3: 1.5})
+    nodes.world.fail(nodes.peers[0])
+    nodes.world.pass_time(timeouts.LEASE_S + 1)
+    assert nodes.named() == []
+    nodes.world.join(*nodes.peers)
+    nodes.world.open_store()
+    assert nodes.named() == []
+    nodes.sample({3: 1.5})
+    assert nodes.named() == []
+
+
+def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
+    nodes = Nodes()
+    nodes.world.pass_time(EVERY_S + 0.5)
+    assert nodes.world.count(nodes.peers[0], msg.ClockQuestion) == 1
+    nodes.world.play(Gone(nodes.peers[2]))
+    nodes.world.say(nodes.peers[0], msg.ClockAnswer(1, 5))
+    nodes.world.say(nodes.peers[0], msg.Entered(1, ()))
+    nodes.world.pass_time(EVERY_S)
+    assert nodes.named() == []
+
+
+def test_what_a_node_says_of_other_nodes_ranks_or_unasked_does_not_count():
+    nodes = Nodes()
+    peer = nodes.peers[1]
+    job = Job(6, plain({0: 3.0}))
+    lie = msg.Entered(1, tuple(job.entries(rank) for rank in range(6)))
+    nodes.world.say(peer, lie)
+    nodes.world.say(peer, msg.ClockAnswer(1, 5))
+    for _ in range(3):
+        nodes.world.pass_time(EVERY_S + 0.5)
+        for number in range(1, lateness.ROUNDS + 1):
+            nodes.world.say(peer, msg.ClockAnswer(number, int(nodes.world.now_s * 1e9)))
+            nodes.world.say(peer, msg.ClockAnswer(99, 1))
+        nodes.world.say(peer, lie)
+        nodes.world.pass_time(timeouts.SHOW_ENTRIES_S + 1)
+    assert nodes.named() == []
+
+
+@pytest.mark.parametrize(("workers", "interval_s"), [(1, 60.0), (0, 60.0), (2, 0.0)])
+def test_a_lone_worker_torchs_own_agents_and_who_switched_it_off_are_never_asked(workers, interval_s):
+    world = World(1, straggler_interval_s=interval_s)
+    (peer,) = world.come(0, workers=workers)
+    world.open_store()
+    world.pass_time(300)
+    assert world.count(peer, msg.ClockQuestion) == 0
+
+
+def test_one_nodes_ranks_share_a_clock_and_are_asked_once():
+    nodes = Nodes((0.0,))
+    for _ in range(3):
+        nodes.sample({1: 1.5})
+    assert nodes.named() == [1]
+    assert nodes.world.count(nodes.peers[0], msg.ClockQuestion) == 3
+
+
+def test_ten_thousand_ranks_tell_little_each():
+    world = World(2, straggler_interval_s=EVERY_S)
+    peers = world.come(0, 1, workers=1024)
+    world.open_store()
+    world.pass_time(EVERY_S + 0.5)
+    for number in range(1, lateness.ROUNDS + 1):
+        world.say(peers[0], msg.ClockAnswer(number, 5))
+    assert world.last(peers[0], msg.ShowEntries).most == lateness.MOST_ENTRIES // 2048

@@ -1,0 +1,292 @@
+"""Which ranks are stragglers, from when all ranks entered their last collectives; and who only looks like one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from tests.model.simulated import ALL, END, Job, Op, enter, jitter, receive, send, work
+from trainer_launch.model.collectives import EnteredGroup, Entries, Look
+from trainer_launch.model.frozen import replace
+from trainer_launch.model.stragglers import Lateness, judge, timeline
+
+STEP_S = 0.1
+SLOWED = (1.2, 1.5, 3.0)
+
+
+def plain(slow: dict[int, float], seed: int = 0, part: float = 0.03) -> Callable[[int, int], list[Op]]:
+    """One all_reduce a step; some ranks compute for longer."""
+    vary = jitter(seed, part)
+    return lambda rank, number: [work(vary(rank, number, STEP_S) * slow.get(rank, 1)), enter()]
+
+
+def buckets(
+    slow: dict[int, float], seed: int = 0, count: int = 5, sizes: int = 5
+) -> Callable[[int, int], list[Op]]:
+    """As DDP does: gradients in buckets while the backward pass goes on, and at its end all are waited for."""
+    vary = jitter(seed, 0.03)
+
+    def step(rank: int, number: int) -> list[Op]:
+        each = vary(rank, number, STEP_S) * slow.get(rank, 1) / (count + 1)
+        return [
+            work(each),
+            *(op for bucket in range(count) for op in (work(each), enter(size=bucket % sizes, waits=False))),
+            END,
+            work(0.0005),
+            enter(size=99),  # the loss, for people
+        ]
+
+    return step
+
+
+def layers(slow: dict[int, float], seed: int = 0) -> Callable[[int, int], list[Op]]:
+    """As FSDP does: many collectives a step, most of them alike."""
+    vary = jitter(seed, 0.03)
+
+    def step(rank: int, number: int) -> list[Op]:
+        each = vary(rank, number, STEP_S) * slow.get(rank, 1) / 20
+        middle = [op for _ in range(18) for op in (work(each), enter(size=7))]
+        return [work(each), enter(size=1), *middle, work(each), enter(size=2)]
+
+    return step
+
+
+# -- who is one --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [plain, buckets])
+@pytest.mark.parametrize("factor", SLOWED)
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_one_slowed_rank_is_found_whatever_the_steps_are_like(step, factor, ranks):
+    for slow, seed in product((0, ranks - 1), range(3)):
+        assert Job(ranks, step({slow: factor}, seed)).stragglers() == {slow}
+
+
+def test_how_late_it_is_is_told_once_a_step():
+    one = Job(4, buckets({2: 1.5})).late()[2]
+    assert one.step_s == pytest.approx(0.15, rel=0.03)
+    assert one.median_s == pytest.approx(0.05, rel=0.1)
+    assert one.p95_s >= one.median_s
+    assert one.late >= 0.9 * one.steps
+    assert one.steps == pytest.approx(40, abs=3)
+    assert 5 / 6 <= one.last <= 1
+
+
+@pytest.mark.parametrize("step", [plain, buckets])
+def test_a_slow_node_has_only_slow_ranks(step):
+    for seed in range(5):
+        job = Job(12, step(dict.fromkeys((4, 5, 6, 7), 1.4), seed))
+        assert job.stragglers(nodes=lambda rank: rank // 4) == {4, 5, 6, 7}
+
+
+# -- who is none -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [plain, buckets, layers])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+def test_of_ranks_that_are_alike_none_is_one_slow_or_not(step, factor):
+    for ranks, seed in product((2, 3, 4, 16), range(5)):
+        assert not Job(ranks, step(dict.fromkeys(range(ranks), factor), seed)).stragglers()
+
+
+def test_in_a_thousand_samples_of_unsteady_ranks_nobody_is_named_by_three_in_a_row():
+    """Each step of each rank varies by 25 %, so that in single samples somebody may well be late often."""
+    found = [Job(4, plain({}, seed, 0.25), steps=20).stragglers() for seed in range(1000)]
+    in_a_row = [one & two & three for one, two, three in zip(found, found[1:], found[2:], strict=False)]
+    assert not any(in_a_row)
+
+
+def test_a_rank_that_is_slower_by_less_than_a_tenth_is_none():
+    steps: tuple[Callable[[dict[int, float], int], Callable[[int, int], list[Op]]], ...] = (plain, buckets, layers)
+    for step, seed in product(steps, range(5)):
+        assert not Job(4, step({1: 1.05}, seed)).stragglers()
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_a_rank_that_is_late_only_in_some_steps_is_none(every):
+    def step(rank: int, number: int) -> list[Op]:
+        return plain({1: 2.0} if number % every == 0 else {}, number)(rank, number)
+
+    for steps in range(9, 41):
+        assert not Job(4, step, steps=steps).stragglers()
+
+
+def test_ranks_that_are_late_in_turn_are_none():
+    def step_of(ranks: int) -> Callable[[int, int], list[Op]]:
+        return lambda rank, number: plain({number % ranks: 2.0}, number)(rank, number)
+
+    for ranks, steps in product((2, 3, 4), range(9, 41)):
+        assert not Job(ranks, step_of(ranks), steps=steps).stragglers(), (ranks, steps)
+
+
+@pytest.mark.parametrize("steps", range(1, 30))
+def test_a_late_first_batch_makes_nobody_one(steps):
+    job = Job(4, lambda rank, number: plain({3: 80.0 if number == 0 else 1.0})(rank, number), steps=steps)
+    assert not job.stragglers()
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_too_few_steps_tell_nothing(steps):
+    assert not Job(4, plain({1: 3.0}), steps=steps).stragglers()
+
+
+def test_a_rank_that_saves_a_checkpoint_now_and_then_is_none():
+    def step(rank: int, number: int) -> list[Op]:
+        saves = [work(3.0 if rank == 0 else 0.0), enter(size=1000)] if number % 10 == 9 else []
+        return [*plain({}, number)(rank, number), *saves]
+
+    assert not Job(4, step, steps=60).stragglers()
+
+
+def test_a_rank_that_waits_for_a_slow_one_in_another_group_is_none():
+    """Tensor parallel pairs within data parallel groups: rank 1 is late in the latter because of rank 0."""
+    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+
+    def step(rank: int, number: int) -> list[Op]:
+        each = jitter(number, 0.02)(rank, number, STEP_S / 8) * (1.5 if rank == 0 else 1)
+        pair, across = f"tp{rank // 2}", f"dp{rank % 2}"
+        return [op for _ in range(8) for op in (work(each), enter(pair))] + [enter(across, 9)]
+
+    job = Job(4, step, groups=groups)
+    late = job.late()
+    assert late[1].median_s > 0.04, "it is late, but waits as long"
+    assert job.stragglers() == {0}
+
+
+def test_a_chain_of_groups_leads_to_its_first_rank():
+    groups = {f"pair{n}": (n, n + 1) for n in range(5)}
+
+    def step(rank: int, number: int) -> list[Op]:
+        before = [enter(f"pair{rank - 1}")] if rank else []
+        after = [enter(f"pair{rank}")] if rank < 5 else []
+        return [work(STEP_S * (1.5 if rank == 0 else 1)), *before, *after, enter(size=9)]
+
+    assert Job(6, step, groups=groups).stragglers() == {0}
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_stage_of_a_pipeline_that_waits_for_the_one_before_is_none(is_recorded):
+    """The last stage is late in each step's all_reduce, because activations come to it last."""
+
+    def step(rank: int, number: int) -> list[Op]:
+        before = [receive(rank - 1, is_recorded=is_recorded)] if rank else []
+        after = [send(rank + 1)] if rank < 3 else []
+        return [*before, work(STEP_S), *after, enter()]
+
+    job = Job(4, step)
+    assert job.late(looks=True)[3].late == 0
+    assert not job.stragglers(looks=not is_recorded), "gloo records no receive: the rank's stack shows it"
+
+
+def test_a_slow_rank_that_is_looked_at_stays_one_and_the_look_tells_where_it_is():
+    job = Job(4, plain({2: 1.5}))
+    times = [timeline(job.entries(rank), 0) for rank in range(4)]
+    entries = [entry.at_ns for entry in times[2].entries]
+    where = [one - 20_000_000 for one in entries[-6:]]
+    shown = tuple(Look(at_ns, False, "in data.py:22 (read_batch)") for at_ns in where)
+    times[2] = replace(times[2], looks=(Look(entries[-2] + 1_000_000, True, "waits in all_reduce"), *shown))
+    (one,) = [one for one in judge(times) if one.is_straggler]
+    assert (one.rank, one.place) == (2, "in data.py:22 (read_batch)")
+
+
+# -- whose answers are missing, and clocks ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("silent", range(4))
+def test_a_silent_rank_is_not_named_and_makes_nobody_else_one(silent):
+    job = Job(4, plain({1: 1.5}))
+    told = [one for one in job.timelines() if one.rank != silent]
+    assert {one.rank for one in judge(told) if one.is_straggler} == set()
+
+
+def test_groups_without_the_silent_rank_still_tell_who_is_late():
+    groups = {"left": (0, 1), "right": (2, 3)}
+    job = Job(
+        4,
+        lambda rank, n: [work(STEP_S * (1.5 if rank == 1 else 1)), enter("left" if rank < 2 else "right")],
+        groups=groups,
+    )
+    told = [one for one in job.timelines() if one.rank != 3]
+    assert {one.rank for one in judge(told) if one.is_straggler} == {1}
+
+
+@pytest.mark.parametrize("error_s", [0.0, 0.005, 0.1])
+def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
+    job = Job(4, plain({3: 1.3}))
+    times = [replace(one, node=one.rank // 2, error_ns=int(error_s * 1e9)) for one in job.timelines()]
+    assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, -5.0, 5.0, 3600.0])
+def test_a_clocks_offset_is_taken_out(off_s):
+    for slow in ({}, {0: 1.3}, {3: 1.3}):
+        job, off_ns = Job(4, plain(slow)), int(off_s * 1e9)
+        told = [job.entries(rank) for rank in range(4)]
+        told[2:] = [replace(one, start_ns=one.start_ns + off_ns) for one in told[2:]]
+        times = [timeline(one, one.rank // 2, off_ns * (one.rank // 2)) for one in told]
+        assert {one.rank for one in judge(times) if one.is_straggler} == set(slow)
+
+
+def test_what_was_entered_before_a_clock_was_set_does_not_count():
+    told = Job(2, plain({})).entries(0)
+    half_ns = [at_ns for _, _, at_ns in told.each()][20]
+    kept = timeline(told, 0, since_ns=half_ns)
+    assert (len(kept.entries), kept.entries[0].number, kept.is_cut) == (20, 21, True)
+
+
+def test_nothing_is_told_of_nothing():
+    assert judge(()) == ()
+    assert judge([timeline(Entries(rank=rank), 0) for rank in range(4)]) == ()
+
+
+# -- hostile input, size, words -----------------------------------------------------------------
+
+
+def test_entries_that_contradict_each_other_are_no_error():
+    group = EnteredGroup("0", "0-3", 1)
+    odd = [
+        Entries(rank=0, groups=(group,), which=(0, 7, 0), gaps_us=(0,), step_us=1),
+        Entries(rank=1, groups=(group._replace(ranks="0-99999"),), which=(0,), gaps_us=(5,), step_us=1 << 53),
+        Entries(rank=2, groups=(group._replace(ranks="x"),), which=(0,) * 5, gaps_us=(1 << 53,) * 5),
+        Entries(rank=3, which=(0, 1), gaps_us=(1, 1), step_us=3),
+        Entries(rank=0, groups=(group, group), which=(0, 1, 0, 1), gaps_us=(0, 0, 0, 0), step_us=1),
+    ]
+    for first in odd:
+        assert not [
+            one for one in judge([timeline(first, 0), *(timeline(one, 1) for one in odd)]) if one.is_straggler
+        ]
+
+
+def test_fewer_entries_are_the_last_ones():
+    told = Job(2, buckets({}), groups={"some": (0, 1)}).entries(1)
+    whole = [(group, number, at_ns) for group, number, at_ns in told.each()]
+    for most in (1, 2, 7, 100, 1000):
+        few = told.last(most)
+        assert [(one.name, number, at_ns) for one, number, at_ns in few.each() if one] == [
+            (one.name, number, at_ns) for one, number, at_ns in whole[-most:] if one
+        ]
+        assert few.is_cut == (most < len(whole))
+
+
+def test_a_sentence_has_all_that_is_known():
+    one = Lateness(rank=5, node=1, steps=16, late=14, median_s=0.021, p95_s=0.03, step_s=1.25)
+    assert (
+        str(one)
+        == "rank 5 (node 1) is a straggler: late in 14 of 16 steps, by 21 ms (p95 30 ms) of a step of 1.25 s"
+    )
+    more = replace(
+        one, place="in data.py:22 (read_batch)", device="GPU 3: 900 of 1980 MHz, throttled (thermal), 88 °C"
+    )
+    assert str(more).endswith(
+        "; it was in data.py:22 (read_batch); GPU 3: 900 of 1980 MHz, throttled (thermal), 88 °C"
+    )
+
+
+def test_collectives_of_all_groups_are_told_in_their_order():
+    job = Job(2, lambda rank, n: [work(0.001), enter(), work(0.002), enter("other", 2)], 3, {"other": (0, 1)})
+    told = job.entries(0)
+    assert [(one.name, number) for one, number, _ in told.each() if one] == [
+        (name, number) for number in (1, 2, 3) for name in (ALL, "other")
+    ]

@@ -1,0 +1,137 @@
+"""Real jobs: what their wall time was spent on is named by every node, and is all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import launch, script, start
+from tests.conftest import require
+from tests.schemas.validator import violations
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+# Saves each tenth step; SAY tells each one.
+TRAIN = """
+import os, sys, time, trainer_launch
+saved, last, rank = sys.argv[1], int(sys.argv[2]), os.environ["RANK"]
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+while step < last:
+    time.sleep(0.05)
+    step += 1
+    SAY
+    if rank == "0" and step % 10 == 0:
+        with open(saved + ".new", "w") as file:
+            file.write(str(step))
+        os.replace(saved + ".new", saved)
+"""
+REPORTS, PRINTS = "trainer_launch.report(step=step)", "print('step', step, flush=True)"
+
+
+def local(tmp_path: Path, say: str, *words: str, last: int = 120) -> tuple[str, dict[str, float], dict[int, Any]]:
+    """What a rehearsal says of its goodput, in seconds by kind, and what its nodes said at their ends."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    events, page = tmp_path / "events", tmp_path / "page.html"
+    env = {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    program = script(tmp_path, TRAIN.replace("SAY", say))
+    told = ("--events", str(events), "--report", str(page))
+    with start("local", *told, *words, "--", program, str(tmp_path / "saved"), str(last), env=env) as run:
+        code, output = run.end(180.0)
+    assert code == 0, output
+    assert "Where the time went" in page.read_text()
+    whole = re.search(r"Succeeded after ([0-9.]+) s", output)
+    ((ratio_of, spent),) = re.findall(r"^Goodput: [0-9.]+ % of ([0-9.]+) s: (.*)$", output, re.MULTILINE)
+    assert whole is not None
+    assert float(ratio_of) == pytest.approx(float(whole[1]), rel=0.01, abs=0.1)
+    seconds = {kind: float(one_s) for kind, one_s in re.findall(r"([a-z ]+?) ([0-9.]+) s(?:, |$)", spent)}
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [bad for line in lines for bad in violations("event", line)] == []
+    ends = {one["node"]: one["goodput_seconds"] for one in lines if one["event"] == "finished"}
+    return output, seconds, ends
+
+
+@pytest.mark.torch
+@pytest.mark.long("tests/rehearsal/test_wall_time.py")
+@pytest.mark.parametrize("say", [REPORTS, PRINTS])
+def test_a_killed_worker_costs_stopping_restarting_and_repeated_steps(tmp_path: Path, say: str) -> None:
+    fault = ("--fault", "kill worker node=1 at=step:45")
+    output, seconds, ends = local(tmp_path, say, "--nodes=2", *fault)
+    assert {"training", "starting", "restarting"} <= seconds.keys()
+    assert re.search(r"^Fault 1 .*; .*restarting [0-9.]+ s", output, re.MULTILINE)
+    for spent in ends.values():
+        assert {"stopping", "restarting", "training", "starting"} <= spent.keys()
+        assert spent["training"] < 12.0
+
+
+@pytest.mark.torch
+@pytest.mark.long("tests/rehearsal/test_wall_time.py")
+def test_a_killed_pod_is_waited_for_and_its_successor_knows_the_jobs_ledger(tmp_path: Path) -> None:
+    _, seconds, ends = local(tmp_path, PRINTS, "--nodes=2", "--fault", "kill pod node=0 back=3s at=step:45")
+    # Of 3 s, its absence may be a blip for the first.
+    assert seconds["waiting for nodes"] >= 1.0
+    assert ends[0]["waiting_for_nodes"] >= 1.0, "as node 1 told it"
+    assert sum(ends[0].values()) == pytest.approx(sum(ends[1].values()), abs=2.0)
+
+
+@pytest.mark.torch
+@pytest.mark.long("tests/rehearsal/test_wall_time.py")
+def test_a_hang_is_time_of_detecting(tmp_path: Path) -> None:
+    hang = ("--hang-timeout=5", "--fault", "stop worker node=0 at=step:45")
+    output, seconds, ends = local(tmp_path, REPORTS, "--nproc-per-node=1", "--nodes=1", *hang)
+    assert seconds["detecting"] >= 4.0, output
+    assert ends[0]["detecting"] >= 4.0
+
+
+@pytest.mark.torch
+@pytest.mark.long("tests/rehearsal/test_wall_time.py")
+def test_a_job_that_never_shows_a_step_has_trained(tmp_path: Path) -> None:
+    _, seconds, ends = local(tmp_path, "pass", "--nproc-per-node=1", "--nodes=1", last=60)
+    assert seconds["training"] >= 3.0
+    assert ends[0]["training"] >= 3.0
+
+
+def test_a_program_that_reports_checkpoints_shows_them_everywhere(tmp_path: Path) -> None:
+    end, events = tmp_path / "end", tmp_path / "events"
+    text = (
+        "import os, sys, time, trainer_launch\n"
+        "trainer_launch.report(step=1)\n"
+        "trainer_launch.report(checkpointing=True)\n"
+        "time.sleep(1.5)\n"
+        "trainer_launch.report(step=2, checkpointing=False)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
+        "trainer_launch.report(step=3)\n"
+    )
+    env, last_words = {"TMPDIR": str(tmp_path)}, tmp_path / "words"
+    begun_s = time.monotonic()
+    words = ("--engine=plain", "--events", str(events), "--termination-log", str(last_words))
+    with start("run", *words, "--", script(tmp_path, text), str(end), env=env) as run:
+
+        def now() -> dict[str, Any]:
+            told = launch("status", "--json", "--pid", str(run.pid), env=env)  # /tmp has those of other tests
+            return json.loads(told.stdout) if told.returncode == 0 else {}
+
+        def saved_s() -> float:
+            launchers = now().get("launchers") or [{"goodput": {"seconds": {"checkpointing": 0.0}}}]
+            return float(launchers[0]["goodput"]["seconds"]["checkpointing"])
+
+        eventually(lambda: saved_s() >= 1.5, "status knows of the checkpoint")
+        told = now()
+        shown = launch("status", "--pid", str(run.pid), env=env).stdout
+        end.touch()
+        assert run.end()[0] == 0
+    whole_s = time.monotonic() - begun_s
+    assert violations("status", told) == []
+    assert "goodput   " in shown
+    assert "checkpointing 1." in shown
+    finished = json.loads(events.read_text().splitlines()[-1])
+    assert finished["goodput_seconds"]["checkpointing"] == pytest.approx(1.5, abs=0.5)
+    assert sum(finished["goodput_seconds"].values()) <= whole_s
+    assert sum(finished["goodput_seconds"].values()) >= 0.99 * whole_s - 2.0, "but for Python's own start and end"
+    assert re.search(r"^Goodput: [0-9.]+ % of .*checkpointing 1\.", last_words.read_text(), re.MULTILINE)

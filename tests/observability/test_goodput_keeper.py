@@ -1,0 +1,174 @@
+"""The keeper of a node's goodput ledger takes in reports, printed lines, collectives and a preflight."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_launch.host import runtime_directory
+from trainer_launch.model import Exit, Plan, Process
+from trainer_launch.model.goodput import Kind, Told
+from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
+from trainer_launch.observability.observer import _of_goodput
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor import state_machine
+from trainer_launch.supervisor.step_lines import PrintedSteps
+
+
+def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
+    values: dict[str, object] = {
+        "rank": local_rank,
+        "local_rank": local_rank,
+        "pid": 1,
+        "at_s": at_s,
+        "time_s": time.time(),
+    }
+    values |= {"step": step, "progress": None, "eta_s": None, "metrics": {}, "first_at_s": first_s, "first_step": 1}
+    runtime_directory.replace(runtime_directory.progress_file(str(folder), local_rank), {**values, **more})
+
+
+def trains_since(keeper: GoodputKeeper, ago_s: float) -> float:
+    """Workers run since then, and the ledger begins with them."""
+    now_s = time.monotonic()
+    keeper.enter(Kind.TRAINING, now_s - ago_s)
+    keeper._ledger = keeper.ledger.__class__(at_s=now_s - ago_s, kind=Kind.TRAINING, since_s=now_s - ago_s)
+    return now_s
+
+
+def test_reports_tell_when_training_began_and_how_long_checkpoints_took(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    now_s = trains_since(keeper, 100.0)
+    reports(tmp_path, 0, now_s, now_s - 90.0, 40)
+    reports(tmp_path, 1, now_s - 0.5, now_s - 88.0, 40, checkpoint_s=30.0)
+    spent = keeper.totals()
+    assert spent[Kind.STARTING] == pytest.approx(10.0, abs=0.5)
+    assert spent[Kind.TRAINING] == pytest.approx(60.0, abs=0.5)
+    assert spent[Kind.CHECKPOINTING] == pytest.approx(30.0)
+
+
+def test_reports_of_former_workers_are_no_signs_of_the_present_ones(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    now_s = trains_since(keeper, 100.0)
+    reports(tmp_path, 0, now_s - 101.0, now_s - 190.0, 40)
+    assert set(keeper.totals()) == {Kind.STARTING}
+
+
+def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
+    printed = PrintedSteps()
+    keeper = GoodputKeeper(str(tmp_path), printed)
+    trains_since(keeper, 50.0)
+    printed.heard("rank 0", 1, b"step 1 of 9\nno step here: stepped 4\nstep 2 of 9\n")
+    spent = keeper.totals()
+    assert spent[Kind.STARTING] == pytest.approx(50.0, abs=0.5)
+    assert keeper.ledger.signs is not None
+    assert (keeper.ledger.signs.first_step, keeper.ledger.signs.step) == (2, 2), "one block is one moment"
+    keeper.enter(Kind.STOPPING, time.monotonic())
+    keeper.enter(Kind.TRAINING, time.monotonic())
+    assert printed.signs() is None, "new workers have printed nothing"
+    assert keeper.ledger.top == 2
+
+
+def test_collectives_that_advance_are_progress_where_nobody_tells_steps(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    trains_since(keeper, 50.0)
+    keeper.look(0)
+    assert keeper.ledger.signs is None
+    keeper.look(12)
+    begun_s = keeper.ledger.at_s
+    assert keeper.totals()[Kind.STARTING] == pytest.approx(50.0, abs=0.5)
+    keeper.look(12)
+    assert keeper.ledger.at_s == begun_s, "none has advanced"
+
+
+def test_the_last_step_of_workers_that_were_stopped_is_read_at_their_end(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    now_s = trains_since(keeper, 100.0)
+    reports(tmp_path, 0, now_s - 1.0, now_s - 90.0, 40)
+    keeper.enter(Kind.STOPPING, time.monotonic())
+    reports(tmp_path, 0, time.monotonic(), now_s - 90.0, 47)
+    keeper.enter(Kind.WAITING, time.monotonic())
+    assert keeper.told().step == 47
+
+
+def test_who_joins_a_running_job_restarts_and_repeats(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    keeper.adopt(Told({Kind.TRAINING: 500.0}, 40))
+    keeper.enter(Kind.TRAINING, time.monotonic())
+    assert keeper.ledger.is_behind
+    assert keeper.totals()[Kind.RESTARTING] >= 0.0
+    assert sum(keeper.totals().values()) >= 500.0
+
+
+def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:
+    report = tmp_path / "preflight.json"
+    report.write_text(json.dumps({"took_s": 40.0, "at": time.time() - 60.0}))
+    spent = GoodputKeeper(str(tmp_path), preflight=str(report)).totals()
+    assert spent[Kind.PREFLIGHT] == pytest.approx(40.0)
+    assert 0.0 < sum(spent.values()) - 40.0 <= 61.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"took_s": 40.0, "at": 1000.0}',  # of a container long gone
+        '{"took_s": -1, "at": NOW}',
+        '{"took_s": 1e300, "at": NOW}',
+        '{"took_s": NaN, "at": NOW}',
+        '{"took_s": "x", "at": NOW}',
+        '{"at": NOW}',
+        "[]",
+        "not JSON",
+    ],
+)
+def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path, text: str) -> None:
+    report = tmp_path / "preflight.json"
+    report.write_text(text.replace("NOW", str(time.time())))
+    for path in (report, tmp_path / "missing"):
+        spent = GoodputKeeper(str(tmp_path), preflight=str(path)).totals()
+        assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
+
+
+A = Process(name="a", argv=("a",), env={})
+PLAN = Plan(engine="test", processes=(A,), grace_s=10.0)
+DIED, LEFT = (ev.Exited(2.0, Exit(process="a", code=code, signal=None, at_s=2.0)) for code in (1, 0))
+TERM = ev.Signalled(3.0, 15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "events", "kind"),
+    [
+        ({"wait_for": ("x",), "wait_s": 5.0}, (), Kind.WAITING),
+        ({}, (), Kind.TRAINING),
+        ({}, (TERM,), Kind.ENDING),
+        ({}, (LEFT,), Kind.ENDING),
+        ({}, (DIED,), Kind.STOPPING),
+        ({}, (DIED, TERM), Kind.STOPPING),  # it had failed before
+        ({}, (ev.Hung(2.0, "it hangs"),), Kind.STOPPING),
+        ({}, (DIED, ev.Childless(4.0)), Kind.ENDING),
+        ({"restarts": 1}, (ev.Exited(2.0, Exit(process="a", code=None, signal=9, at_s=2.0)),), Kind.STOPPING),
+    ],
+)
+def test_what_a_node_does_that_runs_any_program(
+    changes: dict[str, Any], events: tuple[ev.Event, ...], kind: Kind
+) -> None:
+    state, _ = state_machine.begin(replace(PLAN, **changes), 0.0)
+    for event in events:
+        state, _ = state_machine.step(state, event)
+    assert kind_of(state) is kind
+
+
+def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    now_s = trains_since(keeper, 100.0)
+    reports(tmp_path, 0, now_s - 20.0, now_s - 90.0, 40)
+    text = _of_goodput(keeper)
+    assert 'trainer_launch_goodput_seconds_total{phase="training"} 70' in text
+    assert 'trainer_launch_goodput_seconds_total{phase="detecting"} 0\n' in text
+    assert "trainer_launch_goodput_ratio 0.875" in text
+    keeper.enter(Kind.STOPPING, time.monotonic(), since_s=now_s - 20.0)  # a hang: no counter had these
+    assert 'trainer_launch_goodput_seconds_total{phase="training"} 70' in _of_goodput(keeper)

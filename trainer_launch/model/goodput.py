@@ -1,0 +1,263 @@
+"""Where a job's wall time went: each second is of one kind. Pure.
+
+A ledger is told what a node does (`enter`) and how far its workers are (`see`). While workers run, time is booked
+up to their last sign of progress only: when a hang is noticed, what came after was spent on detecting it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import Enum
+from types import MappingProxyType
+from typing import Annotated, TypeAlias
+
+from trainer_launch.model.frozen import dataclass, replace
+from trainer_launch.model.json_lines import Amount, Bound, Count
+from trainer_launch.model.units import duration
+
+
+class Kind(str, Enum):
+    """What a second was spent on."""
+
+    STARTING = "starting"  # until the first step: the launcher, imports, data
+    PREFLIGHT = "preflight"
+    TRAINING = "training"  # steps that were done for the first time
+    CHECKPOINTING = "checkpointing"  # as reported
+    DETECTING = "detecting"  # from the last sign of progress until a failure was noticed
+    STOPPING = "stopping"  # the workers of a generation that has failed
+    WAITING = "waiting_for_nodes"
+    MEETING = "meeting"  # all nodes are there: ranks, the store
+    RESTARTING = "restarting"  # from the start of new workers to their first step
+    REPEATING = "repeating_steps"  # that had been done before a restart
+    ENDING = "ending"  # the workers have finished, or the pod was asked to stop
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self.value.replace("_", " ")
+
+
+Seconds: TypeAlias = Annotated[Mapping[Kind, Amount], Bound(0, len(Kind))]
+LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
+UNSEEN_S = 600.0  # after which workers that show no step count as training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What the workers of one generation have shown so far; times are monotonic."""
+
+    first_s: float
+    last_s: float
+    first_step: int | None = None
+    step: int | None = None  # None: there is progress, but nobody tells steps
+    saved_s: float = 0.0  # in checkpoints that are done
+    is_saving: bool = False  # since the last sign
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A ledger as another node takes it over."""
+
+    spent_s: Seconds
+    step: Count | None = None  # the highest so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """One node's; `at_s` is the monotonic second up to which all is booked, `kind` what has been done since."""
+
+    at_s: float
+    kind: Kind = Kind.STARTING  # TRAINING: workers run, whatever they do
+    since_s: float = 0.0  # when that began
+    spent_s: Mapping[Kind, float] = field(default_factory=lambda: MappingProxyType({}))
+    unseen_s: float = 0.0  # workers ran and showed nothing: training, if no step is ever seen
+    top: Count | None = None  # the highest step of earlier generations
+    has_trained: bool = False
+    signs: Signs | None = None  # of the present workers
+    is_behind: bool = False  # they have not reached `top` again
+    is_suspect: bool = False  # a hang is suspected since their last sign
+
+
+def begin(at_s: float) -> Ledger:
+    """The launcher has started."""
+    return Ledger(at_s=at_s)
+
+
+def enter(ledger: Ledger, kind: Kind, at_s: float, since_s: float | None = None) -> Ledger:
+    """From now on the node does this; what ended the workers' training may have gone unnoticed since `since_s`."""
+    at_s = max(at_s, ledger.at_s)
+    if kind is ledger.kind:
+        return ledger
+    if since_s is not None and ledger.kind is Kind.TRAINING:
+        ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), Kind.DETECTING, at_s)
+    ledger = _close(ledger, at_s)
+    signs, step = ledger.signs, _step(ledger)
+    return replace(
+        ledger,
+        kind=kind,
+        since_s=at_s,
+        top=step,
+        has_trained=ledger.has_trained or signs is not None,
+        signs=None,
+        is_behind=kind is Kind.TRAINING and step is not None,
+        is_suspect=False,
+    )
+
+
+def see(ledger: Ledger, signs: Signs | None, at_s: float) -> Ledger:
+    """Take in what the workers have shown; None: nothing yet."""
+    before = ledger.signs
+    if ledger.kind is not Kind.TRAINING or signs is None or signs.last_s <= ledger.at_s:
+        return ledger
+    if before is None:
+        ledger = _book(ledger, _until_first(ledger), min(signs.first_s, signs.last_s))
+    elif before.step is not None and signs.step is not None and signs.step < before.step:
+        ledger = replace(ledger, is_behind=False)  # steps are counted anew each epoch: none proves a repetition
+    begun = ledger
+    last_s = min(signs.last_s, max(at_s, ledger.at_s))
+    if ledger.is_behind:
+        caught_s = _caught_up_s(ledger, signs)
+        ledger = _book(ledger, Kind.REPEATING, last_s if caught_s is None else min(caught_s, last_s))
+        ledger = replace(ledger, is_behind=caught_s is None)
+    ledger = _book(ledger, Kind.TRAINING, last_s)
+    saved_s = signs.saved_s - (0.0 if before is None else before.saved_s)
+    return replace(ledger, signs=signs, is_suspect=False, spent_s=_moved(begun.spent_s, ledger.spent_s, saved_s))
+
+
+def suspect(ledger: Ledger) -> Ledger:
+    """A hang is suspected: what has passed since the last sign was not training, unless there is another one."""
+    return replace(ledger, is_suspect=_runs(ledger))
+
+
+def reached(ledger: Ledger, step: int | None) -> Ledger:
+    """Workers that have ended had reached this step."""
+    return replace(ledger, top=max((one for one in (ledger.top, step) if one is not None), default=None))
+
+
+def adopt(ledger: Ledger, told: Told, at_s: float) -> Ledger:
+    """This node is new to the job: go on with what others know of it, if that is more."""
+    ledger = reached(ledger, told.step)
+    if sum(told.spent_s.values()) <= sum(totals(ledger, at_s).values()):
+        return ledger
+    has_trained = ledger.has_trained or told.step is not None or Kind.TRAINING in told.spent_s
+    return replace(ledger, at_s=at_s, spent_s=told.spent_s, unseen_s=0.0, has_trained=has_trained)
+
+
+def totals(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[Kind, float]:
+    """Seconds of each kind up to now; their sum is the wall time. Who has succeeded has trained, seen or not."""
+    ledger = _close(ledger, max(at_s, ledger.at_s))
+    return _resolved(ledger, has_succeeded=has_succeeded)
+
+
+def certain(ledger: Ledger, at_s: float) -> dict[Kind, float]:
+    """The same without what the next sign of progress decides: these seconds never become fewer of a kind."""
+    return _resolved(ledger) if _runs(ledger) else totals(ledger, at_s)
+
+
+def told(ledger: Ledger, at_s: float) -> Told:
+    """What another node may go on with."""
+    return Told(totals(ledger, at_s), _step(ledger))
+
+
+def read(names: Mapping[str, float]) -> dict[Kind, float]:
+    """Seconds by the names of their kinds."""
+    return {Kind(name): one_s for name, one_s in names.items()}
+
+
+def ratio(seconds: Mapping[Kind, float]) -> float:
+    """The goodput: the share of the wall time that was spent on steps that were kept."""
+    whole_s = sum(seconds.values())
+    return seconds.get(Kind.TRAINING, 0.0) / whole_s if whole_s > 0 else 0.0
+
+
+def sentence(seconds: Mapping[Kind, float]) -> str:
+    """For people: 93.1 % of 2 h 5 min; then what took how long, the longest first."""
+    parts = sorted(((one_s, kind) for kind, one_s in seconds.items() if one_s >= 0.05), reverse=True)
+    spent = ", ".join(f"{kind.words} {time_words(one_s)}" for one_s, kind in parts)
+    return f"{100 * ratio(seconds):.1f} % of {time_words(sum(seconds.values()))}" + (f": {spent}" if spent else "")
+
+
+def time_words(seconds: float) -> str:
+    """A time in words: 4.2 s, 3 min 20 s."""
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+# -- booking -----------------------------------------------------------------------------------
+
+
+def _runs(ledger: Ledger) -> bool:
+    """Whether workers run that have shown something."""
+    return ledger.kind is Kind.TRAINING and ledger.signs is not None
+
+
+def _step(ledger: Ledger) -> int | None:
+    """The highest so far."""
+    now = None if ledger.signs is None else ledger.signs.step
+    return max((step for step in (ledger.top, now) if step is not None), default=None)
+
+
+def _until_first(ledger: Ledger) -> Kind:
+    return Kind.RESTARTING if ledger.has_trained else Kind.STARTING
+
+
+def _tail(ledger: Ledger) -> Kind:
+    """What the time since the last booking is, as far as is known."""
+    if not _runs(ledger) or ledger.signs is None:
+        return ledger.kind
+    if ledger.is_suspect:
+        return Kind.DETECTING
+    if ledger.signs.is_saving:
+        return Kind.CHECKPOINTING
+    return Kind.REPEATING if ledger.is_behind else Kind.TRAINING
+
+
+def _close(ledger: Ledger, at_s: float) -> Ledger:
+    """Book all up to now."""
+    if ledger.kind is Kind.TRAINING and ledger.signs is None and not ledger.has_trained:
+        return replace(ledger, at_s=at_s, unseen_s=ledger.unseen_s + at_s - ledger.at_s)
+    is_before_first = ledger.kind is Kind.TRAINING and ledger.signs is None
+    return _book(ledger, _until_first(ledger) if is_before_first else _tail(ledger), at_s)
+
+
+def _book(ledger: Ledger, kind: Kind, until_s: float) -> Ledger:
+    more_s = until_s - ledger.at_s
+    if more_s <= 0:
+        return ledger
+    seconds = {**ledger.spent_s, kind: ledger.spent_s.get(kind, 0.0) + more_s}
+    return replace(ledger, at_s=until_s, spent_s=seconds)
+
+
+def _moved(before: Mapping[Kind, float], now: Mapping[Kind, float], saved_s: float) -> Mapping[Kind, float]:
+    """What is booked now, with so much of what is new in checkpoints instead of steps."""
+    moved = dict(now)
+    for kind in (Kind.TRAINING, Kind.REPEATING):
+        part_s = min(saved_s, now.get(kind, 0.0) - before.get(kind, 0.0))
+        if part_s > 0:
+            moved[kind] -= part_s
+            moved[Kind.CHECKPOINTING] = moved.get(Kind.CHECKPOINTING, 0.0) + part_s
+            saved_s -= part_s
+    return moved
+
+
+def _caught_up_s(ledger: Ledger, signs: Signs) -> float | None:
+    """When the step was reached that earlier workers had reached; steps in between come at an even pace."""
+    top, before = ledger.top, ledger.signs
+    if top is None or signs.step is None:
+        return ledger.at_s
+    if signs.step < top:
+        return None
+    known = before is not None and before.step is not None
+    step, at_s = (before.step, before.last_s) if before and known else (signs.first_step, signs.first_s)
+    if step is None or step >= top or signs.step <= step:
+        return at_s if step is not None and step >= top else signs.last_s
+    return at_s + (signs.last_s - at_s) * (top - step) / (signs.step - step)
+
+
+def _resolved(ledger: Ledger, *, has_succeeded: bool = False) -> dict[Kind, float]:
+    """With what nobody saw: the start-up of a job that shows steps, or training of one that never does."""
+    if not ledger.unseen_s:
+        return dict(ledger.spent_s)
+    shows = ledger.has_trained or ledger.signs is not None
+    kind = Kind.TRAINING if not shows and (has_succeeded or ledger.unseen_s >= UNSEEN_S) else Kind.STARTING
+    return {**ledger.spent_s, kind: ledger.spent_s.get(kind, 0.0) + ledger.unseen_s}

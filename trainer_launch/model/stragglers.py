@@ -1,0 +1,251 @@
+"""Which ranks reach collectives late, again and again, from when each rank entered its last ones. Pure.
+
+Lateness is counted once a step, and against the middle of a collective's members: a step has several collectives,
+and a slow node has several slow ranks. Whoever waited for others just before is late because of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
+
+from trainer_launch.model.collectives import Entries, Look, ranges_in
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
+
+LATE = 0.1  # of a step; what is less is no matter
+_LATE_NS = 1_000_000  # nor is what is shorter: a scheduler's turn
+LEAST_STEPS = 4  # in which a rank took part; fewer tell nothing
+_OFTEN = 1 / 8  # of a group's collectives; what it is late for less often, such as a checkpoint, is not its pace
+_WAITED = 0.5  # of its lateness, in the step before: then it is not the cause
+_ROUNDED_NS = 2_000  # a difference of two times that are told in µs
+_Key: TypeAlias = "tuple[str, str]"  # a group's name and its members
+_N = TypeVar("_N", int, float)
+_Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
+
+
+class Entry(NamedTuple):
+    """One rank enters one collective; without a group it is a point-to-point operation, whose end is unknown."""
+
+    group: _Key | None
+    number: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One rank's entries by the job's clock, in their order."""
+
+    rank: int
+    node: int | None = None
+    error_ns: int = 0  # of this node's clock, against other nodes
+    step_ns: int = 0
+    repeats: int = 0  # entries of a step
+    is_cut: bool = False  # whether there were more before
+    entries: tuple[Entry, ...] = ()
+    looks: tuple[Look, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """How late one rank was in one sample."""
+
+    rank: _Rank
+    node: Count | None = None
+    steps: Count = 0  # in which it entered collectives that are known of all members
+    late: Count = 0  # of these, in which it was late, and not because it waited for others
+    last: Annotated[float, Bound(0, 1)] = 0.0  # share of the collectives that it entered last
+    median_s: Amount = 0.0  # how late it was, in the middle of the steps
+    p95_s: Amount = 0.0
+    step_s: Amount = 0.0
+    place: Text = ""  # where it was while it was late
+    device: FreeText = ""  # its GPU's clocks, throttling and temperature
+
+    @property
+    def is_straggler(self) -> bool:
+        """Whether this sample speaks against it: it was late in more than half of the steps, and not by chance."""
+        return self.steps >= LEAST_STEPS and self.late - self.steps / 2 > 1
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
+        text = f"{who} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
+        text += f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
+        text += f"; it was {self.place}" if self.place else ""
+        return text + (f"; {self.device}" if self.device else "")
+
+
+def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0, since_ns: int = 0) -> Timeline:
+    """A rank's entries without its clock's offset; what it entered before `since_ns` by that clock is dropped."""
+    each = [
+        Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
+        for group, number, at_ns in told.each()
+        if at_ns >= since_ns and (group is None or not group.ranks.isdecimal())  # alone it waits for nobody
+    ]
+    looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in told.looks)
+    return Timeline(
+        rank=told.rank,
+        node=node,
+        error_ns=error_ns,
+        step_ns=1000 * told.step_us,
+        repeats=told.repeats,
+        is_cut=told.is_cut or told.start_ns < since_ns,
+        entries=tuple(each),
+        looks=looks,
+    )
+
+
+def judge(timelines: Iterable[Timeline]) -> tuple[Lateness, ...]:
+    """How late each rank was, the latest first; nobody where nothing can be told."""
+    known = {one.rank: one for one in timelines if one.entries}
+    steps = [one.step_ns for one in known.values() if one.step_ns and one.repeats]
+    if len(known) < 2 or not steps:
+        return ()
+    step_ns = _middle(steps)
+    start_ns = max((one.entries[0].at_ns for one in known.values() if one.is_cut), default=0)
+    entered = _entered(known.values())
+    begins = _begins(known.values())
+    ends = {key: max(times.values()) for key, times in entered.items()}
+    found = [_Track(one, known, ends, step_ns) for one in known.values()]
+    tracks = {track.rank: track for track in found}
+    for key, times in entered.items():
+        if ends[key] >= start_ns:
+            _note(key[0], times, bisect_right(begins, ends[key]), tracks)
+    told = [track.lateness() for track in found if track.steps]
+    return tuple(sorted(told, key=lambda one: (-one.late, -one.median_s, one.rank)))
+
+
+def _begins(timelines: Iterable[Timeline]) -> list[int]:
+    """When steps begin: each time that the rank which tells most has made one repetition more."""
+    most = max((one for one in timelines if one.repeats), key=lambda one: len(one.entries) // one.repeats)
+    return [one.at_ns for one in most.entries[:: most.repeats]]
+
+
+def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, int]]:
+    """When each member entered each collective of which that is known of all."""
+    found: dict[tuple[_Key, int], dict[int, int]] = defaultdict(dict)
+    for one in timelines:
+        for group, number, at_ns in one.entries:
+            if group is not None:
+                found[group, number][one.rank] = at_ns
+    sizes = {group: sum(map(len, ranges_in(group[1]))) for group in {group for group, _ in found}}
+    return {key: times for key, times in found.items() if len(times) == sizes[key[0]] > 1}
+
+
+class _Seen(NamedTuple):
+    """One collective."""
+
+    group: _Key
+    step: int
+    middle_ns: int  # when the member in the middle entered it
+    worst_ns: int  # how late the last one was
+    last: int  # the rank
+
+
+class _Track:
+    """One rank's waits, and what is found about it."""
+
+    def __init__(
+        self, one: Timeline, known: Mapping[int, Timeline], ends: Mapping[tuple[_Key, int], int], step_ns: int
+    ) -> None:
+        self.rank, self._one, self._step_ns = one.rank, one, step_ns
+        self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
+        self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
+        self._spans: list[tuple[int, int]] = []  # in which others waited for it
+        error_ns = one.error_ns + max(
+            (other.error_ns for other in known.values() if other.node != one.node), default=0
+        )
+        self._waits = list(_waits(one.entries, ends, error_ns))
+
+    def note(self, found: _Seen, at_ns: int, late_ns: int) -> None:
+        """It entered a collective so late."""
+        self._in[found.group] += 1
+        self._last += self.rank == found.last
+        is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= found.worst_ns / 2
+        is_own = is_late and self._waited_ns(at_ns) < _WAITED * late_ns
+        if is_own:
+            self._spans.append((found.middle_ns, at_ns))
+            self._late[found.group] += 1
+        before_ns, was_own = self.steps.get(found.step, (0, False))
+        self.steps[found.step] = max(before_ns, late_ns), was_own or is_own
+
+    def _waited_ns(self, at_ns: int) -> int:
+        """How long it may have waited for others in the step before."""
+        first = bisect_right(self._waits, (at_ns - self._step_ns, 0))
+        return sum(wait_ns for _, wait_ns in self._waits[first : bisect_right(self._waits, (at_ns, 1 << 63))])
+
+    def lateness(self) -> Lateness:
+        """What came of it; who was seen to wait for so long is not late by itself."""
+        own = [late_ns for late_ns, is_own in self.steps.values() if is_own]
+        seen = sum(look.waits for look in self._one.looks) / max(1, len(self._one.looks)) * self._step_ns
+        is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
+        is_cause = is_often and (not own or seen < _WAITED * _middle(own))
+        times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
+        spans = sorted(self._spans)
+        looks = [look for look in self._one.looks if _is_within(look.at_ns, spans)]
+        places = Counter(look.place for look in looks if not look.waits)
+        return Lateness(
+            rank=self.rank,
+            node=self._one.node,
+            steps=len(times),
+            late=len(own) if is_cause else 0,
+            last=round(self._last / max(1, self._in.total()), 3),
+            median_s=round(_middle(times), 6),
+            p95_s=round(times[-1 - len(times) // 20], 6),
+            step_s=round(self._step_ns / 1e9, 6),
+            place=places.most_common(1)[0][0] if places else "",
+        )
+
+
+def _note(group: _Key, times: Mapping[int, int], step: int, tracks: Mapping[int, _Track]) -> None:
+    """One collective: who was late against the middle of its members, as far as the nodes' clocks agree."""
+    ordered = sorted((at_ns, rank) for rank, at_ns in times.items())
+    middle_ns, middle = ordered[(len(ordered) - 1) // 2]
+    late = {rank: max(0, at_ns - middle_ns - _error_ns(tracks[rank], tracks[middle])) for at_ns, rank in ordered}
+    seen = _Seen(group, step, middle_ns, max(late.values()), ordered[-1][1])
+    for at_ns, rank in ordered:
+        tracks[rank].note(seen, at_ns, late[rank])
+
+
+def _error_ns(one: _Track, other: _Track) -> int:
+    return 0 if one._one.node == other._one.node else one._one.error_ns + other._one.error_ns
+
+
+def _waits(
+    entries: Sequence[Entry], ends: Mapping[tuple[_Key, int], int], error_ns: int
+) -> Iterable[tuple[int, int]]:
+    """Until when a rank may have waited for others, and how long.
+
+    Between two entries it may wait until a collective that it is in is complete; all the time if that is unknown.
+    """
+    ahead: list[int] = []  # when collectives that it is in are complete
+    for one, following in pairwise(entries):
+        end_ns = None if one.group is None else ends.get((one.group, one.number))
+        if end_ns is None:
+            if following.at_ns > one.at_ns:
+                yield following.at_ns, following.at_ns - one.at_ns
+            continue
+        insort(ahead, end_ns)
+        del ahead[: bisect_right(ahead, one.at_ns)]
+        done = bisect_right(ahead, following.at_ns + error_ns + _ROUNDED_NS)
+        if done:
+            until_ns = min(ahead[done - 1], following.at_ns)
+            if until_ns > one.at_ns:
+                yield until_ns, until_ns - one.at_ns
+
+
+def _is_within(at_ns: int, spans: Sequence[tuple[int, int]]) -> bool:
+    index = bisect_left(spans, (at_ns + 1, 0)) - 1
+    return index >= 0 and spans[index][0] <= at_ns <= spans[index][1]
+
+
+def _middle(values: Iterable[_N]) -> _N:
+    """The median; of an even number the lower one. `statistics` would load decimals and fractions into PID 1."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,190 @@
+"""Keep this node's goodput ledger: asked at events and by who wants to know, never on a timer.
+
+Steps come from `report()`, else from printed lines. Where neither is there, progress is the number of collectives
+that the hang watch has seen anyway. The coordinator and the metrics server ask in threads of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from trainer_launch.host import process_tree, runtime_directory
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Json, goodput
+from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.frozen import replace
+from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
+from trainer_launch.observability import event_log, progress
+from trainer_launch.observability.progress import Progress
+from trainer_launch.supervisor import events as ev
+from trainer_launch.supervisor.step_lines import PrintedSteps
+
+_MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
+_LATEST_S = 600.0  # from the end of a preflight to the start of the container that it was for
+_MAX_BYTES = 4 << 20  # of a preflight's report
+
+
+class GoodputKeeper:
+    """The ledger of one node; every method may be called from any thread."""
+
+    def __init__(self, run_dir: str, printed: PrintedSteps | None = None, preflight: str | None = None) -> None:
+        self._run_dir = run_dir
+        self._printed = printed
+        self._lock = threading.Lock()
+        self._far: tuple[int, Signs | None] = 0, None
+        self._trains_since_s = 0.0
+        self._ledger = _begun(preflight)
+
+    @property
+    def ledger(self) -> Ledger:
+        """As it is booked."""
+        return self._ledger
+
+    def enter(self, kind: Kind, at_s: float, since_s: float | None = None) -> None:
+        """From now on this node does this; the failure that ended the workers' training began at `since_s`."""
+        if kind is self._ledger.kind:
+            return
+        with self._lock:
+            self._look(at_s)
+            if self._ledger.kind is Kind.STOPPING:  # who was stopped has written its last step at its end
+                self._ledger = goodput.reached(self._ledger, self._last_step())
+            self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
+            runtime_directory.tell(self._run_dir, event_log.PHASE, phase=kind.value)
+            if kind is Kind.TRAINING:
+                self._far, self._trains_since_s = (0, None), at_s
+                if self._printed is not None:
+                    self._printed.begin()
+
+    def look(self, collectives: int = 0) -> None:
+        """Take in what the workers show now, and how many collectives they have entered and ended."""
+        now_s = time.monotonic()
+        with self._lock:
+            before, signs = self._far
+            if collectives > before:
+                first_s = now_s if signs is None else signs.first_s
+                self._far = collectives, Signs(first_s=first_s, last_s=now_s)
+            self._look(now_s)
+
+    def suspect(self) -> None:
+        """A hang is suspected."""
+        self.look()
+        with self._lock:
+            self._ledger = goodput.suspect(self._ledger)
+
+    def told(self) -> Told:
+        """What other nodes may go on with."""
+        self.look()
+        return goodput.told(self._ledger, time.monotonic())
+
+    def adopt(self, told: Told) -> None:
+        """What other nodes know of the job."""
+        with self._lock:
+            self._ledger = goodput.adopt(self._ledger, told, time.monotonic())
+
+    def totals(self, *, has_succeeded: bool = False) -> dict[Kind, float]:
+        """Seconds by kind up to now."""
+        self.look()
+        return goodput.totals(self._ledger, time.monotonic(), has_succeeded=has_succeeded)
+
+    def certain(self) -> dict[Kind, float]:
+        """Those that never become fewer."""
+        self.look()
+        return goodput.certain(self._ledger, time.monotonic())
+
+    def _last_step(self) -> int | None:
+        """Of the workers that have just ended."""
+        found = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
+        return None if found is None else found.step
+
+    def _heard(self) -> Signs | None:
+        return None if self._printed is None else self._printed.signs()
+
+    def _look(self, at_s: float) -> None:
+        if self._ledger.kind is Kind.TRAINING:
+            reported = progress.read(self._run_dir)
+            self._ledger = goodput.see(
+                self._ledger, shown(self._ledger.since_s, reported, self._heard(), self._far[1]), at_s
+            )
+
+
+def shown(
+    since_s: float, reports: Sequence[Progress], printed: Signs | None = None, collectives: Signs | None = None
+) -> Signs | None:
+    """What workers that run since then have shown, by the best of these that there are."""
+    reported = _reported([one for one in reports if one.at_s >= since_s])
+    best = next((one for one in (reported, printed) if one is not None and one.step is not None), reported)
+    if best is None or reported is None:
+        return best or collectives
+    last_s = max(best.last_s, reported.last_s)
+    return replace(best, last_s=last_s, saved_s=reported.saved_s, is_saving=reported.is_saving)
+
+
+def _reported(reports: Sequence[Progress]) -> Signs | None:
+    """Ranks work in lockstep: the lowest one's steps, anybody's checkpoint."""
+    first = progress.first([one for one in reports if one.step is not None]) or progress.first(reports)
+    if first is None:
+        return None
+    return Signs(
+        first_s=first.at_s if first.first_at_s is None else first.first_at_s,
+        last_s=max(one.at_s for one in reports),
+        first_step=first.first_step,
+        step=first.step,
+        saved_s=max(one.checkpoint_s for one in reports),
+        is_saving=any(one.checkpointing for one in reports),
+    )
+
+
+def kind_of(state: ev.State) -> Kind:
+    """What a node does whose processes the supervisor's own machine runs."""
+    if state.phase is ev.Phase.WAITING:
+        return Kind.WAITING if state.plan.wait_for else Kind.STARTING
+    if state.phase is ev.Phase.RUNNING:
+        return Kind.TRAINING
+    is_end = state.phase is ev.Phase.DONE or state.stop_signal is not None or state.draining
+    has_failed = state.cause is not None or state.hung is not None
+    return Kind.STOPPING if has_failed and not is_end else Kind.ENDING
+
+
+def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, Json] | None:
+    """As `status --json` has it: the ratio, and the seconds of every kind."""
+    if seconds is None:
+        return None
+    each = {kind.value: round(seconds.get(kind, 0.0), 3) for kind in Kind}
+    return {"ratio": round(goodput.ratio(seconds), 4), "seconds": each}
+
+
+# -- the beginning -----------------------------------------------------------------------------
+
+
+def _begun(preflight: str | None) -> Ledger:
+    """From the start of this process on, or of the preflight that has just been in the init container."""
+    begun_s = time.monotonic() - _own_age_s()
+    took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, time.time() - _own_age_s())
+    ledger = goodput.begin(begun_s - since_s - took_s)
+    ledger = goodput.enter(ledger, Kind.PREFLIGHT, begun_s - since_s - took_s)
+    return goodput.enter(ledger, Kind.STARTING, begun_s - since_s)
+
+
+def _own_age_s() -> float:
+    me = process_tree.read(os.getpid())
+    if me is None:
+        return 0.0
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - me.started / os.sysconf("SC_CLK_TCK")
+    return age_s if 0.0 <= age_s <= _MOST_AGE_S else 0.0
+
+
+def _preflight(path: str, started_s: float) -> tuple[float, float]:
+    """How long the preflight took, and how long before our start it ended; 0 where none left a fresh report."""
+    try:
+        report = json.loads(LiveFiles(_MAX_BYTES).read(path) or b"")
+        took_s, since_s = float(report["took_s"]), started_s - float(report["at"])
+    except MALFORMED:
+        return 0.0, 0.0
+    is_ours = (
+        0.0 <= took_s <= 86_400.0 and -1.0 <= since_s <= _LATEST_S
+    )  # a container that restarts has none before
+    return (took_s, max(0.0, since_s)) if is_ours else (0.0, 0.0)

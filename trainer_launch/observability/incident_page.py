@@ -1,0 +1,314 @@
+"""An incident as one HTML page: ranks against collectives around the moment, stacks, last output, and facts.
+
+Incidents of several nodes of the same moment are one page. Alike ranks of a large job share a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from html import escape
+
+from trainer_launch.model.collectives import RankState, spans
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted
+from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
+from trainer_launch.supervisor import incident_bundle
+from trainer_launch.supervisor.incident_bundle import HOST, NATIVE, OUTPUT, RECORDER, STACKS, Stored
+
+_EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it
+_ROWS_MOST = 64
+_SPAN_S = 86_400.0  # of the chart
+_NUMBERS_MOST = 12  # of each group in the table of collectives
+_LABEL_CHARS = 24  # beside the chart
+_LEAD = 0.25  # of the longest wait, shown before it
+_TEXT_BYTES = 64 << 10  # of one file
+_PAGE_BYTES = 12 << 20
+_NS = 1e9
+_SHEET = """
+h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
+.chart{--label:calc(min(var(--chars),26) * 7.4px + 12px)}
+.tick{position:absolute;top:2px;bottom:2px;min-width:2px;background:var(--g)}
+.s.wait{background:color-mix(in srgb,var(--g) 38%,transparent);color:var(--fg);font-weight:500;text-align:left;
+padding-left:6px;border-left:3px solid var(--g);text-overflow:ellipsis}
+.s.never{background:repeating-linear-gradient(135deg,var(--badbg) 0 5px,transparent 5px 10px);color:var(--bad);
+box-shadow:inset 0 0 0 1px var(--bad);text-align:left;padding-left:6px;text-overflow:ellipsis}
+.name.hit-rank{color:var(--bad);font-weight:700}
+.g0{--g:#0072b2}.g1{--g:#e69f00}.g2{--g:#009e73}.g3{--g:#cc79a7}.g4{--g:#56b4e9}
+.legend i.g0,.legend i.g1,.legend i.g2,.legend i.g3,.legend i.g4{background:var(--g)}
+.legend i.never{background:repeating-linear-gradient(135deg,var(--badbg) 0 5px,transparent 5px 10px);
+box-shadow:inset 0 0 0 1px var(--bad)}
+details{border-bottom:1px solid var(--line);padding:5px 0}summary{cursor:pointer;overflow-wrap:anywhere}
+summary b{font-weight:600}pre{font:12px/1.4 ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace;
+background:var(--card);padding:10px 12px;margin:6px 0 12px;border-radius:6px;white-space:pre-wrap;
+overflow-wrap:anywhere;max-height:480px;overflow:auto}
+h4{margin:8px 0 0;font-size:13px;color:var(--soft);font-weight:600}
+@media print{pre{max-height:none}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One rank, or several that are alike."""
+
+    states: tuple[RankState, ...]
+    is_accused: bool
+
+    @property
+    def ranks(self) -> list[int]:
+        return [state.rank for state in self.states]
+
+    @property
+    def label(self) -> str:
+        one = self.states[0]
+        if len(self.states) > 1:
+            return f"ranks {spans(self.ranks)}"
+        return f"rank {one.rank}" + ("" if one.node is None else f" (node {one.node})")
+
+    @property
+    def short_label(self) -> str:
+        return self.label if len(self.label) <= _LABEL_CHARS else counted(len(self.states), "rank")
+
+    @property
+    def told(self) -> str:
+        one = self.states[0]
+        life = one.life.value + (f" ({one.how})" if one.how else "")
+        return ", ".join(filter(None, (life, one.place or one.why)))
+
+
+def page(found: Sequence[Stored]) -> str:
+    """The page of one moment's incidents, one of each node."""
+    first = found[0].incident
+    states = states_of(found)
+    rows = _rows(states, first.ranks)
+    now_ns = max(one.incident.time_s for one in found) * _NS
+    texts = _Texts()
+    body = [
+        _header(found),
+        *_chart(rows, states, now_ns),
+        table("Ranks", ("rank", "state", "collectives ended/entered", "place"), [*map(_cells, rows)]),
+        *_ranks(found, rows, texts),
+        *_facts(found, texts),
+        _missing(found),
+    ]
+    return document(f"{first.kind}: {first.sentence}", _SHEET, body, "Written by trainer-launch incidents page.")
+
+
+def states_of(found: Sequence[Stored]) -> list[RankState]:
+    """The ranks of all nodes."""
+    known: dict[int, RankState] = {}
+    for state in (state for one in found for state in one.incident.states):
+        if state.rank not in known or len(state.groups) > len(known[state.rank].groups):
+            known[state.rank] = state
+    return [known[rank] for rank in sorted(known)]
+
+
+def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
+    named, alike = set(accused), dict[object, list[RankState]]()
+    for state in states:
+        far = tuple((name, group.done, group.entered) for name, group in sorted(state.groups.items()))
+        is_single = len(states) <= _EACH_MOST or state.rank in named
+        key = state.rank if is_single else (state.life, state.how, state.place, state.why, far)
+        alike.setdefault(key, []).append(state)
+    rows = [_Row(states=tuple(each), is_accused=each[0].rank in named) for each in alike.values()]
+    if len(states) > _EACH_MOST:
+        rows.sort(key=lambda row: (not row.is_accused, len(row.states), row.ranks[0]))
+    return rows
+
+
+def _header(found: Sequence[Stored]) -> str:
+    first = found[0].incident
+    at = datetime.fromtimestamp(first.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
+    hosts = ", ".join(dict.fromkeys(clean(one.incident.host) for one in found[:8]))
+    about = [
+        f"{first.kind} at {at}",
+        f"job {clean(first.job)}" if first.job else "",
+        f"generation {first.generation}",
+    ]
+    about += [f"{counted(len(found), 'node')} ({hosts}{', …' if len(found) > 8 else ''})"]
+    about += [f"reason {clean(first.reason)}" if first.reason else ""]
+    helps = {True: "A restart may help.", False: "A restart will not help.", None: ""}[first.restart_helps]
+    sentence = " ".join(redact_text(first.sentence).split())
+    return (
+        f'<header class="incident"><h1>{escape(sentence)}</h1><p>{escape("; ".join(filter(None, about)))}</p>'
+        f"{f'<p><b>{helps}</b></p>' if helps else ''}</header>"
+    )
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    one = row.states[0]
+    far = [f"{group.title or name} {group.done}/{group.entered}" for name, group in one.groups.items()]
+    state = one.life.value + (f" ({one.how})" if one.how else "")
+    return row.label, *map(clean, (state, ", ".join(far) or "-", one.place or one.why or "-"))
+
+
+# -- ranks against collectives -------------------------------------------------------------------
+
+
+def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> Iterator[str]:
+    """Who entered which collective when, and who waits in which; positions are percentages of the time shown."""
+    names = sorted({name for state in states for name in state.groups})
+    entries = [one.at_ns for state in states for group in state.groups.values() for one in group.last]
+    if not entries:
+        yield '<p class="note">No collectives are known: the flight recorder was off, or nobody answered.</p>'
+        return
+    colours = {name: f"g{number % 5}" for number, name in enumerate(names)}
+    titles = {n: next((s.groups[n].title for s in states if n in s.groups and s.groups[n].title), n) for n in names}
+    stuck = _stuck(states)
+    waits_s = [max(0.0, (now_ns - since) / _NS) for _, since in stuck.values()]
+    span_s = max(waits_s) * (1 + _LEAD) if waits_s else (now_ns - min(entries)) / _NS
+    drawing = _Drawing(Scale(min(max(span_s, 0.001), _SPAN_S)), now_ns, colours, titles, stuck)
+    chars = max(5, *(len(row.short_label) for row in rows))
+    yield '<section><h2>Ranks and collectives</h2><ul class="legend">'
+    yield from (f'<li><i class="{colours[n]}"></i>{escape(clean(titles[n]))}</li>' for n in names[:5])
+    yield '<li>narrow: entered; wide: entered and still waits</li><li><i class="never"></i>never entered</li></ul>'
+    yield f'<div class="chart" style="--chars:{chars}"><div class="plot">'
+    yield from map(drawing.lane, rows[:_ROWS_MOST])
+    yield f"</div>{axis(drawing.scale, before=True)}</div>"
+    if len(rows) > _ROWS_MOST:
+        yield f'<p class="note">… and {counted(len(rows) - _ROWS_MOST, "row")} more.</p>'
+    yield '<p class="note">Seconds before the incident. The clocks of nodes may differ.</p></section>'
+    columns = ("collective", "sizes", "first entered", "last entered", "spread", "not entered by")
+    yield table("Collectives, the latest first", columns, [*_collectives(states, titles, now_ns)])
+
+
+def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
+    """Of each group that waits: the number of the collective, and when the first rank entered it."""
+    found: dict[str, tuple[int, int]] = {}
+    for state in states:
+        for name, group in state.groups.items():
+            one = group.at(group.done + 1) if group.entered > group.done else None
+            if one is not None:
+                found[name] = min(found.get(name, (one.number, one.at_ns)), (one.number, one.at_ns))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """What all lanes share."""
+
+    scale: Scale
+    now_ns: float
+    colours: Mapping[str, str]
+    titles: Mapping[str, str]
+    stuck: Mapping[str, tuple[int, int]]
+
+    def lane(self, row: _Row) -> str:
+        name = f'<div class="name{" hit-rank" * row.is_accused}" title="{escape(clean(row.told))}">'
+        marks = "".join(mark for group in self.colours for mark in self._marks(row, group))
+        return f'<div class="row lane">{name}{escape(row.short_label)}</div><div class="track">{marks}</div></div>'
+
+    def _at(self, at_ns: float) -> float:
+        return self.scale.end_s - (self.now_ns - at_ns) / _NS
+
+    def _marks(self, row: _Row, name: str) -> Iterator[str]:
+        groups = [state.groups[name] for state in row.states if name in state.groups]
+        entered: dict[int, list[int]] = {}
+        for one in (one for group in groups for one in group.last):
+            entered.setdefault(one.number, []).append(one.at_ns)
+        done = min((group.done for group in groups), default=0)
+        title, number_of_stuck = clean(self.titles[name]), self.stuck.get(name, (0, 0))[0]
+        for number, times in sorted(entered.items()):
+            begin_s, end_s = self._at(min(times)), self._at(max(times))
+            if end_s >= 0 and number <= done:
+                told = f"#{number} of {title}, {seconds(self.scale.end_s - begin_s)} before"
+                place = self.scale.span(begin_s, end_s)
+                yield f'<i class="tick {self.colours[name]}" style="{place}" title="{escape(told)}"></i>'
+        waiting = [number for number in entered if number > done]
+        if waiting:
+            begin_s, first = self._at(min(entered[min(waiting)])), min(waiting)
+            operation = next(known.operation for group in groups if (known := group.at(first)) is not None)
+            text = f"waits in {clean(operation)} #{first} of {title} for {seconds(self.scale.end_s - begin_s)}"
+            yield self._bar("wait", name, begin_s, text)
+        elif number_of_stuck > max([done, *(group.entered for group in groups)], default=0) and groups:
+            text = f"never entered #{number_of_stuck}: {clean(row.told)}"
+            yield self._bar("never", name, self._at(self.stuck[name][1]), text)
+
+    def _bar(self, kind: str, name: str, begin_s: float, text: str) -> str:
+        place, told = self.scale.span(begin_s, self.scale.end_s), escape(text)
+        return f'<span class="s {kind} {self.colours[name]}" style="{place}" title="{told}">{told}</span>'
+
+
+def _collectives(
+    states: Sequence[RankState], titles: Mapping[str, str], now_ns: float
+) -> Iterator[tuple[str, ...]]:
+    """Each one that somebody entered of late: when, and who did not."""
+    for name, title in titles.items():
+        groups = {state.rank: state.groups[name] for state in states if name in state.groups}
+        numbers = sorted({one.number for group in groups.values() for one in group.last}, reverse=True)
+        for number in numbers[:_NUMBERS_MOST]:
+            inside = {rank: one for rank, group in groups.items() if (one := group.at(number)) is not None}
+            missing = [rank for rank, group in groups.items() if group.entered < number]
+            first, last = (chosen(inside, key=lambda rank: inside[rank].at_ns) for chosen in (min, max))
+            known = inside[first]
+            spread_s = (inside[last].at_ns - known.at_ns) / _NS
+            when = [f"{seconds((now_ns - inside[rank].at_ns) / _NS)} before, rank {rank}" for rank in (first, last)]
+            who = f"rank{'s' * (len(missing) > 1)} {spans(missing)}" if missing else "-"
+            spread = f"{1000 * spread_s:.1f} ms" if spread_s < 1 else seconds(spread_s)
+            yield clean(f"{known.operation} #{number} of {title}"), clean(known.sizes), *when, spread, who
+
+
+# -- texts -------------------------------------------------------------------------------------
+
+
+class _Texts:
+    """Files of bundles as HTML, as long as the page has a reasonable size."""
+
+    def __init__(self) -> None:
+        self._left = _PAGE_BYTES
+
+    def shown(self, one: Stored, name: str, title: str) -> str:
+        """The end of a file below its title; "" when it is not there."""
+        if name not in one.files:
+            return ""
+        text = escape(redact_text(incident_bundle.text_of(one, name)[-_TEXT_BYTES:].strip("\n")))
+        self._left -= len(text)
+        if self._left < 0:
+            text = f"left out for the size of this page; see {escape(name)} of {escape(one.id)}"
+        return f"<h4>{escape(clean(title))}</h4><pre>{text}</pre>" if text else ""
+
+
+def _ranks(found: Sequence[Stored], rows: Sequence[_Row], texts: _Texts) -> Iterator[str]:
+    """Stacks and last output: of each rank, or of one of those that are alike; then of what has no rank."""
+    yield "<section><h2>Stacks and last output</h2>"
+    seen = set[str]()
+    for row in rows[:_ROWS_MOST]:
+        file = f"rank-{row.ranks[0]}.txt"
+        seen |= {f"rank-{rank}.txt" for rank in row.ranks}
+        parts = "".join(_of_process(one, file, texts) for one in found)
+        more = f"; shown: rank {row.ranks[0]}" if len(row.states) > 1 else ""
+        summary = f"<b>{escape(row.label)}</b> {escape(clean(row.told))}{more}"
+        yield f"<details{' open' * row.is_accused}><summary>{summary}</summary>{parts or 'nothing'}</details>"
+    for one in found:
+        names = {name.partition("/")[2] for part in (OUTPUT, STACKS, NATIVE) for name in one.files_in(part)}
+        for file in sorted(names - seen)[:_ROWS_MOST]:
+            summary = f"<b>{escape(file.removesuffix('.txt'))}</b> {escape(clean(one.incident.host))}"
+            is_open = " open" * (not rows)
+            yield f"<details{is_open}><summary>{summary}</summary>{_of_process(one, file, texts)}</details>"
+    yield "</section>"
+
+
+def _of_process(one: Stored, file: str, texts: _Texts) -> str:
+    titles = {OUTPUT: "last output", STACKS: "stacks", NATIVE: "native stacks (py-spy)"}
+    return "".join(texts.shown(one, f"{part}/{file}", title) for part, title in titles.items())
+
+
+def _facts(found: Sequence[Stored], texts: _Texts) -> Iterator[str]:
+    yield "<section><h2>Facts of each node</h2>"
+    for one in found:
+        who = clean(one.incident.host) + (
+            "" if one.incident.node_rank is None else f" (node {one.incident.node_rank})"
+        )
+        names = [*one.files_in(HOST), *(name for name in ("report.txt", "environment.txt") if name in one.files)]
+        parts = "".join(texts.shown(one, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
+        dumps = len(one.files_in(RECORDER))
+        more = f"; {counted(dumps, 'dump')} of the flight recorder" if dumps else ""
+        yield f"<details><summary><b>{escape(who)}</b> {escape(one.id)}{more}</summary>{parts}</details>"
+    yield "</section>"
+
+
+def _missing(found: Sequence[Stored]) -> str:
+    words = dict.fromkeys(clean(text) for one in found for text in one.incident.missing)
+    items = "".join(f"<li>{escape(text)}</li>" for text in [*words][:200])
+    return f'<section><h2>Not collected</h2><ul class="note">{items}</ul></section>' if items else ""

@@ -1,0 +1,166 @@
+"""A worker group's part in the looks for stragglers: asks its workers, tells the coordinator, says who is late."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from trainer_launch.host import runtime_directory
+from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
+from trainer_launch.model import Workers
+from trainer_launch.model.collectives import Entries, Look, Recorded
+from trainer_launch.model.frozen import replace
+from trainer_launch.model.json_lines import encode
+from trainer_launch.model.stragglers import Lateness
+from trainer_launch.pytorch.group_incidents import AnyGroup
+from trainer_launch.pytorch.recorder_questions import Recorders
+
+_FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
+_MESSAGE_BYTES = 56_000  # leaves room in a line
+_PLACE_CHARS = 200
+# In torch's point-to-point operations, or in a line that waits for some. Collectives are known from the recorder.
+_WAITS_IN = re.compile(r"/torch/distributed/")
+_COLLECTIVE = re.compile(r"_?(all_|reduce|broadcast|barrier|monitored_barrier|gather|scatter)")
+_WAITS_BY = re.compile(r"\.(wait|recv|result)\(")
+_log = logging.getLogger(__name__)
+
+
+class GroupStragglers:
+    """The samples of one group."""
+
+    def __init__(
+        self,
+        group: AnyGroup,
+        recorders: Recorders,
+        send: Callable[[say.FromNode], None],
+        workers: Workers,
+    ) -> None:
+        self._group, self._recorders, self._send = group, recorders, send
+        self._workers = workers
+        self.tell: Callable[[Sequence[Lateness]], None] = lambda ranks: None  # observers
+        self._devices: dict[int, str] = {}
+        self._asked: say.ShowEntries | None = None
+        self._named: tuple[Lateness, ...] = ()
+        self._pause_s, self._until_s = 0.0, 0.0
+        self.due_s: float | None = None  # when the workers may have answered
+
+    def hear(self, news: object, now_s: float) -> None:
+        """The coordinator asks, or tells what came of it."""
+        generation = self._group.state.seen
+        match news:
+            case say.ShowEntries(generation=asked) if asked == generation:
+                suspects = [name for name in self._group.names if self._rank(name) in news.suspects]
+                self._recorders.ask_entries(news.most, news.looks_us, suspects)
+                looks_s = news.looks_us / 1e6
+                self._asked, self._pause_s, self._devices = news, _FIRST_S, {}
+                self._look_at_devices(news.suspects)
+                self.due_s = now_s + looks_s + _FIRST_S
+                self._until_s = now_s + looks_s + timeouts.SHOW_ENTRIES_S / 2
+            case say.Stragglers(generation=told) if told == generation:
+                self._name(news.ranks)
+            case say.Restart() | say.GiveUp() | say.Finished():
+                self._asked, self.due_s = None, None
+                self._name(())
+
+    def look(self, now_s: float) -> None:
+        """Tell the coordinator what the workers have answered, once all have or time is over."""
+        if self._asked is None or self.due_s is None or now_s < self.due_s:
+            return
+        answers, are_all = self._recorders.entries()
+        if not are_all and now_s < self._until_s:
+            self._pause_s *= 2
+            self.due_s = min(now_s + self._pause_s, self._until_s)
+            return
+        ranks = fitting([_looked(said) for said in answers.values() if said.entries is not None])
+        self._send(say.Entered(self._asked.generation, ranks, tuple(dict(self._devices).items())))
+        self._asked, self.due_s = None, None
+
+    def _rank(self, name: str) -> int | None:
+        place = self._group.place_of(name)
+        return None if place is None else place.rank
+
+    def _look_at_devices(self, suspects: Sequence[int]) -> None:
+        """What NVML says of the suspects' GPUs, where it is there; a thread asks, for a driver may hang."""
+        shown = re.findall(r"[^,\s]+", self._workers.env.get("CUDA_VISIBLE_DEVICES", ""))
+        places = [place for name in self._group.names if (place := self._group.place_of(name)) is not None]
+        suspected = {place.rank: place.local_rank for place in places if place.rank in suspects}
+        gpus = {rank: shown[n] if n < len(shown) else str(n) for rank, n in suspected.items()}
+        if gpus:
+            begin_thread("gpus", _ask_nvml, gpus, self._devices)
+
+    def _name(self, ranks: Sequence[Lateness]) -> None:
+        """Say who is new; who is gone has recovered, and nobody is told."""
+        known = {one.rank for one in self._named}
+        if not ranks and not known:
+            return
+        for one in ranks:
+            if one.rank not in known:
+                _log.warning("%s", one)
+                runtime_directory.tell(self._workers.run_dir, "straggler", **_fields(one))
+        self._named = tuple(ranks)
+        self.tell(self._named)
+
+
+def _ask_nvml(gpus: Mapping[int, str], told: dict[int, str]) -> None:
+    from trainer_launch.host import incident_facts  # only who has a suspect needs it
+
+    for rank, name in gpus.items():
+        if text := incident_facts.gpu(name):
+            told[rank] = text
+
+
+def _fields(one: Lateness) -> dict[str, str | int | float | None]:
+    return {
+        "rank": one.rank,
+        "steps": one.steps,
+        "late": one.late,
+        "median_s": one.median_s,
+        "p95_s": one.p95_s,
+        "step_s": one.step_s,
+        "place": one.place or None,
+        "device": one.device or None,
+    }
+
+
+def _looked(said: Recorded) -> Entries:
+    """A worker's entries, with what its stacks show in one phrase each."""
+    entries = said.entries
+    assert entries is not None
+    if said.looks:
+        linecache.checkcache()
+    return replace(entries, looks=tuple(_look(at_ns, stack) for at_ns, stack in said.looks))
+
+
+def _look(at_ns: int, stack: Sequence[str]) -> Look:
+    """Whether the rank waits for another one where the recorder does not tell it, or does what takes its time."""
+    from trainer_launch.supervisor import stacks  # only who has a suspect needs it
+
+    frames = []
+    for text in stack:
+        file, line, function = (*text.rsplit(":", 2), "0", "")[:3]
+        frames.append(stacks.Frame(file, int(line) if line.isdecimal() else 0, function))
+    down: list[stacks.Frame] = []
+    for frame in frames:
+        down.append(frame)
+        if not frame.is_library:
+            break
+    line = linecache.getline(down[-1].file, down[-1].line) if down else ""
+    inside = [frame for frame in down if _WAITS_IN.search(frame.file)]
+    if stacks.doing(tuple(frames)).takes_long:
+        return Look(at_ns, True, "")
+    waits = not any(_COLLECTIVE.match(one.function) for one in inside) and bool(inside or _WAITS_BY.search(line))
+    return Look(at_ns, waits, stacks.where(tuple(frames))[:_PLACE_CHARS] if frames else "")
+
+
+def fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:
+    """As many of the last entries as fit into a message."""
+    most = max((len(one.which) for one in ranks), default=0)
+    told = tuple(ranks)
+    while most and sum(len(encode(one)) for one in told) > _MESSAGE_BYTES:
+        most //= 2
+        told = tuple(one.last(most) for one in ranks)
+    return told if most else ()

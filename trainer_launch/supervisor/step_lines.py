@@ -1,0 +1,135 @@
+"""What programs print of their steps, found in output as it passes by: lines such as `step 40`."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.goodput import Signs
+from trainer_launch.model.value_parsers import MAX_LINE
+from trainer_launch.supervisor.rate_limit import LINE_BYTES, is_summary
+
+_TAKES_OVER = 20
+_MANY = 32  # steps in one block, of which not all are looked at
+MAX_TEXT = 2_000  # characters of a line that are handed on
+_WORD = b"step"
+_STEP = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+_TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedLine:
+    """A line that tells a step, or that somebody waits for."""
+
+    line: str
+    step: int | None = None
+
+
+class OutputScanner:
+    """Of one stream of one process."""
+
+    def __init__(self) -> None:
+        self.rest = b""  # of a line whose end has not come
+        self.speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
+        self.last = 0  # what that one said last
+        self.others = 0  # steps of others since then
+        self.is_folded = False  # all workers say the same steps, and only the first to say one is shown
+
+    def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
+        """What is worth telling in these bytes."""
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut:
+            self.rest = (self.rest + data)[-LINE_BYTES:]
+            return []
+        text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
+        heard = [*self._steps(text)] if _WORD in text.lower() else []
+        if patterns:
+            lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
+            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
+        return heard
+
+    def _steps(self, text: bytes) -> Iterator[ScannedLine]:
+        """The first step, each one that goes back, and the last one."""
+        last: ScannedLine | None = None
+        is_first = True
+        found = list(_STEP.finditer(text))
+        if len(found) > _MANY:  # nobody begins again within a block
+            found = [*found[: _MANY // 4], *found[-_MANY // 2 :]]
+        for match in found:
+            line = _line_at(text, match.start())
+            if not self._counts(line):
+                continue
+            step, before = int(match[1]), self.last
+            self.last, last = step, ScannedLine(shown(line), step)
+            if is_first or step < before:
+                yield last
+                is_first, last = False, None
+        if last is not None:
+            yield last
+
+    def _counts(self, line: bytes) -> bool:
+        """Whether the speaker says it, or somebody who seems to have taken over."""
+        if is_summary(line.decode(errors="replace")):
+            self.is_folded = True
+            return False
+        tag = _TAG.match(line)
+        who = tag[0] if tag else b""
+        if self.speaker is None or self.others >= _TAKES_OVER:
+            self.speaker, self.last = who, 0
+        if who != self.speaker and not self.is_folded:
+            self.others += 1
+            return False
+        self.others = 0
+        return True
+
+
+def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
+
+
+def shown(line: bytes) -> str:
+    """As text, without what is too long."""
+    return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
+
+
+def _line_at(text: bytes, place: int) -> bytes:
+    start = max(text.rfind(b"\n", 0, place), text.rfind(b"\r", 0, place)) + 1
+    ends = [end for end in (text.find(b"\n", place), text.find(b"\r", place)) if end >= 0]
+    return text[start : min(ends, default=len(text))]
+
+
+# -- the steps of this node's workers ----------------------------------------------------------
+
+
+class PrintedSteps:
+    """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """New workers are about to be started."""
+        with self._lock:
+            self._scanners: dict[tuple[str, int], OutputScanner] = {}
+            self._signs: Signs | None = None
+
+    def heard(self, process: str, stream: int, data: bytes) -> None:
+        """A block of a process's output."""
+        with self._lock:
+            scanner = self._scanners.setdefault((process, stream), OutputScanner())
+            steps = [one.step for one in scanner.scan(data) if one.step is not None]
+            if steps:
+                self._note(steps[-1], time.monotonic())
+
+    def signs(self) -> Signs | None:
+        """What they come to; None: no step yet."""
+        return self._signs
+
+    def _note(self, step: int, now_s: float) -> None:
+        first = self._signs
+        first_s, first_step = (now_s, step) if first is None else (first.first_s, first.first_step)
+        self._signs = Signs(first_s=first_s, last_s=now_s, first_step=first_step, step=step)
