@@ -270,7 +270,7 @@ def test_the_command_lists_shows_and_packs(tmp_path: Path) -> None:
     assert "failure at 20" in text
     assert "last output of rank-1:" in text
     assert incidents(place, "show") == text, "the newest without an ID"
-    assert incidents(place, "show", newest[:16]) == text or rows[0].split()[0][:16] == newest[:16]
+    assert incidents(place, "show", newest[:-1]) == text, "the beginning of an ID is enough"
     copied = tmp_path / "copied"
     argv = (*LAUNCHER, "incidents", "bundle", newest, "--incident-dir", str(place))
     packed = subprocess.run(argv, env=clean_env(), capture_output=True, check=True).stdout

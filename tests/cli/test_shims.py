@@ -152,7 +152,12 @@ def test_what_an_sdk_writes_recovers_in_place_from_a_killed_worker(shims: Path, 
 @torch
 def test_run_sees_through_wrappers_and_a_shell(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    text = "import os; print('worker', os.environ['RANK'], os.environ['A'], os.sched_getaffinity(0))"
+    # One write for each line: the other worker writes as well.
+    text = (
+        "import os\n"
+        "seen = os.environ['RANK'], os.environ['A'], os.sched_getaffinity(0)\n"
+        "os.write(1, ('worker %s %s %s\\n' % seen).encode())\n"
+    )
     train = script(tmp_path, text)
     cpu = min(os.sched_getaffinity(0))
     line = f"env A=x taskset -c {cpu} torchrun --nproc-per-node 2 {train}"

@@ -21,13 +21,13 @@ LONG = pytest.mark.long("tests/cli/test_stragglers.py")
 EVERY_S = 2
 LOOKED_S = 20  # three looks on a loaded machine, and more
 
-# Steps of 40 ms; SLOW computes for FACTOR times as long. The job ends at all ranks after FOR_S.
+# Steps of STEP_S; SLOW computes for FACTOR times as long. The job ends at all ranks after FOR_S.
 TRAIN = """
 import sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, total, begin_s = dist.get_rank(), torch.ones(100), time.monotonic()
 def compute():
-    time.sleep(0.04 * (FACTOR if rank in SLOW else 1))
+    time.sleep(STEP_S * (FACTOR if rank in SLOW else 1))
 print(f"rank {rank} begins", flush=True)
 goes_on = torch.ones(1)
 while goes_on.item():
@@ -65,8 +65,17 @@ DDP = """
 """
 
 
-def training(folder: Path, slow: tuple[int, ...], factor: float, step: str = PLAIN, for_s: float = 600.0) -> str:
-    text = TRAIN.replace("STEP", step.strip("\n").lstrip()).replace("FOR_S", str(for_s))
+def training(
+    folder: Path,
+    slow: tuple[int, ...],
+    factor: float,
+    step: str = PLAIN,
+    for_s: float = 600.0,
+    step_s: float = 0.04,
+) -> str:
+    text = (
+        TRAIN.replace("STEP_S", str(step_s)).replace("STEP", step.strip("\n").lstrip()).replace("FOR_S", str(for_s))
+    )
     return script(folder, text.replace("SLOW", repr(slow)).replace("FACTOR", str(factor)))
 
 
@@ -110,7 +119,8 @@ def test_nobody_is_named(tmp_path: Path, slow: tuple[int, ...], step: str) -> No
 def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(tmp_path: Path) -> None:
     events, port = tmp_path / "events", free_port()
     watched = ("--events", str(events), "--metrics-port", str(port))
-    with run(*watched, "--", training(tmp_path, (1,), 2.0)) as job:
+    # Steps long enough for many looks at where the rank is, on a loaded machine, too.
+    with run(*watched, "--", training(tmp_path, (1,), 3.0, step_s=0.1)) as job:
         job.read_until(r"rank 1 \(node 0\) is a straggler: .*; it was in train.py:\d+ \(compute\)")
         told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
         assert not violations("status", told)

@@ -108,6 +108,12 @@ def test_a_segment_whose_name_has_a_live_process_stays(folder: Path) -> None:
     assert sweep((), str(folder)) == Removed()
 
 
+def test_a_segment_that_is_let_go_a_moment_later_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = os.open(made(folder, "psm_0a"), os.O_RDONLY)
+    monkeypatch.setattr("trainer_launch.host.shm.time.sleep", lambda _seconds: os.close(held))
+    assert sweep((), str(folder)).count == 1
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["open", "mapped", "mapped to read"])
 @pytest.mark.parametrize("where", ["here", "in another pid namespace"])

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import stat
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -223,6 +224,7 @@ FAMILIES = re.compile(
 )
 _NOTE = ".trainer-launch-before"
 _MAX_NOTE_BYTES = 4_194_304
+_LETS_GO_S = 0.05
 # Whoever opens a leased file signals the holder: by default with SIGIO, of which it dies. This one is harmless.
 _LEASE_SIGNAL = signal.SIGCHLD
 
@@ -246,6 +248,10 @@ def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     old = frozenset(before)
     left = [segment for segment in _perhaps_ours(folder) if segment.key not in old]
     gone = _unheld(left, folder, remove=True)
+    if len(gone) < len(left):
+        # Whoever reads /proc/PID/stat of a killed process keeps its memory a moment longer than it lives.
+        time.sleep(_LETS_GO_S)
+        gone += _unheld([segment for segment in left if segment not in gone], folder, remove=True)
     return Removed(len(gone), sum(segment.size_bytes for segment in gone))
 
 
