@@ -19,6 +19,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 # Saves each tenth step; SAY tells each one.
+TICKS_S = 0.02  # the kernel tells when a process began in ticks of 10 ms
 TRAIN = """
 import os, sys, time, trainer_launch
 saved, last, rank = sys.argv[1], int(sys.argv[2]), os.environ["RANK"]
@@ -132,6 +133,6 @@ def test_a_program_that_reports_checkpoints_shows_them_everywhere(tmp_path: Path
     assert "checkpointing 1." in shown
     finished = json.loads(events.read_text().splitlines()[-1])
     assert finished["goodput_seconds"]["checkpointing"] == pytest.approx(1.5, abs=0.5)
-    assert sum(finished["goodput_seconds"].values()) <= whole_s
+    assert sum(finished["goodput_seconds"].values()) <= whole_s + TICKS_S
     assert sum(finished["goodput_seconds"].values()) >= 0.99 * whole_s - 2.0, "but for Python's own start and end"
     assert re.search(r"^Goodput: [0-9.]+ % of .*checkpointing 1\.", last_words.read_text(), re.MULTILINE)

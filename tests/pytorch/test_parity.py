@@ -74,7 +74,9 @@ def ran(
     """Start the script on all nodes of a job; what each rank has written."""
     folder.mkdir(parents=True)
     places = clean_env({**(env or {}), "PARITY_FOLDER": str(folder)})
-    argvs = [(*shm_of_its_own(), *start, *words, str(script), *ARGUMENTS[method]) for words in nodes]
+    # Who runs the tests in a shell's background has them ignore SIGINT, which only torchrun passes on.
+    alike = ("env", "--default-signal=INT,QUIT", *shm_of_its_own())
+    argvs = [(*alike, *start, *words, str(script), *ARGUMENTS[method]) for words in nodes]
     started = [
         subprocess.Popen(
             argv,

@@ -162,8 +162,9 @@ def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, Json] | None:
 
 def _begun(preflight: str | None) -> Ledger:
     """From the start of this process on, or of the preflight that has just been in the init container."""
-    begun_s = time.monotonic() - _own_age_s()
-    took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, time.time() - _own_age_s())
+    age_s = _own_age_s()
+    begun_s, begun_at_s = time.monotonic() - age_s, time.time() - age_s
+    took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, begun_at_s)
     ledger = goodput.begin(begun_s - since_s - took_s)
     ledger = goodput.enter(ledger, Kind.PREFLIGHT, begun_s - since_s - took_s)
     return goodput.enter(ledger, Kind.STARTING, begun_s - since_s)
