@@ -1,70 +1,70 @@
-"""Run a Python function as a distributed job, from one call: `create_job(name, func, num_workers, ...)`.
+"""Submit a Python function as a TrainJob by Kubeflow's SDK: `create_job(name, func, num_workers, ...)`.
 
-    python create_job.py                                                   # two workers on this machine
-    trainer-launch local --nodes 2 --engine plain -- python create_job.py  # the same call in each of two pods
+    pip install kubeflow
+    python create_job.py --image REGISTRY/IMAGE    # to the cluster of your kubeconfig
 
-The call has the form that SDKs of this field give it. Here it starts the workers in this very pod or machine: where
-a platform made several pods, each calls it and they meet; nobody has to be asked for a cluster.
+The SDK writes the pods' command, `bash -c "… torchrun FILE"`, so the image's ENTRYPOINT never runs. In an image of
+`--target shims` that torchrun runs under the launcher.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
+import argparse
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from train_charlm import CharModel, Training, loss_of, read_text  # type: ignore[import-not-found]
+from kubeflow.trainer import CustomTrainer, TrainerClient  # type: ignore[import-not-found]
+from kubeflow.trainer.options import Name  # type: ignore[import-not-found]
 
-from trainer_launch import Elastic, launch
+
+def train(steps: int, checkpoint: str) -> None:
+    """Fit a line, from the last checkpoint on. The SDK sends this source alone, so all imports are inside."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, begin, weight = dist.get_rank(), 0, torch.zeros(1)
+    print(f"rank {rank} of {dist.get_world_size()}, pid {os.getpid()}", flush=True)
+    if os.path.exists(checkpoint):
+        begin, weight = torch.load(checkpoint)
+        print(f"resumed at step {begin}", flush=True)
+    for step in range(begin, steps):
+        x = torch.rand(64, generator=torch.Generator().manual_seed(step * 1000 + rank))
+        gradient = (2 * (weight * x - 3 * x) * x).mean(0, keepdim=True)
+        dist.all_reduce(gradient)
+        weight -= 0.1 * gradient / dist.get_world_size()
+        if rank == 0:
+            torch.save((step + 1, weight), checkpoint + ".new")
+            os.replace(checkpoint + ".new", checkpoint)
+            print(f"step {step + 1}/{steps}  weight {weight.item():.3f}", flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 def create_job(
-    name: str, func: Callable[..., Any], num_workers: int = 1, resources_per_worker: Mapping[str, Any] | None = None
-) -> dict[int, Any]:
-    """Run `func(name)` in `num_workers` processes; what each returned, by rank."""
-    threads = str((resources_per_worker or {}).get("cpu", 1))
-    return launch(func, Elastic(nproc_per_node=num_workers, max_restarts=1), name, threads)
+    name: str,
+    func: Callable[..., None],
+    num_workers: int = 1,
+    resources_per_worker: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> str:
+    """Submit `func` as a TrainJob of `num_workers` nodes; return its name.
 
-
-def train(name: str, threads: str, steps: int = 100) -> float:
-    """Train a small language model on Python's own sources, from the last checkpoint on; the loss at its end."""
-    torch.set_num_threads(int(threads))
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank} of {size}, pid {os.getpid()}", flush=True)
-    torch.manual_seed(1)
-    training = Training(model := CharModel(width=32), torch.optim.AdamW(model.parameters(), lr=5e-3))
-    checkpoint = Path(os.environ.get("CHECKPOINTS", tempfile.gettempdir()), f"{name}.pt")
-    if checkpoint.exists():
-        training.load(checkpoint.read_bytes(), torch.device("cpu"))
-        if rank == 0:
-            print(f"resumed at step {training.step}", flush=True)
-    text = read_text()
-    while training.step < steps:
-        draw = torch.Generator().manual_seed(training.step * size + rank)
-        starts = torch.randint(len(text) - 17, (4,), generator=draw)
-        loss = loss_of(model, text[starts[:, None] + torch.arange(17)].long())
-        training.optimizer.zero_grad()
-        loss.backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= size
-        training.optimizer.step()
-        training.step += 1
-        if rank == 0 and training.step % 5 == 0:
-            training.save(checkpoint)
-            print(f"step {training.step}/{steps}  loss {loss.item():.3f}", flush=True)
-    with torch.no_grad():
-        last = float(loss_of(model, text[-4096:].reshape(16, 256).long()))
-    dist.barrier()
-    dist.destroy_process_group()
-    return last
+    `more` are further fields of the SDK's CustomTrainer.
+    """
+    resources = dict(resources_per_worker) if resources_per_worker else None
+    trainer = CustomTrainer(func=func, num_nodes=num_workers, resources_per_node=resources, **more)
+    return str(TrainerClient().train(trainer=trainer, options=[Name(name)]))
 
 
 if __name__ == "__main__":
-    losses = create_job("charlm", train, num_workers=2, resources_per_worker={"cpu": 1})
-    print("losses by rank:", ", ".join(f"{rank}: {loss:.3f}" for rank, loss in sorted(losses.items())), flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--image", help="an image of --target shims")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--checkpoint", default="/checkpoints/line.pt")
+    given = parser.parse_args()
+    arguments = {"steps": given.steps, "checkpoint": given.checkpoint}
+    made = create_job("line", train, 2, {"cpu": 1}, func_args=arguments, image=given.image)
+    print(f"submitted {made}: kubectl get trainjob {made}")

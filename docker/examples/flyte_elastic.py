@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from create_job import train  # type: ignore[import-not-found]
+from launch_function import train  # type: ignore[import-not-found]
 
 from trainer_launch import Elastic, launch
 

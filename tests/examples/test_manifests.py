@@ -137,7 +137,7 @@ def test_flytes_elastic_on_one_node(tmp_path: Path) -> None:
 
 def test_a_function_is_a_job_and_resumes(tmp_path: Path) -> None:
     env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
-    argv = [sys.executable, "create_job.py"]
+    argv = [sys.executable, "launch_function.py"]
     first, second = (
         subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True).stdout
         for _ in range(2)

@@ -1,10 +1,10 @@
-"""What Kubeflow's SDK puts into a pod, made by the SDK itself, runs under the launcher by its shims."""
+"""What Kubeflow's SDKs submit recovers in place from a killed worker, by shims: in rehearsal."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,66 +13,62 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
-from tests.ports import free_port
+from tests.frameworks.kubeflow_api import submitted
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 120)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 240)]
 
-# The SDK takes the function's source; `CustomTrainer(func=…)` ends up in this call.
-FUNCTION = """
-def train(steps):
-    import os, time
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    rank, pid = dist.get_rank(), os.getpid()
-    print(f"rank {rank} of {int(total)}, restart {restarts}, {steps} steps, pid {pid}.", flush=True)
-    if restarts == "0":
-        time.sleep(120)
-"""
-ASK = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from user_code import train
-from kubeflow.trainer.backends.kubernetes import utils
-from kubeflow.trainer.constants import constants
-from kubeflow.trainer.types import types
+EXAMPLE = frameworks.EXAMPLES / "create_job.py"
+# The SDK of the v1 Training Operator gives the function of the example one argument: a dict.
+V1 = """
+import sys
+from kubeflow.training import TrainingClient
 
-trainer = types.RuntimeTrainer(trainer_type=types.TrainerType.CUSTOM_TRAINER, framework="torch", image="any")
-trainer.set_command(constants.TORCH_COMMAND)
-runtime = types.Runtime(name="torch-distributed", trainer=trainer, kind=list(types.RuntimeKind)[0])
-command = utils.get_command_using_train_func(runtime, train, {"steps": 5}, [], None)
-print(json.dumps(command))
+{function}
+TrainingClient().create_job(
+    name="line",
+    train_func=train,
+    parameters={{"steps": 60, "checkpoint": sys.argv[1]}},
+    num_workers=2,
+    num_procs_per_worker=1,
+)
 """
 
 
-def test_a_function_that_the_sdk_submits_recovers_in_place_from_a_killed_worker(tmp_path: Path) -> None:
-    sdk = frameworks.python("kubeflow")
-    (tmp_path / "user_code.py").write_text(FUNCTION)
-    made = subprocess.run([sdk, "-c", ASK, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
-    command = json.loads(made.stdout)
-    assert command[0] == "bash", "the image's ENTRYPOINT does not run"
-    shims = tmp_path / "shims"
+def rehearsed(folder: Path, job: object, *fault: str) -> str:
+    """What `local -f` prints of it, with shims first in PATH, as in an image of `--target shims`."""
+    (folder / "job.yaml").write_text(json.dumps(job))
+    shims = folder / "shims"
     assert launch("install-shims", str(shims)).returncode == 0
     path = os.pathsep.join((str(shims), os.path.dirname(sys.executable), os.environ["PATH"]))
-    port = str(free_port())
-    both = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
-    pods = []
-    for rank in range(2):
-        home = tmp_path / f"pod-{rank}"  # the SDK's command writes the function into the working directory
-        home.mkdir()
-        env = frameworks.env({**both, "PET_NODE_RANK": str(rank), "JOB_COMPLETION_INDEX": str(rank), "PATH": path})
-        ends = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pods.append(subprocess.Popen(command, env=env, cwd=home, text=True, **ends))  # type: ignore[call-overload]
-    try:
-        line = next(line for line in pods[1].stdout if "rank 1 of 2, restart 0, 5 steps" in line)
-        os.kill(int(line.rpartition("pid ")[2].rstrip(".\n")), signal.SIGKILL)
-        said = [pod.communicate(timeout=100)[0] for pod in pods]
-    finally:
-        for pod in pods:
-            pod.kill()
-            pod.wait()
-    assert [pod.returncode for pod in pods] == [0, 0], said
-    assert all(f"rank {rank} of 2, restart 1, 5 steps" in said[rank] for rank in range(2))
+    # The SDK's command writes the function into the working directory.
+    words = (sys.executable, "-m", "trainer_launch", "local", "-f", "job.yaml", "--fault", *fault)
+    env = frameworks.env({"PATH": path, "TMPDIR": str(folder)})
+    ended = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def check(output: str, pods: tuple[str, str]) -> None:
+    assert "generation 2: 2 nodes, 1 restart so far" in output
+    assert "step 60/60" in output
+    rows = [line.split() for line in output.splitlines() if line.startswith(pods)]
+    # POD STATUS CREATED RESTARTS EXIT: workers were restarted, no container was.
+    assert [row[:5] for row in rows] == [[pod, "Succeeded", "1", "0", "0"] for pod in pods]
+
+
+def test_the_example_of_the_sdk(tmp_path: Path) -> None:
+    job = submitted([EXAMPLE, "--steps", "60", "--checkpoint", tmp_path / "line.pt"], tmp_path)
+    assert job["kind"] == "TrainJob"
+    assert job["spec"]["trainer"]["command"][0] == "bash", "the image's ENTRYPOINT does not run"
+    check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-node-0-0", "line-node-0-1"))
+
+
+def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    function = text[text.index("def train(") : text.index("def create_job(")]
+    head = "def train(given):\n    steps, checkpoint = given['steps'], given['checkpoint']"
+    function = re.sub(r"def train\(.*", head, function, count=1)
+    (tmp_path / "submit.py").write_text(V1.format(function=function))
+    job = submitted([tmp_path / "submit.py", tmp_path / "line.pt"], tmp_path)
+    assert job["kind"] == "PyTorchJob"
+    check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-master-0", "line-worker-0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -112,7 +113,8 @@ class Forks:
             pipe.close()
         for process in below:
             if process.pid != self.server:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ends with the pipes
+                    process.kill()
         self._process.wait(DEADLINE_S)
 
 

@@ -187,7 +187,7 @@ def forked_server(process: psutil.Process) -> bool:
 
 
 def children(launcher: Started) -> list[psutil.Process]:
-    return [child for child in psutil.Process(launcher.pid).children() if child.status() != "zombie"]
+    return [child for child in psutil.Process(launcher.pid).children() if not is_dead(child)]
 
 
 def workers(job: Job) -> list[psutil.Process]:

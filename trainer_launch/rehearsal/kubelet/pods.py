@@ -410,8 +410,11 @@ def threads(pods: tuple[Pod, ...]) -> int:
 
 
 def image_path() -> str:
-    """The folder of our own Python first, as in an image that this package is installed in."""
-    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    """Our own Python is the first one, as in an image that this package is installed in; shims stay before it."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    names = ("python", "python3", "trainer-launch")
+    at = next((at for at, one in enumerate(folders) if any(os.path.exists(f"{one}/{name}") for name in names)), 0)
+    return os.pathsep.join([*folders[:at], os.path.dirname(sys.executable), *folders[at:]])
 
 
 def check(pod: Pod, container: Container, process: Process, scratch: str, folders: Iterable[str]) -> None:

@@ -1,0 +1,91 @@
+"""What Kubeflow's SDKs submit: an API server that has one runtime, and keeps what is created."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.frameworks import frameworks
+
+_GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
+_NODE = {
+    "name": "node",
+    "template": {
+        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "node", "image": "any"}]}}},
+    },
+}
+RUNTIME = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "ClusterTrainingRuntime",
+    "metadata": {"name": "torch-distributed", "labels": {"trainer.kubeflow.org/framework": "torch"}},
+    "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [_NODE]}}},
+}
+
+
+class _Api(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        found = self.path == f"{_GROUP}/clustertrainingruntimes/torch-distributed"
+        self._answer(200 if found else 404, RUNTIME if found else {"kind": "Status", "code": 404})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.created.append(body)
+        self._answer(201, body)
+
+    def _answer(self, code: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        """Nothing: tests show what the SDK says."""
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Api)
+        self.created: list[dict[str, Any]] = []
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[_Server]:
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def submitted(words: Sequence[str | Path], folder: Path) -> dict[str, Any]:
+    """The one object that a program of Kubeflow's SDKs creates."""
+    with _served() as server:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "default"}}],
+            "current-context": "c",
+            "users": [{"name": "u", "user": {}}],
+        }
+        (folder / "kubeconfig").write_text(json.dumps(config))
+        env = frameworks.env({"KUBECONFIG": str(folder / "kubeconfig"), "no_proxy": "127.0.0.1"})
+        argv = [frameworks.python("kubeflow"), *map(str, words)]
+        ended = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        (created,) = server.created
+        return created
