@@ -106,6 +106,7 @@ def _image(target: str, base: str) -> str:
 @functools.cache
 def launcher_wheels() -> str:
     """A folder with the wheel of this tree, and all that it needs; torch is not among them."""
+    image("torch")  # first, as podman 4 mounts no stage that it has built before
     tag = image("wheels")
     folder = tempfile.mkdtemp(prefix="trainer-launch-wheels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
