@@ -9,7 +9,7 @@ import pytest
 
 from trainer_launch.preflight.fault_isolation import (
     MAX_ROUNDS,
-    Guilty,
+    Faulty,
     Pair,
     Trial,
     double_tree,
@@ -24,7 +24,7 @@ NOBODY: frozenset[int] = frozenset()
 
 def find(
     n_nodes: int, bad: set[int] | frozenset[int] = NOBODY, fails: Callable[[Pair], bool] | None = None
-) -> Guilty:
+) -> Faulty:
     """Run all rounds against faulty nodes, and links that fail when they are asked."""
     trial = Trial(n_nodes=n_nodes)
     while pairs := next_round(trial):
@@ -133,7 +133,7 @@ RAILS = 8
 
 def find_on_rails(
     n_nodes: int, fails: Callable[[Pair, int], bool], n_rails: int = RAILS, *, is_deep: bool = False
-) -> Guilty:
+) -> Faulty:
     """The same with several rails, which are all tested when a pair is."""
     trials = [Trial(n_nodes=n_nodes, is_deep=is_deep) for _ in range(n_rails)]
     while pairs := next_round(*trials):
@@ -145,7 +145,7 @@ def find_on_rails(
     return verdict(*trials)
 
 
-def nothing_else(found: Guilty) -> bool:
+def nothing_else(found: Faulty) -> bool:
     """Whether only what was asked for before is named."""
     return sum(map(len, (found.nodes, found.rails, found.links, found.unresolved))) == 1
 

@@ -33,7 +33,7 @@ STATUS_S = 5.0  # for a whole question about the job's status and its answer
 GREET_S = 5.0  # for valid first words
 CROWD_S = 0.2  # for them, while as many as may be without them are there and more wait
 ACCEPT_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
-HANG_UP_S = 1.0  # for the last words, when the coordinator stops
+HANG_UP_S = 1.0  # for the last messages, when the coordinator stops
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
 TOLD_PER_S = 1000  # of those that wait: words about it must not delay the job that they wait for
 

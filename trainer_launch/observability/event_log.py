@@ -343,7 +343,7 @@ def starts(folder: str) -> int:
 
 
 def stand(told: Sequence[News]) -> Standing:
-    """Where a node stands after these news."""
+    """Where a node stands, by these news."""
     latest: dict[str, Any] = {}
     for one in told:
         name, values = one.event

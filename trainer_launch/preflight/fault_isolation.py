@@ -57,7 +57,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guilty:
+class Faulty:
     """Who is at fault, and what could not be decided."""
 
     nodes: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ def next_round(*trials: Trial) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def verdict(*trials: Trial) -> Guilty:
+def verdict(*trials: Trial) -> Faulty:
     """Who is at fault, by the results so far."""
     each = [_of_rail(trial) for trial in trials]
     if len(each) == 1:
@@ -107,7 +107,7 @@ def verdict(*trials: Trial) -> Guilty:
     accused = _by_rail((node, rail) for rail, one in enumerate(each) for node in one.nodes)
     links = _by_rail((link.ends, rail) for rail, one in enumerate(each) for link in one.links)
     tests = {link.ends: link for one in each for link in one.links}
-    return Guilty(
+    return Faulty(
         nodes=tuple(node for node, rails in accused.items() if len(rails) == len(each)),
         rails=tuple((node, rails) for node, rails in accused.items() if len(rails) < len(each)),
         links=tuple(
@@ -128,7 +128,7 @@ def _by_rail(found: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...
     return {what: tuple(sorted(rails[what])) for what in sorted(rails)}
 
 
-def _of_rail(trial: Trial) -> Guilty:
+def _of_rail(trial: Trial) -> Faulty:
     standing = _Standing(trial, _planned(trial))
     failed = sorted(ends for ends, (_, n_failed) in trial.results.items() if n_failed)
     links, unresolved = [], []
@@ -140,7 +140,7 @@ def _of_rail(trial: Trial) -> Guilty:
             links.append(Link(ends=ends, failed=n_failed, tests=n_passed + n_failed))
         else:
             unresolved.append(ends)
-    return Guilty(
+    return Faulty(
         nodes=tuple(sorted(standing.accused)), links=tuple(links), unresolved=tuple(unresolved), rounds=trial.rounds
     )
 

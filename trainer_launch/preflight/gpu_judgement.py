@@ -148,17 +148,17 @@ def _judged(
     kind: Kind, model: str, cards: Sequence[_Card], names: Sequence[str], table: Table
 ) -> Iterator[Finding]:
     reference = table.of(cards[0].measure)
-    guilty = [card for card in cards if card.is_short and card.is_behind]
+    faulty = [card for card in cards if card.is_short and card.is_behind]
     behind = [card for card in cards if card.is_behind and not card.is_short]
     short = [card for card in cards if card.is_short and not card.is_behind]
-    for status, some in ((Status.FAIL, guilty), (Status.WARN, behind)):
+    for status, some in ((Status.FAIL, faulty), (Status.WARN, behind)):
         for node in sorted({card.node for card in some}):
             its = [card for card in some if card.node == node]
             n_cards = sum(card.node == node for card in cards)
             yield _of_node(kind, status, names[node], its, is_whole=1 < n_cards == len(its), reference=reference)
     if short and reference is not None:
         yield _short(kind, model, short, len(cards), names, reference)
-    if not (guilty or behind or short):
+    if not (faulty or behind or short):
         yield _well(kind, model, cards, reference, is_known=table.knows(model))
 
 

@@ -54,22 +54,22 @@ def drawing(seen: PairTests) -> dict[str, Json]:
         rate = test.rate / MBYTE if test.is_whole else None
         before = worst.get(test.ends, rate)
         worst[test.ends] = None if rate is None or before is None else min(rate, before)
-    links = [link.ends for link in seen.guilty.links]
+    links = [link.ends for link in seen.faulty.links]
     return {
         "title": _title(seen),
         "names": list(seen.names),
         "tests": [[one, other, rate] for (one, other), rate in worst.items()],
-        "faulty": [*seen.guilty.nodes, *(node for node, _ in seen.guilty.rails)],
-        "links": [list(ends) for ends in (*links, *seen.guilty.unresolved)],
+        "faulty": [*seen.faulty.nodes, *(node for node, _ in seen.faulty.rails)],
+        "links": [list(ends) for ends in (*links, *seen.faulty.unresolved)],
     }
 
 
 def _title(seen: PairTests) -> str:
     names = seen.names
-    blamed = [names[node] for node in seen.guilty.nodes]
-    blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.guilty.rails]
-    blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.guilty.links]
-    blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.guilty.unresolved]
+    blamed = [names[node] for node in seen.faulty.nodes]
+    blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.faulty.rails]
+    blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.faulty.links]
+    blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.faulty.unresolved]
     what = f"faulty: {listed(blamed)}" if blamed else "no fault found"
     return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"
 
@@ -143,7 +143,7 @@ class Picture:
         self.count = len(self.names)
         self.tests = tests
         self.unit = unit
-        self.guilty: dict[int, None] = dict.fromkeys(told["faulty"])
+        self.faulty: dict[int, None] = dict.fromkeys(told["faulty"])
         self.links: list[tuple[int, int]] = [(min(ends), max(ends)) for ends in told["links"]]
         self.fastest = max((rate for rate in tests.values() if rate is not None), default=1.0) or 1.0
         self.shades = colormaps[_SHADES].with_extremes(bad=_UNTESTED)
@@ -162,7 +162,7 @@ class Picture:
         font = max(5, min(10, 420 // self.count))
         axes.set_xticks(range(self.count), [str(node) for node in range(self.count)], fontsize=font, rotation=90)
         axes.set_yticks(range(self.count), [self._label(node) for node in range(self.count)], fontsize=font)
-        for node in self.guilty:
+        for node in self.faulty:
             self._outline(axes, -0.5, node - 0.5, self.count, 1)
             for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
                 labels[node].set(color=_RED, fontweight="bold")
@@ -181,7 +181,7 @@ class Picture:
         for (one, other), rate in self.tests.items():
             for node, partner in ((one, other), (other, one)):
                 row, column = divmod(node, across)
-                if partner in self.guilty and node not in self.guilty:
+                if partner in self.faulty and node not in self.faulty:
                     continue
                 if rate is None:
                     failed.add(node)
@@ -191,10 +191,10 @@ class Picture:
         for node in failed:
             row, column = divmod(node, across)
             self._fill(axes, row, column)
-        for node in self.guilty:
+        for node in self.faulty:
             row, column = divmod(node, across)
             self._outline(axes, column - 0.5, row - 0.5, 1, 1)
-        for node in list(self.guilty)[:_ROWS]:
+        for node in list(self.faulty)[:_ROWS]:
             row, column = divmod(node, across)
             right = column < across * 0.7
             axes.annotate(
@@ -225,7 +225,7 @@ class Picture:
     def rows(self) -> list[tuple[str, list[tuple[str, float | None]]]]:
         """Those at fault, each with its tests."""
         found = []
-        for node in list(self.guilty)[:_ROWS]:
+        for node in list(self.faulty)[:_ROWS]:
             its = [(ends, rate) for ends, rate in self.tests.items() if node in ends]
             tests = [(f"with {ends[0] + ends[1] - node}:", rate) for ends, rate in its[:_PARTNERS]]
             found.append((self.names[node], tests))
@@ -272,7 +272,7 @@ class Picture:
 
     def _label(self, node: int) -> str:
         """The number alone where there is no room for names."""
-        return self.names[node] if self.count <= 2 * _WRITTEN_IN or node in self.guilty else str(node)
+        return self.names[node] if self.count <= 2 * _WRITTEN_IN or node in self.faulty else str(node)
 
 
 def shown(rate: float | None) -> str:

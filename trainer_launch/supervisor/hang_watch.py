@@ -140,7 +140,7 @@ class Watch:
         return None if rules is None else hang_detection.judge(self._node, rules)
 
     def _named(self, found: Hang, now_s: float) -> Hang | None:
-        """The hang with the guilty alone; None while they may be on another node.
+        """The hang of those that cause it; None while they may be on another node.
 
         Workers that are idle probably wait for others, in a collective. Only who is elsewhere is to blame at once.
         """
@@ -179,10 +179,10 @@ class Watch:
         self._told, self._seen, self._explained = None, None, None
         explanation = collected.explanation if collected is not None else None
         named = explanation.ranks if explanation is not None else ()
-        guilty = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
+        cause = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
         reason = explanation.reason if explanation is not None and explanation.reason else "Hung"
         since_s = now_s - found.for_s
-        return ev.Hung(now_s, text, digest, guilty.rank, guilty.local_rank, reason, since_s)
+        return ev.Hung(now_s, text, digest, cause.rank, cause.local_rank, reason, since_s)
 
     def _report_only(self, found: Hang) -> None:
         """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""

@@ -15,7 +15,7 @@ from tests.conftest import require
 from tests.preflight.cluster.job import Simulation
 from trainer_launch.preflight.cluster import pair_results
 from trainer_launch.preflight.cluster.pair_results import PairTests
-from trainer_launch.preflight.fault_isolation import Guilty, Link
+from trainer_launch.preflight.fault_isolation import Faulty, Link
 from trainer_launch.preflight.heatmap import drawing, plot
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,7 +33,7 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> PairTests
     return PairTests(
         tuple(f"node {node} (job-node-0-{node})" for node in range(nodes)),
         tuple(tests),
-        Guilty(nodes=(bad,), links=links, rounds=2),
+        Faulty(nodes=(bad,), links=links, rounds=2),
     )
 
 
@@ -61,7 +61,7 @@ def test_what_the_cluster_preflight_has_tested_can_be_drawn() -> None:
 
 def test_a_node_of_which_one_rail_is_at_fault_is_framed_and_the_rail_told() -> None:
     tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000, 0), pair_results.Tested((0, 1), ("", "no"), 0, 1))
-    shown = drawing(PairTests(("a", "b"), tests, Guilty(rails=((1, (1,)),), rounds=2)))
+    shown = drawing(PairTests(("a", "b"), tests, Faulty(rails=((1, (1,)),), rounds=2)))
     assert (shown["faulty"], shown["tests"]) == ([1], [[0, 1, None]])
     assert "faulty: b, rail 1" in str(shown["title"])
 

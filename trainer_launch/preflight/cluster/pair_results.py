@@ -15,7 +15,7 @@ from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
-from trainer_launch.preflight.fault_isolation import Guilty, Link, Pair, Trial
+from trainer_launch.preflight.fault_isolation import Faulty, Link, Pair, Trial
 from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Thresholds
 
 NAME = "pairs"
@@ -53,7 +53,7 @@ class PairTests:
 
     names: tuple[str, ...] = ()
     tests: tuple[Tested, ...] = ()
-    guilty: Guilty = field(default_factory=Guilty)
+    faulty: Faulty = field(default_factory=Faulty)
 
 
 class Standard:
@@ -118,23 +118,23 @@ def judged(trial: Trial, rounds: Sequence[Sequence[Tested]], standard: Standard)
 
 
 def findings(
-    names: Sequence[str], guilty: Guilty, tests: Sequence[Tested], thresholds: Thresholds
+    names: Sequence[str], faulty: Faulty, tests: Sequence[Tested], thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Nodes, then links, then what could not be decided; or that all is well."""
     standard = Standard(thresholds, tests)
     by_node = grouped((end, test) for test in tests for end in test.ends)
-    for node in guilty.nodes:
+    for node in faulty.nodes:
         yield _of_node(node, (), names, by_node.get(node, []), standard)
-    for node, rails in guilty.rails:
+    for node, rails in faulty.rails:
         its = [test for test in by_node.get(node, []) if test.rail in rails]
         yield _of_node(node, rails, names, its, standard)
-    for link in guilty.links:
+    for link in faulty.links:
         its = [test for test in tests if test.ends == link.ends and (not link.rails or test.rail in link.rails)]
         yield _of_link(link, names, its, standard)
-    for ends in guilty.unresolved:
+    for ends in faulty.unresolved:
         yield _unresolved(ends, names, [test for test in tests if test.ends == ends], standard)
-    if tests and not (guilty.nodes or guilty.rails or guilty.links or guilty.unresolved):
-        yield _well(tests, guilty.rounds, standard)
+    if tests and not (faulty.nodes or faulty.rails or faulty.links or faulty.unresolved):
+        yield _well(tests, faulty.rounds, standard)
 
 
 def _of_node(
@@ -438,7 +438,7 @@ class Rounds:
 
     def _told(self) -> list[Finding]:
         seen = self.seen()
-        return list(findings(seen.names, seen.guilty, seen.tests, self._thresholds))
+        return list(findings(seen.names, seen.faulty, seen.tests, self._thresholds))
 
     def findings(self) -> list[Finding]:
         """What was found, when it is over."""

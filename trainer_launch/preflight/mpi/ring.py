@@ -117,10 +117,10 @@ def findings(
         rounds.append(_round(chosen, hosts, program, mpirun))
         trial = _judged(len(hosts), rounds, thresholds)
     tests = _flat(rounds)
-    guilty = fault_isolation.verdict(trial)
-    for finding in pair_results.findings(hosts, guilty, tests, thresholds):
+    faulty = fault_isolation.verdict(trial)
+    for finding in pair_results.findings(hosts, faulty, tests, thresholds):
         yield _renamed(finding, first)
-    if not first.is_whole and not (guilty.nodes or guilty.links or guilty.unresolved):
+    if not first.is_whole and not (faulty.nodes or faulty.links or faulty.unresolved):
         text = f"a hello over all hosts failed, while each pair passes: {first.why}"
         action = "run it again; if it fails again, see mpirun's output"
         yield mpi_ring.warned(text, scope=Scope.JOB, action=action)
