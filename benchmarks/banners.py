@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
+from trainer_launch.mpi.host_readiness import Probes, Stage, Threads
 
 HOSTS = 500
 WITHIN_S = 3.0
@@ -69,11 +69,11 @@ def _serve(selector: selectors.BaseSelector, until_s: float) -> None:
 def _watcher(port: int, told_to: Connection) -> None:
     """What the agent does while it waits, and nothing else."""
     hosts = {f"job-worker-{n}.job": (address, port) for n, address in enumerate(_addresses())}
-    selector, crew = selectors.DefaultSelector(), Crew(16)
-    selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-    probes = Probes(selector, crew, port, lambda _: None, aliases=hosts)
+    selector, threads = selectors.DefaultSelector(), Threads(16)
+    selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
+    probes = Probes(selector, threads, port, lambda _: None, aliases=hosts)
     probes.watch(hosts)
-    while any(sight.stage is not Stage.READY for sight in probes.sights.values()):
+    while any(reached.stage is not Stage.READY for reached in probes.readiness.values()):
         due_s = probes.due_s
         for key, _ in selector.select(None if due_s is None else max(0.0, due_s - time.monotonic())):
             key.data()

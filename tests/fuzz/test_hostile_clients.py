@@ -33,7 +33,7 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.mpi.host_readiness import Crew, Probes, Stage
+from trainer_launch.mpi.host_readiness import Probes, Stage, Threads
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster import node_link
@@ -108,16 +108,16 @@ def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[
 def test_what_shows_no_banner_is_no_sshd(answer: Callable[[socket.socket], None]) -> None:
     """As mpirun's launcher waits for its hosts."""
     with hostile.server(answer) as port, selectors.DefaultSelector() as selector:
-        crew = Crew(2)
-        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-        probes = Probes(selector, crew, 22, lambda _: None, aliases={"host": ("127.0.0.1", port)})
+        threads = Threads(2)
+        selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
+        probes = Probes(selector, threads, 22, lambda _: None, aliases={"host": ("127.0.0.1", port)})
         probes.watch(["host"])
         end_s, seen = time.monotonic() + 2.0, set()
         while time.monotonic() < end_s:
             for key, _ in selector.select(0.05):
                 key.data()
             probes.tick(time.monotonic())
-            seen.add(probes.sights["host"].stage)
+            seen.add(probes.readiness["host"].stage)
             held = probes._targets["host"].heard
             assert len(held) <= 2 * 4096, "it keeps what a stranger sends"
         probes.watch([])

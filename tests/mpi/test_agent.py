@@ -225,7 +225,7 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
         hosts.ask(names, hosts.ask_s if limit_s is None else limit_s, lambda missing: answers.append(dict(missing)))
         until_s = time.monotonic() + DEADLINE_S
         while not answers:
-            assert time.monotonic() < until_s, hosts.sights
+            assert time.monotonic() < until_s, hosts.readiness
             for key, _ in selector.select(0.1):
                 key.data()
             hosts.tick(time.monotonic())

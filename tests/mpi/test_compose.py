@@ -24,11 +24,11 @@ def made(
     hosts: tuple[Member, ...] = HOSTS,
     **spec: object,
 ) -> mpirun_command.Command:
-    ground = mpirun_command.Ground(
+    job_hosts = mpirun_command.JobHosts(
         hosts=hosts, everyone=HOSTS if hosts else (), hostfile="/run/hosts", ssh_config="/run/ssh", is_root=False
     )
     whole = Spec(contract="c", hostname="l", scratch="/run", **spec)  # type: ignore[arg-type]
-    return mpirun_command.command(whole, typed_mpirun.parse(shlex.split(line)), dialect, env or {}, ground)
+    return mpirun_command.command(whole, typed_mpirun.parse(shlex.split(line)), dialect, env or {}, job_hosts)
 
 
 def test_open_mpi_gets_the_hosts_in_their_order_with_full_names() -> None:

@@ -12,32 +12,32 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
-from trainer_launch.mpi.host_readiness import Crew, Probes, Sight, Stage
+from trainer_launch.mpi.host_readiness import Probes, Readiness, Stage, Threads
 
 
 class Watcher:
     """Probes with a loop."""
 
     def __init__(self, log_in: Callable[[str], str | None] = lambda _: None, port: int | None = 22) -> None:
-        self.selector, self.crew = selectors.DefaultSelector(), Crew(4)
-        self.selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
+        self.selector, self.threads = selectors.DefaultSelector(), Threads(4)
+        self.selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
         self.places: dict[str, tuple[str, int]] = {}
-        self.probes = Probes(self.selector, self.crew, port, log_in, aliases=self.places)
+        self.probes = Probes(self.selector, self.threads, port, log_in, aliases=self.places)
 
     def close(self) -> None:
         self.probes.watch([])
         self.selector.close()
 
-    def until(self, condition: Callable[[dict[str, Sight]], bool]) -> dict[str, Sight]:
+    def until(self, condition: Callable[[dict[str, Readiness]], bool]) -> dict[str, Readiness]:
         until_s = time.monotonic() + DEADLINE_S
-        while not condition(self.probes.sights):
-            assert time.monotonic() < until_s, self.probes.sights
+        while not condition(self.probes.readiness):
+            assert time.monotonic() < until_s, self.probes.readiness
             due_s = self.probes.due_s
             wait_s = 0.1 if due_s is None else max(0.0, due_s - time.monotonic())
             for key, _ in self.selector.select(min(wait_s, 0.1)):
                 key.data()
             self.probes.tick(time.monotonic())
-        return self.probes.sights
+        return self.probes.readiness
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
     watcher.places["web"] = ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     watcher.probes.watch(["web"])
     first = watcher.until(lambda s: "no sshd" in s["web"].why)["web"]
-    later: list[Sight] = []
+    later: list[Readiness] = []
 
-    def has_looked_50_times(seen: dict[str, Sight]) -> bool:
+    def has_looked_50_times(seen: dict[str, Readiness]) -> bool:
         later.append(seen["web"])
         return len(later) == 50
 
@@ -152,12 +152,12 @@ def test_a_host_that_was_lost_has_to_pass_everything_again(
     watcher.probes.watch(["a"])
     watcher.until(lambda s: s["a"].stage is Stage.READY)
     watcher.probes.watch(["a"], ["a"])
-    assert watcher.probes.sights["a"].stage is Stage.DNS
+    assert watcher.probes.readiness["a"].stage is Stage.DNS
     watcher.until(lambda s: s["a"].stage is Stage.READY)
 
 
 def test_hosts_that_are_reached_without_ssh_need_a_name_and_no_more(watch: Callable[..., Watcher]) -> None:
     watcher = watch(lambda _: "there is no ssh", port=None)
     watcher.probes.watch(["127.7.7.7", "none.invalid"], check_keys=True)
-    seen = watcher.until(lambda s: s["127.7.7.7"].stage is Stage.READY and s["none.invalid"] != Sight())
+    seen = watcher.until(lambda s: s["127.7.7.7"].stage is Stage.READY and s["none.invalid"] != Readiness())
     assert seen["none.invalid"].stage is Stage.DNS

@@ -196,7 +196,7 @@ def test_a_faulty_nodes_own_part_comes_first_and_says_this_node() -> None:
 
 
 def test_the_first_of_the_last_words_can_be_read_alone() -> None:
-    first, *rest = report_formats.last_words(ALL, HERE, 30).splitlines()
+    first, *rest = report_formats.termination_message(ALL, HERE, 30).splitlines()
     assert first.startswith("reason=PreflightFatal exit=30 retryable=false node=1 host=job-node-0-1 | 2 failed, ")
     assert "shm: /dev/shm has 64 MiB" in first
     assert [line.split()[0] for line in rest if not line.startswith(" ")] == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
@@ -205,7 +205,7 @@ def test_the_first_of_the_last_words_can_be_read_alone() -> None:
 
 def test_the_last_words_fit_however_much_was_found() -> None:
     many = Report(findings=tuple(replace(RETRYABLE, text="ö" * 500) for _ in range(100)))
-    words = outcome.fitted(report_formats.last_words(many, HERE, 20))
+    words = outcome.fitted(report_formats.termination_message(many, HERE, 20))
     assert len(words.encode()) <= 4096
     assert words.splitlines()[0].startswith("reason=PreflightRetryable exit=20 retryable=true")
     assert len(words.splitlines()[0]) < 1000
@@ -213,7 +213,7 @@ def test_the_last_words_fit_however_much_was_found() -> None:
 
 def test_a_pass_has_a_reason_too() -> None:
     report = Report(findings=(PASSED,))
-    assert report_formats.last_words(report, replace(HERE, node_rank=None), 0).startswith(
+    assert report_formats.termination_message(report, replace(HERE, node_rank=None), 0).startswith(
         "reason=PreflightPassed exit=0 node=? host=job-node-0-1 | 1 passed in "
     )
 

@@ -51,7 +51,7 @@ def main():
     ended = supervise(plan_of(spec), system)
     logging.info("%s", outcome.summary(ended))
     if last_words:
-        outcome.write_last_words(outcome.last_words(ended), last_words)
+        outcome.write_termination_message(outcome.termination_message(ended), last_words)
     sys.exit(outcome.exit_code(ended))
 
 

@@ -56,7 +56,7 @@ def test_the_summary_can_be_read_alone():
 
 def test_the_evidence_stands_before_what_to_do():
     failure = replace(FAILURE, evidence=("limit 1 GiB", "peak\n1 GiB"))
-    words = outcome.last_words(Outcome(verdict=Verdict.FAILED, failure=failure)).splitlines()
+    words = outcome.termination_message(Outcome(verdict=Verdict.FAILED, failure=failure)).splitlines()
     assert words[-2:] == ["Evidence: limit 1 GiB; peak 1 GiB", "What to do: raise the memory limit"]
 
 
@@ -79,19 +79,19 @@ def test_a_stop_tells_who_did_not_leave_with_0():
 
 
 def test_last_words_hold_summary_lines_and_what_to_do():
-    words = outcome.last_words(FAILED).splitlines()
+    words = outcome.termination_message(FAILED).splitlines()
     assert words == [outcome.summary(FAILED), "step 1", "step 2", "What to do: raise the memory limit"]
-    assert outcome.last_words(Outcome(verdict=Verdict.SUCCEEDED)).count("\n") == 1
+    assert outcome.termination_message(Outcome(verdict=Verdict.SUCCEEDED)).count("\n") == 1
 
 
 def test_survivors_are_named():
     ended = Outcome(verdict=Verdict.STOPPED, survivors=("pid 7 (x)",))
-    assert outcome.last_words(ended).splitlines()[1] == "Not ended: pid 7 (x)"
+    assert outcome.termination_message(ended).splitlines()[1] == "Not ended: pid 7 (x)"
 
 
 @pytest.mark.parametrize("line", ["x" * 200, "ü" * 300, "🙂" * 5000, "\udc80" * 100])
 def test_last_words_fit_and_keep_the_latest_lines(line):
-    text = outcome.last_words(with_lines(*[f"{i} {line}" for i in range(100)]))
+    text = outcome.termination_message(with_lines(*[f"{i} {line}" for i in range(100)]))
     assert len(text.encode()) <= 4096
     words = text.splitlines()
     assert words[0].startswith("reason=Failed")
@@ -122,17 +122,17 @@ def test_written_in_place(tmp_path):
     path = tmp_path / "log"
     path.write_text("something longer than the words")
     inode = path.stat().st_ino
-    outcome.write_last_words("words\n", str(path))
+    outcome.write_termination_message("words\n", str(path))
     assert (path.read_text(), path.stat().st_ino) == ("words\n", inode)
 
 
 def test_created_only_when_told(tmp_path, caplog):
     path = tmp_path / "log"
     with caplog.at_level(logging.WARNING):
-        outcome.write_last_words("words", str(path))
+        outcome.write_termination_message("words", str(path))
     assert not path.exists()
     assert "cannot write the termination message" in caplog.text
-    outcome.write_last_words("words", str(path), create=True)
+    outcome.write_termination_message("words", str(path), create=True)
     assert path.read_text() == "words"
 
 
@@ -141,5 +141,5 @@ def test_a_place_that_cannot_be_written_is_one_line_in_the_log(tmp_path, caplog)
     os.mkfifo(fifo)  # nobody reads it: must not hang
     for path in (fifo, tmp_path, "/nowhere/at/all"):
         caplog.clear()
-        outcome.write_last_words("words", str(path), create=True)
+        outcome.write_termination_message("words", str(path), create=True)
         assert len(caplog.records) == 1

@@ -66,7 +66,7 @@ def main(parsed: Parsed) -> int:
         return exit_codes.SUCCEEDED
 
     def write_message(text: str) -> None:
-        termination_message.write_last_words(text, settings.termination_log)
+        termination_message.write_termination_message(text, settings.termination_log)
 
     try:
         return _main(parsed, settings, Doing(write_message))
@@ -108,9 +108,9 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
     at_s = time.time()
     document = report_formats.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s)
     made = json.dumps(document, indent=2) + "\n"
-    message = outcome.fitted(report_formats.last_words(report, here, code))
+    message = outcome.fitted(report_formats.termination_message(report, here, code))
     is_again = _is_again(message, settings.termination_log)
-    termination_message.write_last_words(message, settings.termination_log)
+    termination_message.write_termination_message(message, settings.termination_log)
     if parsed.flags["json"]:
         sys.stdout.write(made)
     elif is_again:

@@ -225,11 +225,11 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
         proven = replace(first, cause=failed.cause, message=None)
         return give_up(replace(state, failure=proven), failed.message)
     is_early = _lasted_s(state, now_s) < state.settings.start_s
-    in_vain = why_not_again(record, state.early_failure if is_early else None)
+    why_not = why_not_again(record, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=record if is_early else None)
     state = quarantine.accuse(state, node, failed)
-    if in_vain is not None:
-        return give_up(state, f"{reason}; not restarted, because {in_vain}")
+    if why_not is not None:
+        return give_up(state, f"{reason}; not restarted, because {why_not}")
     return suspect(state, suspicion_of(failed, reason, node.key, now_s), now_s)
 
 

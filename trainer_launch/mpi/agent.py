@@ -1,6 +1,6 @@
 """What runs mpirun: waits for hosts, starts it, hears how it ends, starts it again as `job_state_machine` decides.
 
-One loop with one selector: probes' sockets, a crew of threads for what blocks, signals, and mpirun's own end. PID 1
+One loop with one selector: probes' sockets, threads for what blocks, signals, and mpirun's own end. PID 1
 knows it as a leader like any other; the cause of death is written as data.
 """
 
@@ -29,7 +29,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, job_state_machine, mpirun_command
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
-from trainer_launch.mpi.host_readiness import Sight
+from trainer_launch.mpi.host_readiness import Readiness
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.mpi_launch_spec import Spec
@@ -99,7 +99,7 @@ class Agent:
         if members is not None:
             self._take(st.Hosts(members, now_s))
         if self._hosts.take_changed():
-            seen = self._hosts.sights
+            seen = self._hosts.readiness
             self._take(st.Ready(host_readiness.ready(seen), host_readiness.stuck(seen), now_s))
         self._do_more(now_s)
         due_s = job_state_machine.due_s(self._state)
@@ -108,7 +108,7 @@ class Agent:
         if self._start is not None and (not self._hosts.sweeps or now_s >= self._start_by_s):
             self._begin(self._start)
         if self._state.phase is st.Phase.WAITING:
-            self._screen.show(self._hosts.sights, now_s)
+            self._screen.show(self._hosts.readiness, now_s)
 
     def _take(self, event: st.Event) -> None:
         self._state, actions = job_state_machine.step(self._state, event)
@@ -164,7 +164,7 @@ class Agent:
             if secrets and start.number == 1:
                 names = ", ".join(secrets[:8])
                 _say(f"not forwarded to ranks, because they look like secrets: {names} (--forward-env)")
-        post = self._hosts.crew.post
+        post = self._hosts.threads.post
         self._mpirun = started = Mpirun(
             command.argv,
             command.env,
@@ -289,7 +289,7 @@ class Screen:
         self._every_s = _SAY_S
         self.due_s: float | None = None
 
-    def show(self, seen: Mapping[str, Sight], now_s: float) -> None:
+    def show(self, seen: Mapping[str, Readiness], now_s: float) -> None:
         """Show what was seen, if it is time and there is somebody to wait for."""
         if self.due_s is None:
             self._every_s = _SAY_S
@@ -315,7 +315,7 @@ class Screen:
             self._write(f"\x1b[{self._drawn}F\x1b[J")
             self._drawn = 0
 
-    def _draw(self, seen: Mapping[str, Sight]) -> None:
+    def _draw(self, seen: Mapping[str, Readiness]) -> None:
         rows, columns = _MAX_ROWS, 80
         with contextlib.suppress(OSError):
             columns, rows = os.get_terminal_size(self._fd)

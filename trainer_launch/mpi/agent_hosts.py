@@ -22,7 +22,7 @@ from trainer_launch.model.errors import ContractError, LaunchError, NodeError, U
 from trainer_launch.model.units import printable
 from trainer_launch.model.value_parsers import named
 from trainer_launch.mpi import mpirun_command
-from trainer_launch.mpi.host_readiness import Crew, Done, Probes, Sight, Stage
+from trainer_launch.mpi.host_readiness import Done, Probes, Readiness, Stage, Threads
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
@@ -49,14 +49,14 @@ class Hosts:
         self.members = self._list.members
         self._mark = secrets.token_hex(8)
         self._env = {**env, runtime_directory.MPI_RUN: self._mark}
-        self.crew = Crew(_THREADS)
+        self.threads = Threads(_THREADS)
         is_mpi = is_mpirun(typed.mpirun)
         self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
         self._known: Dialect | None = None
         self.client = self._prepared() if self.has_list and spec.agent == SSH else None  # ssh with the job's key
         self._own = own_ssh(typed, env) if spec.agent == OWN else None
-        self._probes = Probes(selector, self.crew, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
-        selector.register(self.crew.fd, selectors.EVENT_READ, self.crew.settle)
+        self._probes = Probes(selector, self.threads, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
+        selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
         self._looking = False
         self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
         self._news: tuple[Member, ...] | None = None
@@ -97,9 +97,9 @@ class Hosts:
     # -- what was seen ------------------------------------------------------------------------
 
     @property
-    def sights(self) -> dict[str, Sight]:
+    def readiness(self) -> dict[str, Readiness]:
         """How far each host is."""
-        return self._probes.sights
+        return self._probes.readiness
 
     @property
     def due_s(self) -> float | None:
@@ -113,7 +113,7 @@ class Hosts:
         self._probes.tick(now_s)
         if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
             self._looking = True
-            self.crew.submit(self._look)
+            self.threads.submit(self._look)
         if self._asking is not None:
             self._answer(self._asking, now_s)
 
@@ -153,12 +153,12 @@ class Hosts:
         self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
 
     def _answer(self, question: _Question, now_s: float) -> None:
-        seen = self.sights
-        sights = {host: seen.get(host, Sight()) for host in question.hosts}
-        if now_s < question.until_s and any(sight.stage < Stage.KEY for sight in sights.values()):
+        seen = self.readiness
+        readiness = {host: seen.get(host, Readiness()) for host in question.hosts}
+        if now_s < question.until_s and any(reached.stage < Stage.KEY for reached in readiness.values()):
             return
         self._asking = None
-        question.answer({host: str(sight) for host, sight in sights.items() if self._is_gone(sight.stage)})
+        question.answer({host: str(reached) for host, reached in readiness.items() if self._is_gone(reached.stage)})
 
     def _is_gone(self, stage: Stage) -> bool:
         """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
@@ -186,7 +186,7 @@ class Hosts:
 
     def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
         for host in hosts:
-            self.crew.submit(partial(self._run, host, script, limit_s, done))
+            self.threads.submit(partial(self._run, host, script, limit_s, done))
 
     def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
         """In a thread."""
@@ -216,14 +216,14 @@ class Hosts:
             LaunchError: mpirun is of no kind that we know, or nothing may be written.
         """
         path = f"{self._spec.scratch}/{runtime_directory.HOSTFILE}"
-        ground = mpirun_command.Ground(
+        job_hosts = mpirun_command.JobHosts(
             hosts=tuple(hosts),
             everyone=self.members,
             hostfile=path,
             ssh_config=self.client.files.client if self.client else None,
             is_root=os.geteuid() == 0,
         )
-        made = mpirun_command.command(self._spec, self._typed, self._dialect(), self._env, ground)
+        made = mpirun_command.command(self._spec, self._typed, self._dialect(), self._env, job_hosts)
         if made.hostfile is not None:
             try:
                 with open(path, "w", encoding="utf-8") as file:

@@ -147,7 +147,7 @@ class HorovodAgent(Agent):
         env = horovod_env(self._env, allowed, self._sessions.bin)
         size = f"{counted(number, 'process')} on {counted(len(members) or 1, 'host')}"
         logs.say(f"start {start.number}: horovodrun with {size}")
-        post = self._hosts.crew.post
+        post = self._hosts.threads.post
         self._mpirun = Horovodrun(
             argv, env, lambda *how: post(partial(self._ended, *how)), is_elastic=self._is_elastic
         )

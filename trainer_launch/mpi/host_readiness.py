@@ -44,7 +44,7 @@ class _Target:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sight = Sight()  # what the last attempt came to; one under way can only be further than that
+        self.reached = Readiness()  # what the last attempt came to; one under way can only be further than that
         self.stage = Stage.DNS  # of the attempt under way
         self.next_s = 0.0
         self.addresses: tuple[Address, ...] = ()
@@ -63,14 +63,14 @@ class Probes:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        crew: Crew,
+        threads: Threads,
         port: int | None,
         log_in: LogIn,
         *,
         over_ssh: bool = True,
         aliases: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
-        self._selector, self._crew, self._port = selector, crew, port
+        self._selector, self._threads, self._port = selector, threads, port
         self._log_in, self._over_ssh, self._aliases = log_in, over_ssh, {} if aliases is None else aliases
         self._targets: dict[str, _Target] = {}
         self._must_log_in = not over_ssh
@@ -94,9 +94,9 @@ class Probes:
         self._at_rest = True
 
     @property
-    def sights(self) -> dict[str, Sight]:
+    def readiness(self) -> dict[str, Readiness]:
         """What was seen of each host, in the order in which they were named."""
-        return {name: target.sight for name, target in self._targets.items()}
+        return {name: target.reached for name, target in self._targets.items()}
 
     @property
     def due_s(self) -> float | None:
@@ -112,7 +112,7 @@ class Probes:
         for target in self._targets.values():
             if target.socket is not None and now_s >= target.until_s:
                 why = "no answer" if target.stage is Stage.PORT else f"silent for {_BANNER_S:g} s"
-                self._fail(target, Sight(target.stage, why), now_s)
+                self._fail(target, Readiness(target.stage, why), now_s)
             elif self._is_open(target) and not target.busy and not target.socket and now_s >= target.next_s:
                 self._attempt(target, now_s)
         if now_s >= self._since_s + _SPARE_S:
@@ -122,15 +122,15 @@ class Probes:
     # -- attempts -----------------------------------------------------------------------------
 
     def _is_open(self, target: _Target) -> bool:
-        return target.sight.stage is not Stage.READY
+        return target.reached.stage is not Stage.READY
 
     def _attempt(self, target: _Target, now_s: float) -> None:
-        if target.sight.stage is Stage.KEY or not self._over_ssh:
+        if target.reached.stage is Stage.KEY or not self._over_ssh:
             self._try_key(target)
         elif not target.addresses or now_s - target.resolved_s > _RESOLVE_AGAIN_S:
             target.busy = True
             host, port = self._aliases.get(target.name, (target.name, self._port))
-            self._crew.submit(partial(self._resolve, target, host, port))
+            self._threads.submit(partial(self._resolve, target, host, port))
         else:
             self._connect(target, now_s)
 
@@ -151,7 +151,7 @@ class Probes:
         now_s = time.monotonic()
         target.addresses, target.resolved_s = addresses, now_s
         if not addresses:
-            self._fail(target, Sight(Stage.DNS, why), now_s)
+            self._fail(target, Readiness(Stage.DNS, why), now_s)
         elif is_here or self._port is None:  # mpirun starts ranks on its own host itself
             target.let_in = True
             self._pass(target, Stage.READY)
@@ -165,12 +165,12 @@ class Probes:
         try:
             made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         except OSError as problem:
-            self._fail(target, Sight(Stage.PORT, str(problem.strerror)), now_s)
+            self._fail(target, Readiness(Stage.PORT, str(problem.strerror)), now_s)
             return
         target.socket, target.until_s, target.heard = made, now_s + _CONNECT_S, b""
         code = made.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
-            self._fail(target, Sight(Stage.PORT, os.strerror(code)), now_s)
+            self._fail(target, Readiness(Stage.PORT, os.strerror(code)), now_s)
             return
         self._selector.register(made, selectors.EVENT_WRITE, partial(self._connected, target))
 
@@ -180,7 +180,7 @@ class Probes:
             return
         code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._fail(target, Sight(Stage.PORT, os.strerror(code)), now_s)
+            self._fail(target, Readiness(Stage.PORT, os.strerror(code)), now_s)
             return
         self._reach(target, Stage.BANNER, "no banner yet")
         target.until_s = now_s + _BANNER_S
@@ -193,7 +193,7 @@ class Probes:
         try:
             data = made.recv(_BANNER_BYTES)
         except OSError as problem:
-            self._fail(target, Sight(Stage.BANNER, str(problem.strerror)), now_s)
+            self._fail(target, Readiness(Stage.BANNER, str(problem.strerror)), now_s)
             return
         target.heard += data
         if b"SSH-" in target.heard and b"\n" in target.heard.partition(b"SSH-")[2]:
@@ -202,7 +202,7 @@ class Probes:
             self._pass(target, Stage.KEY if self._must_log_in and not target.let_in else Stage.READY)
         elif not data or len(target.heard) > _BANNER_BYTES:
             why = "what listens there is no sshd" if target.heard else "it closes connections at once"
-            self._fail(target, Sight(Stage.BANNER, why), now_s)
+            self._fail(target, Readiness(Stage.BANNER, why), now_s)
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Probes:
             why = self._log_in(target.name)
             return partial(self._tried, target, why)
 
-        self._crew.submit(work)
+        self._threads.submit(work)
 
     def _tried(self, target: _Target, why: str | None) -> None:
         target.busy = False
@@ -231,25 +231,25 @@ class Probes:
         if why is None:
             self._pass(target, Stage.READY)
         else:
-            self._fail(target, Sight(Stage.KEY, why), time.monotonic(), _KEY_PAUSE_S)
+            self._fail(target, Readiness(Stage.KEY, why), time.monotonic(), _KEY_PAUSE_S)
 
     # -- ends of attempts ---------------------------------------------------------------------
 
     def _reach(self, target: _Target, stage: Stage, why: str) -> None:
         target.stage = stage
-        if target.sight.stage < stage:
-            target.sight = Sight(stage, why)
+        if target.reached.stage < stage:
+            target.reached = Readiness(stage, why)
 
     def _pass(self, target: _Target, stage: Stage) -> None:
         self._close(target)
-        self.changed |= stage is not target.sight.stage
-        target.sight = Sight(stage, "" if stage is Stage.READY else "logging in")
+        self.changed |= stage is not target.reached.stage
+        target.reached = Readiness(stage, "" if stage is Stage.READY else "logging in")
         target.next_s = 0.0
 
-    def _fail(self, target: _Target, sight: Sight, now_s: float, pause_s: float = 0.0) -> None:
+    def _fail(self, target: _Target, reached: Readiness, now_s: float, pause_s: float = 0.0) -> None:
         self._close(target)
-        self.changed |= sight != target.sight
-        target.sight = sight
+        self.changed |= reached != target.reached
+        target.reached = reached
         usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
         target.next_s = now_s + max(pause_s, usual_s)
 
@@ -281,7 +281,7 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Readiness:
     """The stage that a host has not passed yet, and why."""
 
     stage: Stage = Stage.DNS
@@ -297,41 +297,43 @@ _MAX_NAME = 40
 _HEAD = ("NAME", "DNS", "PORT", "BANNER", "KEY", "READY")
 
 
-def table(sights: Mapping[str, Sight], rows: int, columns: int) -> list[str]:
+def table(readiness: Mapping[str, Readiness], rows: int, columns: int) -> list[str]:
     """Lines of at most `columns` characters: who is stuck first, then the others, as many as fit."""
-    hosts = sorted(sights, key=lambda host: sights[host].stage is Stage.READY)  # stable: the order of ranks stays
+    hosts = sorted(
+        readiness, key=lambda host: readiness[host].stage is Stage.READY
+    )  # stable: the order of ranks stays
     shown = hosts if len(hosts) <= rows - 1 else hosts[: max(1, rows - 2)]
-    lines = aligned([_HEAD, *(_row(host, sights[host]) for host in shown)])
-    rest = [sights[host] for host in hosts[len(shown) :]]
+    lines = aligned([_HEAD, *(_row(host, readiness[host]) for host in shown)])
+    rest = [readiness[host] for host in hosts[len(shown) :]]
     if rest:
-        ready = sum(sight.stage is Stage.READY for sight in rest)
+        ready = sum(reached.stage is Stage.READY for reached in rest)
         lines.append(f"… and {len(rest)} more, {ready} of them ready")
     return [line[:columns].rstrip() for line in lines]
 
 
-def _row(host: str, sight: Sight) -> tuple[str, ...]:
+def _row(host: str, reached: Readiness) -> tuple[str, ...]:
     name = host if len(host) <= _MAX_NAME else f"{host[: _MAX_NAME - 1]}…"
-    marks = [_PASSED if s < sight.stage else _STUCK if s == sight.stage else _AHEAD for s in Stage]
-    if sight.stage is Stage.READY:
+    marks = [_PASSED if s < reached.stage else _STUCK if s == reached.stage else _AHEAD for s in Stage]
+    if reached.stage is Stage.READY:
         return (name, "ok", "ok", "ok", "", "yes")
-    return (name, *marks[:4], sight.why)
+    return (name, *marks[:4], reached.why)
 
 
-def summary(sights: Mapping[str, Sight], most: int = 5) -> str:
+def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
     """One line for a log."""
-    stuck = [(host, sight) for host, sight in sights.items() if sight.stage is not Stage.READY]
-    words = listed([f"{host} ({sight})" for host, sight in stuck], most, "; ")
-    return f"{len(sights) - len(stuck)} of {counted(len(sights), 'host')} ready; waiting for {words}"
+    stuck = [(host, reached) for host, reached in readiness.items() if reached.stage is not Stage.READY]
+    words = listed([f"{host} ({reached})" for host, reached in stuck], most, "; ")
+    return f"{len(readiness) - len(stuck)} of {counted(len(readiness), 'host')} ready; waiting for {words}"
 
 
-def stuck(sights: Mapping[str, Sight]) -> dict[str, str]:
+def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
     """Where each host that is not ready is stuck."""
-    return {host: str(sight) for host, sight in sights.items() if sight.stage is not Stage.READY}
+    return {host: str(reached) for host, reached in readiness.items() if reached.stage is not Stage.READY}
 
 
-def ready(sights: Mapping[str, Sight]) -> frozenset[str]:
+def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
     """Who has passed everything."""
-    return frozenset(host for host, sight in sights.items() if sight.stage is Stage.READY)
+    return frozenset(host for host, reached in readiness.items() if reached.stage is Stage.READY)
 
 
 # -- calls that may block ----------------------------------------------------------------------
@@ -343,7 +345,7 @@ Work: TypeAlias = Callable[[], Done]
 _STACK_BYTES = 256 * 1024
 
 
-class Crew:
+class Threads:
     """Daemon threads, so that one that hangs keeps nobody alive; `fd` is readable when something was found."""
 
     def __init__(self, size: int) -> None:

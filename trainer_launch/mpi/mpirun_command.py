@@ -24,7 +24,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class JobHosts:
     """What a start stands on."""
 
     hosts: tuple[Member, ...]  # that it uses
@@ -34,12 +34,12 @@ class Ground:
     is_root: bool
 
 
-def command(spec: Spec, typed: Typed, dialect: Dialect, env: Mapping[str, str], ground: Ground) -> Command:
+def command(spec: Spec, typed: Typed, dialect: Dialect, env: Mapping[str, str], job_hosts: JobHosts) -> Command:
     """mpirun on the hosts that are there."""
-    hosts = ground.hosts
-    number = ranks(typed.number, hosts, ground.everyone)
-    where = ground.hostfile if hosts else None
-    config = ground.ssh_config if spec.agent == SSH else None
+    hosts = job_hosts.hosts
+    number = ranks(typed.number, hosts, job_hosts.everyone)
+    where = job_hosts.hostfile if hosts else None
+    config = job_hosts.ssh_config if spec.agent == SSH else None
     if dialect.is_hydra:
         names = but_secrets(env, (*spec.forward, runtime_directory.MPI_RUN))
         argv = hydra_argv(typed, where, number, names)
@@ -47,7 +47,7 @@ def command(spec: Spec, typed: Typed, dialect: Dialect, env: Mapping[str, str], 
         text = hostfile.render_hydra(hosts)
     else:
         names = allowed(env, (*spec.forward, runtime_directory.MPI_RUN)) if hosts else ()
-        argv = openmpi_argv(typed, where, number, names, is_root=ground.is_root)
+        argv = openmpi_argv(typed, where, number, names, is_root=job_hosts.is_root)
         told = openmpi_env(env, dialect.major, config)
         text = hostfile.render_open_mpi(hosts)
     return Command(argv=argv, env=told, hostfile=text if hosts else None, is_hydra=dialect.is_hydra)

@@ -31,7 +31,7 @@ LOOK_S = 1.0  # between two looks at what training processes and the worker grou
 _log = logging.getLogger(__name__)
 
 
-class Journal:
+class EventLog:
     """Lines as things happened; `look` brings what PID 1 is not told by itself, the last look all of it."""
 
     def __init__(

@@ -28,7 +28,7 @@ from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.stragglers import Lateness
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.observability.event_log import Journal, Standing
+from trainer_launch.observability.event_log import EventLog, Standing
 from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
@@ -51,7 +51,7 @@ class Observer:
     def __init__(self, view: node_view.View, goodput: GoodputKeeper | None = None) -> None:
         self.view = view = view if goodput is None else replace(view, ledger=goodput.ledger)
         self.goodput = goodput  # None: what runs here trains nothing
-        self._teller: Teller | None = None
+        self._writer: EventWriter | None = None
         self._poster: Poster | None = None
         self._server: Server | None = None
         node_view.write(view)
@@ -74,8 +74,8 @@ class Observer:
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
 
-        self._teller = Teller(write, self.view.run_dir, self.view.node_rank)
-        self._teller.begin(started)
+        self._writer = EventWriter(write, self.view.run_dir, self.view.node_rank)
+        self._writer.begin(started)
 
     def serve_metrics(self, port: int) -> None:
         """Answer Prometheus."""
@@ -102,22 +102,22 @@ class Observer:
 
     def begun(self, state: State) -> None:
         """The plan is about to run."""
-        if self._teller is not None:
-            self._teller.begun(state)
+        if self._writer is not None:
+            self._writer.begun(state)
         self._book(state)
         self._see(state)
 
     def stepped(self, event: ev.Event, before: State, after: State) -> None:
         """Something happened."""
-        if self._teller is not None:
-            self._teller.stepped(event, before, after)
+        if self._writer is not None:
+            self._writer.stepped(event, before, after)
         self._book(after, event)
         self._see(after)
 
     def spawned(self, process: str, pid: int) -> None:
         """A process was started."""
-        if self._teller is not None:
-            self._teller.spawned(process, pid)
+        if self._writer is not None:
+            self._writer.spawned(process, pid)
         others = tuple(entry for entry in self.view.processes if entry[0] != process)
         self._note(processes=(*others, (process, pid)))
 
@@ -127,9 +127,9 @@ class Observer:
 
     def coordinator_said(self, text: str) -> None:
         """The coordinator that this node hosts said something; called by its thread."""
-        teller = self._teller
-        if teller is not None:
-            teller.coordinator_said(text)
+        writer = self._writer
+        if writer is not None:
+            writer.coordinator_said(text)
 
     def finished(self, outcome: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
@@ -141,8 +141,8 @@ class Observer:
 
     def refused(self, message: str, code: int) -> None:
         """Nothing could be started."""
-        if self._teller is not None:
-            self._teller.refused(message, code)
+        if self._writer is not None:
+            self._writer.refused(message, code)
 
     def close(self) -> None:
         """End the threads and give the port back; nothing after `finished`."""
@@ -152,9 +152,9 @@ class Observer:
             self._server = None
 
     def _end_event_log(self, wait_s: float, outcome: Outcome | None) -> None:
-        teller, self._teller = self._teller, None
-        if teller is not None:
-            teller.close(wait_s, outcome)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close(wait_s, outcome)
 
     def _book(self, state: State, event: ev.Event | None = None) -> None:
         """A worker group keeps the ledger itself: it knows more."""
@@ -167,8 +167,8 @@ class Observer:
         starts_again = (
             now.kind is Kind.TRAINING and now.has_trained and (before is None or before.kind is not now.kind)
         )
-        if starts_again and self._teller is not None:
-            self._teller.spent(self.goodput.totals())
+        if starts_again and self._writer is not None:
+            self._writer.spent(self.goodput.totals())
 
     def _see(self, state: State) -> None:
         alive = tuple((name, pid) for name, pid in self.view.processes if name in state.alive)
@@ -198,17 +198,17 @@ class Observer:
 PROGRESS_S = 10.0  # between two lines of progress
 
 
-class Teller:
+class EventWriter:
     """Turns what happens into events; never waits."""
 
     def __init__(self, write: Callable[[bytes], None], folder: str, node_rank: int | None) -> None:
-        self._journal = Journal(write, node_rank, _Look(folder).news)
+        self._events = EventLog(write, node_rank, _Look(folder).news)
         self._open = contextlib.ExitStack()
 
     def begin(self, started: Mapping[str, event_log.Value]) -> None:
         """The first line, and from now on every warning."""
-        self._journal.add(("started", started))
-        warnings = _Warnings(self._journal)
+        self._events.add(("started", started))
+        warnings = _Warnings(self._events)
         logger = logging.getLogger(our_log.NAME)
         logger.addHandler(warnings)
         self._open.callback(logger.removeHandler, warnings)
@@ -216,33 +216,33 @@ class Teller:
     def begun(self, state: State) -> None:
         """The plan is about to run."""
         if state.plan.wait_for:
-            self._journal.add(("waiting", {"names": state.plan.wait_for}))
+            self._events.add(("waiting", {"names": state.plan.wait_for}))
 
     def stepped(self, event: ev.Event, before: State, after: State) -> None:
         """Something happened."""
         for told in event_log.of_step(event, before, after):
-            self._journal.add(told)
+            self._events.add(told)
 
     def spawned(self, process: str, pid: int) -> None:
         """A process was started."""
-        self._journal.add(("spawned", {"process": process, "pid": pid}))
+        self._events.add(("spawned", {"process": process, "pid": pid}))
 
     def coordinator_said(self, text: str) -> None:
         """The coordinator that this node hosts said something."""
-        self._journal.add(("coordinator", {"text": text}))
+        self._events.add(("coordinator", {"text": text}))
 
     def spent(self, seconds: Mapping[Kind, float]) -> None:
         """Workers start again: what the wall time was spent on so far."""
-        self._journal.add(("goodput", event_log.of_goodput(seconds)))
+        self._events.add(("goodput", event_log.of_goodput(seconds)))
 
     def refused(self, message: str, code: int) -> None:
         """Nothing could be started: the last line."""
-        self._journal.add(("finished", {"verdict": "NotStarted", "exit_code": code, "message": message}))
+        self._events.add(("finished", {"verdict": "NotStarted", "exit_code": code, "message": message}))
 
     def close(self, wait_s: float, outcome: Outcome | None) -> None:
         """Write what is left, and how the run ended if it did."""
         self._open.close()
-        self._journal.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
+        self._events.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
 
 
 class _Look:
@@ -268,12 +268,12 @@ class _Look:
 class _Warnings(logging.Handler):
     """What the launcher itself warns of."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, events: EventLog) -> None:
         super().__init__(logging.WARNING)
-        self._journal = journal
+        self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._journal.add(("warning", {"text": record.getMessage()}))
+        self._events.add(("warning", {"text": record.getMessage()}))
 
 
 # -- metrics -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def conclude(ended: Outcome, request: Request, settings: Settings, observer: Obs
     if ended.failure and ended.failure.hint:
         _log.info("what to do: %s", ended.failure.hint)
     if not _is_told_below(observer, settings.termination_log):
-        write_last_words(outcome.last_words(ended), settings.termination_log)
+        write_termination_message(outcome.termination_message(ended), settings.termination_log)
     inherited.leave()
     observer.finished(ended)
     return ended
@@ -56,12 +56,12 @@ def _is_told_below(observer: Observer, path: str) -> bool:
 
 def refuse(problem: LaunchError, path: str) -> None:
     """Write the reason why nothing was started to the termination message."""
-    write_last_words(outcome.refusal(str(problem), problem.exit_code, os.uname().nodename), path)
+    write_termination_message(outcome.refusal(str(problem), problem.exit_code, os.uname().nodename), path)
 
 
-def write_last_words(text: str, path: str) -> None:
+def write_termination_message(text: str, path: str) -> None:
     """Write the pod's termination message; the default file exists only in Kubernetes."""
     default = Settings.model_fields["termination_log"].default
     if path == default and not Path(path).exists():
         return  # not in a Kubernetes container
-    outcome.write_last_words(text, path, create=path != default)
+    outcome.write_termination_message(text, path, create=path != default)

@@ -257,7 +257,7 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
     return groups.values()
 
 
-def last_words(report: Report, place: Place, code: int) -> str:
+def termination_message(report: Report, place: Place, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
     first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}{_whose(place)}"

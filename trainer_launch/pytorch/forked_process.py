@@ -291,7 +291,7 @@ def _exec(request: ForkWorkers, worker: ForkedWorker, failed: str) -> NoReturn:
     """The ordinary way, in the same process; an error where the user wants a fork."""
     if request.must_fork:
         text = messages.cannot_fork(failed)
-        _leave_last_words(text, f"{text}\n")
+        _leave_error(text, f"{text}\n")
         os.write(2, f"[trainer-launch] {text}\n".encode(errors="replace"))
         os._exit(exit_codes.MISCONFIGURED)
     text = f"[trainer-launch] this worker starts without the fork server: {failed}\n"
@@ -379,7 +379,7 @@ def _code_of(problem: SystemExit) -> int:
         return (code or 0) & 0xFF
     with contextlib.suppress(Exception):
         text = str(code)
-        _leave_last_words(text, text)
+        _leave_error(text, text)
         print(text, file=sys.stderr)  # noqa: T201
     return 1
 
@@ -392,7 +392,7 @@ def _show(problem: BaseException) -> int:
         sys.last_exc = problem
     if not isinstance(problem, KeyboardInterrupt):
         lines = traceback.format_exception(type(problem), problem, trace)
-        _leave_last_words(_text_of(problem), "".join(lines))
+        _leave_error(_text_of(problem), "".join(lines))
     try:
         sys.excepthook(type(problem), problem, trace)
     except SystemExit as end:
@@ -420,7 +420,7 @@ def _text_of(problem: BaseException) -> str:
         return f"{type(problem).__name__}: <exception str() failed>"
 
 
-def _leave_last_words(text: str, lines: str) -> None:
+def _leave_error(text: str, lines: str) -> None:
     """Where torch's @record leaves them, which PID 1 reads; unless the program uses that itself."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or (os.path.exists(path) and os.path.getsize(path)):

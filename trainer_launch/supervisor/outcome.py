@@ -14,7 +14,7 @@ from trainer_launch.model.signal_policy import signal_name
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_BYTES = 4096  # kubelet reads no more
+TERMINATION_MESSAGE_BYTES = 4096  # kubelet reads no more
 _SUMMARY_BYTES = 1024
 _HINT_BYTES = 512
 _LINE_BYTES = 512
@@ -62,10 +62,10 @@ def summary(outcome: Outcome) -> str:
 def refusal(message: str, code: int, host: str) -> str:
     """Return the termination message of a run that could not begin."""
     line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(code)])
-    return _cut(f"{line} | {_one_line(message)}\n", LAST_WORDS_BYTES)
+    return _cut(f"{line} | {_one_line(message)}\n", TERMINATION_MESSAGE_BYTES)
 
 
-def last_words(outcome: Outcome) -> str:
+def termination_message(outcome: Outcome) -> str:
     """Return the termination message: the summary, the last lines, the evidence, the goodput, what to do."""
     first = summary(outcome)
     failure = outcome.failure
@@ -76,17 +76,17 @@ def last_words(outcome: Outcome) -> str:
     stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
     shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
     ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, spent, hint) if text]
-    room = LAST_WORDS_BYTES - sum(_size(line) for line in (first, *ends))
+    room = TERMINATION_MESSAGE_BYTES - sum(_size(line) for line in (first, *ends))
     lines = _latest(failure.last_lines, room) if failure else []
     return "\n".join([first, *lines, *ends]) + "\n"
 
 
 def fitted(text: str) -> str:
     """Cut a text to what kubelet reads of it."""
-    return _cut(text, LAST_WORDS_BYTES)
+    return _cut(text, TERMINATION_MESSAGE_BYTES)
 
 
-def write_last_words(text: str, path: str, *, create: bool = False) -> None:
+def write_termination_message(text: str, path: str, *, create: bool = False) -> None:
     """Write in place: the file may be a bind mount, which can be neither removed nor replaced."""
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | (os.O_CREAT if create else 0)
     try:

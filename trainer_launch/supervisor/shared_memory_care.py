@@ -29,20 +29,20 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
-    ground = Baseline(os.uname().nodename)
+    baseline = Baseline(os.uname().nodename)
 
     def sweep() -> None:
-        removed = ground.sweep()
+        removed = baseline.sweep()
         if removed.count:
             _log.info("%s", removed)
 
-    if ground.removed.count:
-        _log.info("%s of this container's previous run", ground.removed)
+    if baseline.removed.count:
+        _log.info("%s of this container's previous run", baseline.removed)
     try:
         yield sweep
     finally:
         sweep()
-        ground.close()
+        baseline.close()
 
 
 def decided(reading: Reading, settings: Settings) -> Decision:

@@ -138,7 +138,7 @@ def ssh_said(data: bytes) -> None:
         assert found is None or found[1].startswith("/")
     why = agent_hosts.words_of(text)
     seen = {
-        f"host-{number}": host_readiness.Sight(host_readiness.Stage(number % 5), why)
+        f"host-{number}": host_readiness.Readiness(host_readiness.Stage(number % 5), why)
         for number in range(len(data) % 30)
     }
     for columns in (10, 80):
@@ -160,8 +160,8 @@ def ending(data: bytes) -> None:
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
         assert len(outcome.summary(ended).splitlines()) == 1
-        assert len(outcome.last_words(ended).encode()) <= outcome.LAST_WORDS_BYTES
-        assert outcome.last_words(ended).startswith("reason=")
+        assert len(outcome.termination_message(ended).encode()) <= outcome.TERMINATION_MESSAGE_BYTES
+        assert outcome.termination_message(ended).startswith("reason=")
     said = elastic = mpirun_messages.Said()
     for line in lines:
         said = mpirun_messages.heard(said, line)

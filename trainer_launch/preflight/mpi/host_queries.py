@@ -22,7 +22,7 @@ from trainer_launch.host.network import free_port, is_here, listen, route_to
 from trainer_launch.model import Endpoint, Job, Member, PortRange
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import Crew, Probes
+from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
 from trainer_launch.planning.typed_mpirun import Typed
@@ -423,21 +423,21 @@ def _source_to(host: str) -> str:
 def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refusal]:
     """Wait until every host has shown its banner; who has not at the deadline, and where each is stuck."""
     until_s = time.monotonic() + max(deadline_s, 5.0)
-    crew = Crew(_THREADS)
+    threads = Threads(_THREADS)
     with selectors.DefaultSelector() as selector:
-        selector.register(crew.fd, selectors.EVENT_READ, crew.settle)
-        probes = Probes(selector, crew, port, lambda host: None)
+        selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
+        probes = Probes(selector, threads, port, lambda host: None)
         probes.watch(hosts)
-        while time.monotonic() < until_s and len(host_readiness.ready(probes.sights)) < len(hosts):
+        while time.monotonic() < until_s and len(host_readiness.ready(probes.readiness)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
             for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
                 key.data()
             probes.tick(time.monotonic())
         probes.rest()
         return {
-            host: Refusal(Stage[sight.stage.name], sight.why)
-            for host, sight in probes.sights.items()
-            if sight.stage is not host_readiness.Stage.READY
+            host: Refusal(Stage[reached.stage.name], reached.why)
+            for host, reached in probes.readiness.items()
+            if reached.stage is not host_readiness.Stage.READY
         }
 
 

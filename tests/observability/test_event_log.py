@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.observability.event_log import File, Journal, News
+from trainer_launch.observability.event_log import EventLog, File, News
 
 
 def names(path: Path) -> list[str]:
@@ -21,10 +21,10 @@ def test_what_was_left_in_the_folder_comes_before_the_last_line(tmp_path: Path) 
     path = tmp_path / "events"
     left = [News(1.0, ("worker_failed", {}))]
     file = File(str(path))
-    journal = Journal(file.write, 0, lambda is_last: left if is_last else [])
+    events = EventLog(file.write, 0, lambda is_last: left if is_last else [])
     for name in ("started", "spawned", "exited"):
-        journal.add((name, {}))
-    journal.close(10.0, ("finished", {}))
+        events.add((name, {}))
+    events.close(10.0, ("finished", {}))
     file.close()
     assert names(path) == ["started", "spawned", "exited", "worker_failed", "finished"]
 
@@ -65,11 +65,11 @@ def test_a_writer_that_hangs_is_left_behind() -> None:
     def write(line: bytes) -> None:
         hang.wait(30)
 
-    journal = Journal(write, 0, lambda is_last: [])
+    events = EventLog(write, 0, lambda is_last: [])
     started_s = time.monotonic()
     for _ in range(1000):
-        journal.add(("started", {}))
-    journal.close(0.2, ("finished", {}))
+        events.add(("started", {}))
+    events.close(0.2, ("finished", {}))
     assert time.monotonic() - started_s < 10
     hang.set()
-    journal.close(10.0)
+    events.close(10.0)

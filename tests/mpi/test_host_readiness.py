@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trainer_launch.mpi.host_readiness import Sight, Stage, ready, stuck, summary, table
+from trainer_launch.mpi.host_readiness import Readiness, Stage, ready, stuck, summary, table
 
 SEEN = {
-    "a.job": Sight(Stage.READY, ""),
-    "b.job": Sight(Stage.PORT, "Connection refused"),
-    "c.job": Sight(Stage.DNS, "Name or service not known"),
-    "d.job": Sight(Stage.KEY, "Permission denied (publickey)."),
+    "a.job": Readiness(Stage.READY, ""),
+    "b.job": Readiness(Stage.PORT, "Connection refused"),
+    "c.job": Readiness(Stage.DNS, "Name or service not known"),
+    "d.job": Readiness(Stage.KEY, "Permission denied (publickey)."),
 }
 
 
@@ -23,7 +23,7 @@ def test_each_host_shows_what_it_has_passed_and_where_it_is_stuck() -> None:
 
 
 def test_of_many_hosts_those_that_are_stuck_stand_first_and_the_rest_is_counted() -> None:
-    many = {f"h{n}": Sight(Stage.READY if n != 77 else Stage.PORT, "") for n in range(500)}
+    many = {f"h{n}": Readiness(Stage.READY if n != 77 else Stage.PORT, "") for n in range(500)}
     lines = table(many, 6, 80)
     assert len(lines) == 6
     assert lines[1].startswith("h77 ")
@@ -31,7 +31,7 @@ def test_of_many_hosts_those_that_are_stuck_stand_first_and_the_rest_is_counted(
 
 
 def test_no_line_is_longer_than_the_screen() -> None:
-    long = {"x" * 90: Sight(Stage.PORT, "y" * 90)}
+    long = {"x" * 90: Readiness(Stage.PORT, "y" * 90)}
     assert all(len(line) <= 60 for line in table(long, 5, 60))
 
 
