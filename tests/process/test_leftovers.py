@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 import pytest
 
-from tests.process.world import DEADLINE_S, PYTHON, ROOT
+from tests.process.world import DEADLINE_S, ROOT
 
 pytestmark = pytest.mark.process
 
@@ -43,7 +44,7 @@ def end_together(*argvs):
 
 def told(code: str) -> object:
     ended = subprocess.run(
-        [*PYTHON, "-c", BEGIN + code], cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
+        [sys.executable, "-c", BEGIN + code], cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
     )
     return json.loads(ended.stdout)
 

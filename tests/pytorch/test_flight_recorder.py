@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from trainer_launch.pytorch.recorder_questions import Recorders
 
 pytestmark = pytest.mark.process
 WITHIN_S = 20.0
+NAMES = ["rank 0", "rank 1"]
 
 # Two ranks of torch's; rank 1 stays outside the sixth all_reduce. Rank 0 asks for both by their threads.
 RANK = """
@@ -43,31 +45,42 @@ def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
 
 
-@pytest.mark.torch
-def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path: Path) -> None:
-    recorders, names = Recorders(), ["rank 0", "rank 1"]
-    ranks = []
+@contextlib.contextmanager
+def ranks_of(recorders: Recorders, store: Path) -> Iterator[None]:
+    """Both ranks, ready."""
+    started = []
     try:
-        for number, fd in enumerate(recorders.open(names)):
-            argv = [sys.executable, "-c", RANK, str(fd), str(tmp_path / "store")]
+        for number, fd in enumerate(recorders.open(NAMES)):
+            argv = [sys.executable, "-c", RANK, str(fd), str(store)]
             env = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100"})
-            ranks.append(
+            started.append(
                 subprocess.Popen(
                     argv, env=env, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
             )
             os.close(fd)
-        for one in ranks:
+        for one in started:
             assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
-        folder = tmp_path / "dumps"
-        folder.mkdir()
-        said: Mapping[str, Recorded] = {}
+        yield
+    finally:
+        recorders.close()
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.torch
+def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path: Path) -> None:
+    recorders, folder = Recorders(), tmp_path / "dumps"
+    folder.mkdir()
+    said: Mapping[str, Recorded] = {}
+    with ranks_of(recorders, tmp_path / "store"):
 
         def is_blocked() -> bool:
             nonlocal said
             said = asked(recorders, str(folder), WITHIN_S)
-            found = explain([RankState(rank=n, groups=said[name].groups) for n, name in enumerate(names)], 0)
+            found = explain([RankState(rank=n, groups=said[name].groups) for n, name in enumerate(NAMES)], 0)
             sentence = "rank 1 never entered all_reduce #6 of default_pg, [[4]] Float; rank 0 has waited in it"
             return found is not None and found.text.startswith(sentence)
 
@@ -77,7 +90,7 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
         far = recorders.how_far()
         assert far.keys() == entered.keys()
         assert all(entered[name] <= far[name] <= entered[name] + ended for name in entered), far
-        dumps = {name: (folder / f"nccl_trace_rank_{n}").stat().st_size for n, name in enumerate(names)}
+        dumps = {name: (folder / f"nccl_trace_rank_{n}").stat().st_size for n, name in enumerate(NAMES)}
         assert all(recorders.answered(name) > size for name, size in dumps.items())
         assert said["rank 1"].groups["1"].title == "both"
         assert said["rank 1"].groups["1"].ranks == "0-1"
@@ -89,11 +102,21 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
             check=True,
         )
         assert "missing_ranks={1}" in read.stdout + read.stderr
-    finally:
-        recorders.close()
-        for one in ranks:
-            one.kill()
-            one.communicate()
+
+
+@pytest.mark.torch
+def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
+    recorders = Recorders()
+    with ranks_of(recorders, tmp_path / "store"):
+        recorders.ask_entries(10, after_us=1_000_000, looked_at=["rank 1"])
+        assert asked(recorders, None, WITHIN_S).keys() == {*NAMES}
+        answered_ns = time.time_ns()
+        eventually(lambda: recorders.entries()[1], "the last collectives")
+        told, _ = recorders.entries()
+        assert not told["rank 0"].looks
+        looks = told["rank 1"].looks
+        assert looks[-1][0] > answered_ns
+        assert all(stack[0].endswith(":<module>") for _, stack in looks), "it reads from standard input"
 
 
 def test_without_torch_the_answer_says_so() -> None:

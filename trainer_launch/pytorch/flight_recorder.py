@@ -6,6 +6,7 @@ it sleeps, and never raises: a program must not notice it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -31,23 +32,46 @@ def answer_in_thread(fd: int, rank: int) -> None:
 
 def _serve(fd: int, rank: int, main_thread: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    sample: _Sample | None = None
     while True:
-        try:
-            question = os.read(fd, _QUESTION_BYTES)
-        except OSError:
-            return
-        if not question:
-            return
-        try:
-            asked = json.loads(question.splitlines()[-1])
-            seen = _seen(fd, main_thread if asked.get("looks") else None, asked.get("after_us", 0) / 1e6)
-            said = {**answer(asked, rank), "looks": seen}
-        except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
-            said = {"why": f"{type(problem).__name__}: {problem}"}
-        try:
-            _send(fd, json.dumps(said).encode() + b"\n")
-        except OSError:
-            return
+        if poll.poll(None if sample is None else sample.pause_ms()):
+            try:
+                data = os.read(fd, _QUESTION_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            for question in _newest(data):
+                if question.get("entries"):
+                    sample = _Sample(question, main_thread)
+                else:
+                    _reply(fd, question, rank)
+        elif sample is not None:
+            sample.look()
+        if sample is not None and sample.is_over:
+            _reply(fd, sample.question, rank, sample.seen)
+            sample = None
+
+
+def _newest(data: bytes) -> list[dict[str, Any]]:
+    """Of questions that have waited, the last of each kind: those for entries take their time, the others none."""
+    questions: dict[bool, dict[str, Any]] = {}
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            question = json.loads(line)
+            questions[bool(question.get("entries"))] = question
+    return [*questions.values()]
+
+
+def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
+    try:
+        said = {**answer(question, rank), "looks": looks}
+    except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
+        said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"}
+    with contextlib.suppress(OSError):
+        _send(fd, json.dumps(said).encode() + b"\n")
 
 
 def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -226,26 +250,37 @@ def _share(text: bytes, lag: int) -> float:
     return differences.to_bytes(size, "big").count(0) / size
 
 
-def _seen(fd: int, thread: int | None, for_s: float) -> list[tuple[int, list[str]]]:
-    """Where a thread is, if one is to be looked at, for so long or until PID 1 asks the next question."""
-    found: list[tuple[int, list[str]]] = []
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    until_s = time.monotonic() + for_s
-    if thread is None:
-        poll.poll(1000 * for_s)
-        return found
-    while time.monotonic() < until_s and len(found) < MAX_LOOKS:
+class _Sample:
+    """A question for the last collectives, answered after its time; until then the main thread may be looked at."""
+
+    def __init__(self, question: dict[str, Any], main_thread: int) -> None:
+        self.question = question
+        self.seen: list[tuple[int, list[str]]] = []
+        self._thread = main_thread if question.get("looks") else None
+        self._for_s = float(question.get("after_us", 0)) / 1e6
+        self._until_s = time.monotonic() + self._for_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until_s or len(self.seen) >= MAX_LOOKS
+
+    def pause_ms(self) -> float:
+        """Until the next look, or the answer."""
+        left_s = max(0.0, self._until_s - time.monotonic())
+        if self._thread is None:
+            return 1000 * left_s
         jitter = 0.5 + time.time_ns() // 1000 % 1000 / 1000  # the program's random numbers are its own
-        if poll.poll(1000 * jitter * for_s / _LOOKS):
-            break
+        return 1000 * min(left_s, jitter * self._for_s / _LOOKS)
+
+    def look(self) -> None:
+        """Note where the main thread is."""
         stack: list[str] = []
-        frame = sys._current_frames().get(thread)
+        frame = None if self._thread is None else sys._current_frames().get(self._thread)
         while frame is not None and len(stack) < _FRAMES:
             stack.append(f"{frame.f_code.co_filename[-500:]}:{frame.f_lineno}:{frame.f_code.co_name}")
             frame = frame.f_back
-        found.append((time.time_ns(), stack))
-    return found
+        if stack:
+            self.seen.append((time.time_ns(), stack))
 
 
 def _send(fd: int, data: bytes) -> None:

@@ -196,7 +196,7 @@ def other_end(data: bytes) -> None:
         far.shutdown(socket.SHUT_WR)
         while host.socket is not None:
             probes._readable(host)
-        assert_sentence(str(host.sight))
+        assert_sentence(str(host.reached))
 
 
 def _all_of(sock: socket.socket, parse: Callable[[bytes], object]) -> None:
