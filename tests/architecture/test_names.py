@@ -129,3 +129,9 @@ def test_a_page_has_none_of_these_phrases(page) -> None:
 
 def test_no_message_has_one_of_these_phrases() -> None:
     assert {place: text for place, text in printed() if PHRASES.search(text)} == {}
+
+
+@each_file
+def test_no_docstring_or_comment_has_one_of_these_phrases(path: Path) -> None:
+    text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
+    assert [found[0] for found in PHRASES.finditer(text)] == []

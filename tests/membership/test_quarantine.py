@@ -59,7 +59,7 @@ def test_a_failed_device_quarantines_its_machine_and_the_spare_takes_over():
     assert (world.phase, members(world)) == (Phase.RUNNING, (0, 2))
     assert listed(world) == [("pod-1", "machine-1")]
     assert f"node 1 (pod-1) is quarantined: {ECC}" in world.said
-    assert world.state.restarts == 1, "a failure costs a restart, whoever is at fault"
+    assert world.state.restarts == 1, "a failure costs a restart, whatever caused it"
 
 
 def test_it_is_refused_again_while_the_job_can_do_without_and_admitted_on_another_machine():

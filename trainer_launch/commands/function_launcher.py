@@ -1,4 +1,4 @@
-"""The launcher of `trainer_launch.launch`: `run` for one function, started and told by `function.py`."""
+"""The launcher of `trainer_launch.launch`: `run` for one function, started by `pytorch/function_launch.py`."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def to_the_end(
         with shared_memory_care.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
             plan = adjust(plan)
-            watched = settings.hang_timeout is not None  # output is a sign of life, so all of it has to be seen
+            watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
             printed = PrintedSteps()
             system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)

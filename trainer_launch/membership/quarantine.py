@@ -142,7 +142,7 @@ def _entry(state: State, host: str, machine: str) -> Quarantine | None:
 
 
 def _is_last_resort(state: State, now_s: float) -> bool:
-    """Whether the job has waited in vain for other nodes, and cannot go on without this one."""
+    """Whether no other nodes have come for so long that the job cannot go on without this one."""
     begun_s, here = state.gather_from_s, [node for node in state.nodes.values() if node.peer is not None]
     if state.phase is not Phase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
         return False

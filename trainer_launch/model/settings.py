@@ -324,7 +324,7 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """One sentence for each TRAINER_LAUNCH_* variable that is no setting, with the nearest real one."""
+    """One sentence for each TRAINER_LAUNCH_* variable that is unknown, with the nearest real one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):

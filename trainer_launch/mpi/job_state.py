@@ -1,4 +1,4 @@
-"""Where an MPI job is, what happens to it, and what has to be done. Values only; `machine` decides what follows."""
+"""Where an MPI job is, what happens to it, and what has to be done: values. `job_state_machine` decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer_launch.mpi.mpirun_messages import Said
 
 
 class Phase(Enum):
-    """Where a job is; see `machine`."""
+    """Where a job is; see `job_state_machine`."""
 
     WAITING = "waiting"
     RUNNING = "running"

@@ -236,7 +236,7 @@ def _count_early(state: st.State, at_s: float, why: str) -> st.State:
 
 
 def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
-    """Ranks failed by themselves: this costs the budget, unless to start again is in vain."""
+    """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
     settings = state.settings
     is_early = at_s - state.started_s < timeouts.START_S
     record = _record_of(last, state.starts)

@@ -57,7 +57,7 @@ def parse_command(argv: Sequence[str]) -> Command:
     """Recognise `train.py …`, `-m pkg.mod …`, `python … train.py …`, `torchrun … train.py …`, or any program.
 
     Raises:
-        UsageError: there is no command, or torchrun's options do not parse.
+        UsageError: missing command, or torchrun's options do not parse.
     """
     words = tuple(argv)
     if not words or not words[0]:

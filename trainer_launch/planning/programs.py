@@ -24,7 +24,7 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
     """The command, where what no program is and Python can run counts as a script, as with torchrun and python.
 
     Raises:
-        UsageError: there is no command, or torchrun's options do not parse.
+        UsageError: missing command, or torchrun's options do not parse.
     """
     command = parse_command(argv)
     if command.kind is Kind.PROGRAM and _is_pythons(command.argv[0], path):

@@ -73,7 +73,7 @@ class Check(Generic[Context]):
     tell: Callable[[Subject], str] | None = None  # what each node tells node 0 for it
 
     def passed(self, text: str, **more: Any) -> Finding:
-        """All is well."""
+        """Nothing is wrong."""
         return Finding(check=self.id, status=Status.PASS, text=text, **more)
 
     def skipped(self, text: str, **more: Any) -> Finding:
@@ -117,7 +117,7 @@ def check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One container of a job. Without further words, a container in which all is well."""
+    """One container of a job. Without further words, a healthy container."""
 
     job: Job
     host: Host

@@ -499,4 +499,5 @@ class Starter:
 
 def _say_started(pids: Sequence[int]) -> None:
     if pids:
-        _log.info("started %s (pids %s)", counted(len(pids), "worker"), ", ".join(map(str, pids)))
+        listed = ", ".join(map(str, pids))
+        _log.info("started %s (%s %s)", counted(len(pids), "worker"), "pids" if pids[1:] else "pid", listed)

@@ -1,1 +1,1 @@
-"""A job rehearsed on one machine: where its pods come from, what goes wrong on purpose, and what came of it."""
+"""A job rehearsed on one machine: where its pods come from, which faults are injected, and what came of it."""

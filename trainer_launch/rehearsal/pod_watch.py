@@ -181,7 +181,7 @@ class PodWatch:
         self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
         self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
         self._saved: dict[tuple[str, str, int], float] = {}  # by process: seconds in checkpoints
-        self._tails: dict[str, event_log.Tail] = {}  # by run folder
+        self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
         """A block of a container's output."""

@@ -68,7 +68,7 @@ class Childless:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """What runs shows no sign of life and has to end; its stacks are saved."""
+    """What runs makes no progress and has to end; its stacks are saved."""
 
     at_s: float
     text: str
@@ -76,7 +76,7 @@ class Hung:
     rank: int | None = None  # who is to blame, of torch's workers
     local_rank: int | None = None
     reason: str = "Hung"  # the exit reason
-    since_s: float | None = None  # the last sign of life
+    since_s: float | None = None  # the last progress
 
 
 Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung

@@ -152,7 +152,7 @@ def _follow(track: Track, sample: Sample, at_s: float) -> Track:
     since_s = at_s - track.quiet_at_s
     cpu_s = sample.cpu_s - track.quiet.cpu_s
     switches = sample.switches - track.quiet.switches
-    # Less than before: one of those below it has ended, which is a sign of life too.
+    # Less than before: one of those below it has ended, which is progress, too.
     is_quiet = (
         0 <= cpu_s <= _IDLE_CPU_FLOOR_S + _IDLE_CPU * since_s
         and 0 <= switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * since_s

@@ -85,7 +85,7 @@ class Watch:
         self._node = hang_detection.begin(now_s)
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
-        self._reported_at_s: float | None = None  # the last sign of life before the hang that was reported
+        self._reported_at_s: float | None = None  # the last progress before the hang that was reported
         self._has_reported = False
         self.due_s = now_s
 
@@ -107,7 +107,7 @@ class Watch:
         return None
 
     def reported(self) -> None:
-        """Nothing more is reported until somebody shows a sign of life."""
+        """Nothing more is reported until somebody makes progress."""
         self._has_reported, self._reported_at_s = True, self._node.sign_at_s
 
     def explained(self, told: Explained) -> None:
@@ -116,7 +116,7 @@ class Watch:
 
     @property
     def _quiet(self) -> object:
-        """Since when which workers show no sign of life: anything else is another hang."""
+        """Since when which workers make no progress: anything else is another hang."""
         return self._node.sign_at_s, tuple(self._node.tracks)
 
     def _to_end(self, found: Hang, now_s: float) -> Hang | None:

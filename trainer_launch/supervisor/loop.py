@@ -1,4 +1,4 @@
-"""Run a plan to its end: wait, step, apply. What happens is decided in `machine`, done in `system`."""
+"""Run a plan to its end: wait, step, apply. What happens is decided in `state_machine`, done in `system`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 
 
 class AnyWatch(Protocol):
-    """Who looks, at a pace of its own, whether what runs hangs; `watch.Watch` is it."""
+    """Who looks, at a pace of its own, whether what runs hangs; `hang_watch.Watch` is it."""
 
     due_s: float
 
@@ -32,7 +32,7 @@ class AnyWatch(Protocol):
 
 
 class AnyObserver(Protocol):
-    """Who is told what happens; it may neither wait nor raise. `status.observer.Observer` is it."""
+    """Who is told what happens; it may neither wait nor raise. `observability.observer.Observer` is it."""
 
     def begun(self, state: State) -> None:
         """A run begins in this state."""

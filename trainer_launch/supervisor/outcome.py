@@ -111,7 +111,7 @@ def _named(**values: object) -> list[str]:
 
 
 def _retryable(code: int, again: bool | None = None) -> list[str]:
-    """What a controller will do with the code, unless the cause says that it would be in vain."""
+    """What a controller will do with the code, unless the cause says that a restart will not help."""
     retryable = exit_codes.retryable(code) if again is None else again
     return [] if retryable is None else [f"retryable={str(retryable).lower()}"]
 

@@ -353,7 +353,7 @@ SPARED = 0.8  # of the grace; then daemons are asked whatever runs below them
 
 
 def respawned(state: State, event: ev.Exited | ev.SpawnFailed) -> Step | None:
-    """Start again what has ended by itself, alone; None where that is not wanted or would be in vain."""
+    """Start again what has ended by itself, alone; None where that is not wanted or will not help."""
     wanted = state.phase is Phase.RUNNING and not state.asked and not state.draining
     recent = state.restarts_before(event.at_s)
     if not wanted or isinstance(event, ev.SpawnFailed) or len(recent) >= state.plan.respawns:

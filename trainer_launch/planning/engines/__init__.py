@@ -94,7 +94,7 @@ def request_of(
     """Everything an engine needs for its plan; what had to be done or tried on this machine first is a value.
 
     Raises:
-        LaunchError: there is no command, or this node has no place in the job.
+        LaunchError: missing command, or this node has no place in the job.
     """
     return Request(
         job=reading.job,

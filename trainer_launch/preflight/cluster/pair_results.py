@@ -120,7 +120,7 @@ def judged(trial: Trial, rounds: Sequence[Sequence[Tested]], standard: Standard)
 def findings(
     names: Sequence[str], faulty: Faulty, tests: Sequence[Tested], thresholds: Thresholds
 ) -> Iterator[Finding]:
-    """Nodes, then links, then what could not be decided; or that all is well."""
+    """Nodes, then links, then what could not be decided; or that all have passed."""
     standard = Standard(thresholds, tests)
     by_node = grouped((end, test) for test in tests for end in test.ends)
     for node in faulty.nodes:

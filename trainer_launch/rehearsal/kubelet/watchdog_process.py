@@ -1,7 +1,7 @@
 """Outlives a rehearsal that is killed by SIGKILL, ends its pods, removes its folder: `watchdog_process.py FOLDER`.
 
 Runs by itself, of the standard library alone. It reads its standard input, whose other end only the rehearsal
-holds: any byte means that all is well, the end without one that nobody is left to clean up.
+holds: any byte means that it has cleaned up, the end without one that nobody is left to do it.
 """
 
 from __future__ import annotations
