@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-LONG_S = 6.0  # more than --hang-timeout
+LONG_S = float(os.environ.get("LONG_S", "6"))  # more than --hang-timeout
 total = torch.ones(4)
 
 
@@ -56,11 +56,14 @@ class Killed(Blocked):
 
 
 class Disk:
-    """A file on a slow disk."""
+    """A file on a disk that is slow once."""
+
+    def __init__(self):
+        self._wait_s = LONG_S
 
     def write(self, data):
-        time.sleep(LONG_S)
-        os.write(1, b"written\n")
+        time.sleep(self._wait_s)
+        self._wait_s = 0
         return len(data)
 
     def flush(self):

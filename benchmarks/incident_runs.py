@@ -28,7 +28,11 @@ _HEAD = re.compile(r"reason=(\w+) .*?exit=(\d+) attempt=(\d+)(?: retryable=(\w+)
 _RANK = re.compile(r" rank=(\d+)")
 _NODE = r"(?:\[trainer-launch(?: 0)?\] )"
 _HANG = re.compile(rf"{_NODE}suspected hang: (.*?)(?:; collected in \S+)?$", re.MULTILINE)
-_QUIET = re.compile(rf"{_NODE}no progress: (?!.*all nodes are asked)(.*?)(?:; collected in \S+)?$", re.MULTILINE)
+_QUIET = re.compile(
+    rf"{_NODE}no progress: (?!.*all nodes are asked|.*collecting an incident)(.*?)(?:; collected in \S+)?$",
+    re.MULTILINE,
+)
+_UNTIL = {"drain": re.compile("^ready", re.MULTILINE), "nobody": _QUIET}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,19 +143,28 @@ def told(output: str, code: int, helps: bool | None) -> Told:
     )
 
 
-def run(act: str, *, workers: int = 2, nodes: int = 1, options: Sequence[str] = (), ends: str = "") -> Told:
-    """Run one: it ends by itself (""), "goes on" once somebody is named, is asked to "stop" then, or to "drain"."""
+def run(
+    act: str,
+    *,
+    workers: int = 2,
+    nodes: int = 1,
+    options: Sequence[str] = (),
+    ends: str = "",
+    long_s: float = 6.0,
+) -> Told:
+    """Run one: it ends by itself, "goes on" once a hang or "nobody" was told, or is asked to "stop" or "drain"."""
     with tempfile.TemporaryDirectory(prefix="incident-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with _closed_gate(folder) as gate:
-            env = clean_env({"GATE": str(folder / "gate"), "OMP_NUM_THREADS": "1", "TMPDIR": name})
+            own = {"GATE": str(folder / "gate"), "LONG_S": str(long_s), "OMP_NUM_THREADS": "1", "TMPDIR": name}
+            env = clean_env(own)
             running = Running(command(act, workers, nodes, options, folder), env, folder)
             try:
-                until_s = time.monotonic() + LIMIT_S
+                until_s = time.monotonic() + LIMIT_S + long_s
                 if ends:
-                    seen = running.wait(re.compile("^ready", re.MULTILINE) if ends == "drain" else _HANG, until_s)
+                    seen = running.wait(_UNTIL.get(ends, _HANG), until_s)
                     until_s = time.monotonic() + END_S
-                    if ends == "goes on" and seen:
+                    if ends in ("goes on", "nobody") and seen:
                         fcntl.flock(gate, fcntl.LOCK_UN)
                         for one in running.below():
                             with contextlib.suppress(psutil.Error):
