@@ -117,6 +117,18 @@ def test_a_jobset_of_unknown_size_is_refused_with_the_variable_that_shows_other_
     assert "trained alone" not in ended.stdout
 
 
+@pytest.mark.parametrize("command", [("torchrun", "--nproc-per-node", "2"), ()], ids=["torchrun", "script"])
+def test_a_manifest_of_ones_own_is_refused_with_the_variable_that_shows_other_pods(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    env = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "w-0.w"}
+    ended = launch("run", "--", *command, script(tmp_path, "print('trained alone')"), env=env)
+    assert ended.returncode == 2
+    assert "NODE_RANK shows that there are several" in ended.stderr
+    assert all(flag in ended.stderr for flag in ("--nodes", "--node-rank"))
+    assert "trained alone" not in ended.stdout
+
+
 def test_a_batch_script_of_slurm_that_forgot_srun_is_told_so(tmp_path: Path) -> None:
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "0"}
     ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)

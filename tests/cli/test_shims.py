@@ -70,6 +70,9 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
     assert launch("install-shims").returncode == 2
 
 
+STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
+
+
 @pytest.mark.parametrize(
     ("words", "env", "above", "line"),
     [
@@ -78,7 +81,11 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
         ("torchrun t.py", {}, "plain", "run -- torchrun t.py"),
         ("torchrun t.py", {}, "torchrun", None),
         ("torchrun t.py", {}, "torch", None),
-        ("torchrun t.py", {"LOCAL_RANK": "0"}, None, None),
+        ("torchrun t.py", {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}, None, None),
+        ("torchrun t.py", {"LOCAL_RANK": "0"}, None, "run -- torchrun t.py"),  # Azure ML's
+        ("torchrun t.py", {"PMI_RANK": "0"}, None, None),
+        ("torchrun t.py", {"PMI_RANK": "0", **STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, None),
+        ("torchrun t.py", {"PMI_RANK": "0", **STEP}, None, "run -- torchrun t.py"),
         ("mpirun -np 2 a", {"OMPI_COMM_WORLD_RANK": "0"}, None, None),
         ("mpirun -np 2 a", {}, None, "run -- mpirun -np 2 a"),
         ("horovodrun --check-build", {}, None, None),

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts import rank_process
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.observability import node_view
@@ -36,7 +37,6 @@ _TEXT = f"""#!/bin/sh
 exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim")}' {{name}} "$0" "$@"
 """
 _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb", "-info", "--info"})
-_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # a worker or a rank is no place for a launcher
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
 
     A launcher above that only runs a script leaves the workers to us; one with another engine is theirs already.
     """
-    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or any(name in env for name in _RANKS):
+    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or rank_process.is_worker(env):
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None

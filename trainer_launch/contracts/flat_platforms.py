@@ -1,7 +1,8 @@
 """Platforms that tell a job in a few flat variables: one row each. JobSet, LeaderWorkerSet, Slurm, clouds, Volcano.
 
-Each row's docstring or comment names where the platform documents its variables. A pod that shows several nodes
-and does not say enough is refused with the variable's name: it never runs as a job of one node.
+Each row's docstring or comment names where the platform documents its variables. One of them is enough to tell the
+platform. A pod that shows several nodes and does not say enough never runs as a job of one node: what is missing
+stays unknown in the job, and the plan is refused unless flags say it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer_launch.contracts import names
+from trainer_launch.contracts.generic_env import shows_others
 from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, hostfile
 from trainer_launch.model.errors import ContractError
@@ -22,20 +25,41 @@ _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's vari
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
-def _job(source: Source, nodes: int, rank: int, hosts: Sequence[str], *, nproc: int | None = None) -> Job:
-    """A job of that many nodes, which meet at the first host unless MASTER_ADDR and MASTER_PORT say otherwise."""
-    host = source.host("MASTER_ADDR", "master_addr", default=hosts[0])
+def _job(
+    source: Source,
+    nodes: int | None,
+    rank: int | None,
+    hosts: Sequence[str],
+    shown_by: Sequence[str],
+    *,
+    nproc: int | None = None,
+) -> Job:
+    """A job of that many nodes, which meet at the first host unless MASTER_ADDR and MASTER_PORT say otherwise.
+
+    `shown_by` are the variables that show several nodes.
+    """
+    shown = next(filter(source.has, shown_by), None)
+    if shown is None:
+        raise source.missing(shown_by[0], "the number of nodes")
+    host = source.host("MASTER_ADDR", "master_addr", default=hosts[0] if hosts else None)
     port = source.port("MASTER_PORT", "master_port", default=_PORT)
     return Job(
         role="node",
-        nodes=NodeRange(nodes, nodes),
+        nodes=None if nodes is None else NodeRange(nodes, nodes),
         nproc_per_node=nproc,
         node_rank=rank,
-        world_size=None if nproc is None else nodes * nproc,
-        coordinator=Endpoint(host, port),
-        is_coordinator=rank == 0,
-        members=tuple(map(Member, hosts)) if len(hosts) == nodes else None,
+        world_size=None if nproc is None or nodes is None else nodes * nproc,
+        coordinator=None if host is None else Endpoint(host, port),
+        is_coordinator=None if rank is None else rank == 0,
+        members=tuple(map(Member, hosts)) if hosts and len(hosts) == nodes else None,
+        engine="torchrun" if nodes is None else None,
+        details={"several_nodes_shown_by": shown},
     )
+
+
+def _with_each_gpu(job: Job) -> Job:
+    """The job with a worker for each GPU of this machine, where the platform counts none."""
+    return replace(job, details={**job.details, "worker_for_each_gpu": True})
 
 
 def _gpus(source: Source, name: str) -> int | None:
@@ -53,19 +77,19 @@ class Flat:
     gpus: str
 
     def read(self, source: Source) -> Job:
-        """Read them all."""
-        count = source.count(self.nodes, "nodes")
-        rank = source.index(self.rank, "node_rank", below=count)
-        hosts = source.text(self.hosts, "hosts").split()
+        """Read those that are there."""
+        count = source.count(self.nodes, "nodes", default=None)
+        rank = source.index(self.rank, "node_rank", below=count, default=None)
+        hosts = source.text(self.hosts, "hosts", default="").split()
         if bad := next((host for host in hosts if parse_host(host) is None), None):
             raise source.error(self.hosts, bad, "host names or IP addresses, one a line")
-        return _job(source, count, rank, hosts, nproc=_gpus(source, self.gpus))
+        return _job(source, count, rank, hosts, (self.nodes, self.hosts, self.rank), nproc=_gpus(source, self.gpus))
 
 
 # docs.skypilot.co, "Distributed Jobs on Many Nodes"
 SKYPILOT = Contract(
     "skypilot",
-    Marks(all_of=("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK"), none_of=_BY_HAND, shows=("SKYPILOT_NODE_IPS",)),
+    Marks(any_of=("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"), none_of=_BY_HAND),
     Flat(
         nodes="SKYPILOT_NUM_NODES",
         rank="SKYPILOT_NODE_RANK",
@@ -77,7 +101,7 @@ SKYPILOT = Contract(
 # dstack.ai/docs, "Distributed tasks"
 DSTACK = Contract(
     "dstack",
-    Marks(all_of=("DSTACK_NODES_NUM", "DSTACK_NODE_RANK"), none_of=_BY_HAND, shows=("DSTACK_MASTER_NODE_IP",)),
+    Marks(any_of=("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP"), none_of=_BY_HAND),
     Flat(
         nodes="DSTACK_NODES_NUM",
         rank="DSTACK_NODE_RANK",
@@ -89,22 +113,22 @@ DSTACK = Contract(
 
 # -- LeaderWorkerSet: lws.sigs.k8s.io, "Labels, Annotations and Environment Variables" ---------------------
 
+_LWS = ("LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX")
+
 
 def _read_lws(source: Source) -> Job:
     """Read the group's size, the index in it, and the leader's name, which workers' names begin with."""
-    size = source.count("LWS_GROUP_SIZE", "nodes")
-    rank = source.index("LWS_WORKER_INDEX", "node_rank", below=size)
-    leader = source.host("LWS_LEADER_ADDRESS", "master_addr")
-    label, dot, domain = leader.partition(".")
-    workers = [f"{label}-{index}{dot}{domain}" for index in range(1, size)] if size <= names.MAX_MEMBERS else ()
-    return _job(source, size, rank, [leader, *workers])
+    size = source.count("LWS_GROUP_SIZE", "nodes", default=None)
+    rank = source.index("LWS_WORKER_INDEX", "node_rank", below=size, default=None)
+    leader = source.host("LWS_LEADER_ADDRESS", "master_addr", default=None)
+    hosts = [] if leader is None else [leader]
+    if leader is not None and size is not None and size <= names.MAX_MEMBERS:
+        label, dot, domain = leader.partition(".")
+        hosts += [f"{label}-{index}{dot}{domain}" for index in range(1, size)]
+    return _job(source, size, rank, hosts, _LWS)
 
 
-LEADER_WORKER_SET = Contract(
-    "leaderworkerset",
-    Marks(all_of=("LWS_LEADER_ADDRESS",), none_of=_BY_HAND, shows=("LWS_GROUP_SIZE", "LWS_WORKER_INDEX")),
-    _read_lws,
-)
+LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS, none_of=_BY_HAND), _read_lws)
 
 
 # -- Slurm: slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES" ------------------------------------
@@ -131,7 +155,7 @@ def _read_slurm(source: Source) -> Job:
     rank = source.index("SLURM_NODEID", "node_rank", below=nodes)
     text = source.text("SLURM_STEP_NODELIST", "hosts")
     hosts = hostfile.expand_hostlist(text, "SLURM_STEP_NODELIST", source.contract)
-    return _job(source, nodes, rank, hosts, nproc=_gpus(source, "SLURM_GPUS_ON_NODE"))
+    return _job(source, nodes, rank, hosts, ("SLURM_STEP_NUM_NODES",), nproc=_gpus(source, "SLURM_GPUS_ON_NODE"))
 
 
 SLURM = Contract("slurm", Marks(all_of=("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"), none_of=_BY_HAND), _read_slurm)
@@ -139,14 +163,17 @@ SLURM = Contract("slurm", Marks(all_of=("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"), 
 
 # -- SageMaker: sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md ---------------------------------------
 
+_SAGEMAKER = ("SM_HOSTS", "SM_CURRENT_HOST")
+
 
 def _read_sagemaker(source: Source) -> Job:
     """Read the list of hosts, and this one's place in it."""
-    hosts = _json_hosts(source, "SM_HOSTS")
-    own = source.host("SM_CURRENT_HOST", "node_rank")
-    if own not in hosts:
+    hosts = _json_hosts(source, "SM_HOSTS") if source.has("SM_HOSTS") else []
+    own = source.host("SM_CURRENT_HOST", "node_rank", default=None)
+    if own is not None and hosts and own not in hosts:
         raise source.error("SM_CURRENT_HOST", own, f"one of SM_HOSTS, which are {', '.join(hosts[:8])}")
-    return _job(source, len(hosts), hosts.index(own), hosts, nproc=_gpus(source, "SM_NUM_GPUS"))
+    rank = hosts.index(own) if own is not None and hosts else None
+    return _job(source, len(hosts) or None, rank, hosts, _SAGEMAKER, nproc=_gpus(source, "SM_NUM_GPUS"))
 
 
 def _json_hosts(source: Source, name: str) -> list[str]:
@@ -164,30 +191,43 @@ def _json_hosts(source: Source, name: str) -> list[str]:
     return hosts
 
 
-SAGEMAKER = Contract("sagemaker", Marks(all_of=("SM_HOSTS", "SM_CURRENT_HOST"), none_of=_BY_HAND), _read_sagemaker)
+SAGEMAKER = Contract("sagemaker", Marks(any_of=_SAGEMAKER, none_of=_BY_HAND), _read_sagemaker)
 
 
 # -- Azure ML: learn.microsoft.com, "Distributed GPU training guide (SDK v2)" ------------------------------
 
+_AZURE_ML = ("WORLD_SIZE", "AZUREML_NODE_COUNT", "NODE_RANK", "MASTER_ADDR")
+
 
 def _read_azureml(source: Source) -> Job:
-    """Read one process on each node: WORLD_SIZE counts processes, which are nodes then."""
-    rank = source.index("NODE_RANK", "node_rank")
+    """Read one process on each node: WORLD_SIZE counts processes, which are nodes then.
+
+    AZUREML_NODE_COUNT is set, too, but on no page of the documentation, so it only confirms or replaces WORLD_SIZE.
+    """
+    count = source.count("AZUREML_NODE_COUNT", "nodes", default=None)
+    nodes = source.count("WORLD_SIZE", "nodes", default=count)
+    rank = source.index("NODE_RANK", "node_rank", below=nodes, default=None)
+    several = "set process_count_per_instance to 1, the launcher starts the workers"
+    if count is not None and nodes != count:
+        raise source.error("WORLD_SIZE", str(nodes), f"AZUREML_NODE_COUNT, which is {count}: {several}")
     process = source.index("RANK", "rank", default=rank)
-    if process != rank or source.index("LOCAL_RANK", "local_rank", default=0) != 0:
-        expected = (
-            f"NODE_RANK, which is {rank}: set process_count_per_instance to 1, the launcher starts the workers"
-        )
-        raise source.error("RANK", str(process), expected)
-    nodes = source.count("WORLD_SIZE", "nodes")
-    if rank >= nodes:
-        raise source.error("NODE_RANK", str(rank), f"a whole number from 0 to {nodes - 1}")
-    return _job(source, nodes, rank, [source.host("MASTER_ADDR", "master_addr")])
+    if rank is not None and process != rank:
+        raise source.error("RANK", str(process), f"NODE_RANK, which is {rank}: {several}")
+    for name, alone in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        if source.index(name, default=alone) != alone:
+            raise source.error(name, source.peek(name), f"{alone}: {several}")
+    return _with_each_gpu(_job(source, nodes, rank, (), _AZURE_ML))
+
+
+def _is_distributed(source: Source) -> bool:
+    """Every run of Azure ML has an id; only a distributed one tells of nodes."""
+    others = source.has("MASTER_ADDR") and shows_others(source)
+    return others or source.has("NODE_RANK") or source.peek("AZUREML_NODE_COUNT") not in ("", "1")
 
 
 AZURE_ML = Contract(
     "azureml",
-    Marks(all_of=("AZUREML_RUN_ID", "NODE_RANK", "MASTER_ADDR", "WORLD_SIZE"), none_of=_BY_HAND),
+    Marks(all_of=("AZUREML_RUN_ID",), none_of=(*_BY_HAND, "TF_CONFIG"), when=_is_distributed, shows=_AZURE_ML),
     _read_azureml,
 )
 
@@ -198,18 +238,30 @@ _POOLS = ("workerpool0", "workerpool1")
 
 
 def _read_vertex(source: Source) -> Job:
-    """Read the first two worker pools: the primary replica, and the workers. Others hold no ranks."""
+    """Read the first two worker pools: the primary replica, and the workers. Others hold no ranks of torch.
+
+    TF_CONFIG is there for every framework, the ranks of processes only in Google's images for PyTorch.
+    """
     spec = JsonView.of(source, "CLUSTER_SPEC", "hosts")
     task = spec.get("task")
     pool, index = task.get("type").word(), task.get("index").index()
     pools = {name: [item.address().host for item in entry.list()] for name, entry in spec.get("cluster").items()}
-    if pool not in _POOLS:
+    may_be_tensorflow = source.has("TF_CONFIG") and not source.has("RANK")
+    if pool not in _POOLS and not may_be_tensorflow:
         raise task.get("type").error("workerpool0 or workerpool1: replicas of other pools hold no ranks")
     if index >= len(pools.get(pool, ())):
         raise task.get("index").error(f"an index below {len(pools.get(pool, ()))}, the size of {pool}")
     hosts = [host for name in _POOLS for host in pools.get(name, ())]
-    rank = index if pool == _POOLS[0] else len(pools.get(_POOLS[0], ())) + index
-    return _job(source, len(hosts), rank, hosts)
+    before = 0 if pool == _POOLS[0] else len(pools.get(_POOLS[0], ()))
+    rank = before + index if pool in _POOLS else None
+    job = _job(source, len(hosts), rank, hosts, ("CLUSTER_SPEC",))
+    if not may_be_tensorflow:
+        return _with_each_gpu(job)
+    source.warn(
+        "TF_CONFIG is set and RANK is not: a program runs once on each replica, as TensorFlow needs it; "
+        "a script of torch needs torchrun or --engine torch"
+    )
+    return replace(job, engine="plain")
 
 
 VERTEX_AI = Contract("vertex-ai", Marks(all_of=("CLUSTER_SPEC",), none_of=_BY_HAND), _read_vertex)
@@ -230,24 +282,17 @@ def _read_volcano(source: Source) -> Job:
     tasks = _volcano_tasks(source)
     if not tasks:
         raise source.missing("VC_WORKER_HOSTS", "the host names of all pods: add the plug-in svc to the job")
-    if len(tasks) > 1 and not set(tasks) <= set(_TASKS):
-        names = ", ".join(tasks.values())
-        raise ContractError(
-            f"{names}: the tasks of this Volcano job are not only a master and workers, so nobody says which nodes "
-            f"train together; set --nodes, --node-rank and --master-addr, and --contract unknown (contract volcano)"
-        )
     order = [task for task in _TASKS if task in tasks] or list(tasks)
     hosts = [host for task in order for host in source.hosts(tasks[task], "hosts")]
     own = next((at for at, host in enumerate(hosts) if host.partition(".")[0] == source.pod.hostname), None)
-    if own is None:
-        raise source.error(tasks[order[0]], source.pod.hostname, "this pod's host name among the hosts")
-    return _job(source, len(hosts), own, hosts)
+    if len(tasks) > 1 and not set(tasks) <= set(_TASKS):
+        return _job(source, None, None, (), list(tasks.values()))  # nobody says which tasks train together
+    return _job(source, len(hosts), own, hosts, [tasks[task] for task in order])
 
 
 VOLCANO = Contract(
     "volcano",
     Marks(
-        all_of=("VC_TASK_INDEX",),
         none_of=(*_BY_HAND, "RANK", "TF_CONFIG", "OMPI_MCA_orte_default_hostfile"),
         when=lambda source: bool(_volcano_tasks(source)),
     ),
@@ -256,14 +301,6 @@ VOLCANO = Contract(
 
 
 # -- plain JobSet and Indexed Job: jobset.sigs.k8s.io, "PyTorch Example" -----------------------------------
-
-
-def _shows_others(source: Source) -> bool:
-    """Whether the address is another pod's; on loopback, or of a job of one pod, it says nothing of others.
-
-    127.0.0.2 and up are pods of a rehearsal.
-    """
-    return source.peek("MASTER_ADDR") not in ("127.0.0.1", "localhost", "::1") and source.peek("WORLD_SIZE") != "1"
 
 
 def _read_indexed(source: Source) -> Job:
@@ -286,9 +323,7 @@ def _read_indexed(source: Source) -> Job:
 
 INDEXED_JOB = Contract(
     "indexed-job",
-    Marks(
-        all_of=(_INDEX, "MASTER_ADDR", "MASTER_PORT"), none_of=("PET_MASTER_ADDR", *_BY_HAND), when=_shows_others
-    ),
+    Marks(all_of=(_INDEX, "MASTER_ADDR", "MASTER_PORT"), none_of=("PET_MASTER_ADDR", *_BY_HAND), when=shows_others),
     _read_indexed,
 )
 

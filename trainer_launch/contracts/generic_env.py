@@ -42,6 +42,22 @@ def is_owned(source: Source) -> bool:
     return source.has_any(*_OWNED)
 
 
+def shows_others(source: Source) -> bool:
+    """Whether MASTER_ADDR is another pod's; on loopback, or in a job of one pod, it says nothing of others.
+
+    127.0.0.2 and up are pods of a rehearsal.
+    """
+    return source.peek("MASTER_ADDR") not in ("127.0.0.1", "localhost", "::1") and source.peek("WORLD_SIZE") != "1"
+
+
+def several_nodes_shown_by(source: Source) -> str | None:
+    """Which of the variables that a manifest of one's own sets shows several nodes."""
+    named = [name for name in ("NODE_RANK", "WORLD_SIZE") if source.peek(name)]
+    if named and source.peek("MASTER_ADDR") and shows_others(source):
+        return named[0]
+    return "NODE_RANK" if source.peek("NODE_RANK") not in ("", "0") else None
+
+
 def _is_general(source: Source) -> bool:
     trio = all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE")))
     return trio and not is_owned(source) and not source.has_prefix("PET_")

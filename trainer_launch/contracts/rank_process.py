@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trainer_launch.contracts.source import Contract, Marks, Source
 from trainer_launch.model import Endpoint, Job, NodeRange
 
@@ -67,5 +69,28 @@ def _read_mpi(source: Source) -> Job:
     )
 
 
-TORCHRUN = Contract("torchrun-child", Marks(all_of=("LOCAL_RANK", "TORCHELASTIC_RUN_ID")), _read_torchrun)
-MPI = Contract("mpi-rank", Marks(any_of=("OMPI_COMM_WORLD_RANK", "PMI_RANK")), _read_mpi)
+_TORCHRUN = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")  # LOCAL_RANK alone is also Azure ML's, for a whole node
+
+
+def is_mpi_rank(env: Mapping[str, str]) -> bool:
+    """Whether an MPI runtime started this process.
+
+    `srun --mpi=pmi2` sets PMI_RANK in each task, even in the only task of a node, which is the launcher. A Hydra
+    that srun starts on each node also sets MPI_LOCALRANKID.
+    """
+    tasks, nodes = env.get("SLURM_STEP_NUM_TASKS"), env.get("SLURM_STEP_NUM_NODES")
+    is_node = "SLURM_STEP_ID" in env and tasks in (None, nodes) and "MPI_LOCALRANKID" not in env
+    return "OMPI_COMM_WORLD_RANK" in env or ("PMI_RANK" in env and not is_node)
+
+
+def is_worker(env: Mapping[str, str]) -> bool:
+    """Whether this process is a worker of torchrun or a rank of MPI, where nothing else is to be launched."""
+    return is_mpi_rank(env) or all(name in env for name in _TORCHRUN)
+
+
+TORCHRUN = Contract("torchrun-child", Marks(all_of=_TORCHRUN), _read_torchrun)
+MPI = Contract(
+    "mpi-rank",
+    Marks(any_of=("OMPI_COMM_WORLD_RANK", "PMI_RANK"), when=lambda source: is_mpi_rank(source.pod.env)),
+    _read_mpi,
+)

@@ -103,11 +103,15 @@ def by_hand(source: Source) -> Job:
     node_rank = source.index("PET_NODE_RANK", "node_rank", below=nodes.max if nodes else None, default=None)
     meeting = given_rendezvous(source, _some_master(source))
     static = meeting is None or meeting.kind == _STATIC
+    made = job(source, nodes, nproc, meeting)
+    is_told = nodes is not None or source.has(_STANDALONE)
+    shown = None if is_told else generic_env.several_nodes_shown_by(source)
     return replace(
-        job(source, nodes, nproc, meeting),
+        made,
         node_rank=node_rank,
         is_coordinator=node_rank == 0 if node_rank is not None and static else None,
-        engine=None,
+        engine=None if shown is None else "torchrun",
+        details=made.details if shown is None else {**made.details, "several_nodes_shown_by": shown},
     )
 
 

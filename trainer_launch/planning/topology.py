@@ -97,6 +97,8 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {_quota(cpus.quota)}"
     if isinstance(given, int):
         return given, _fact("nproc_per_node", str(given), Origin.ENV, "as given")
+    if given is None and job.details.get("worker_for_each_gpu") and gpus.count:
+        return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"for each GPU: {gpus.reason}")
     if given is None:
         return 1, _fact("nproc_per_node", "1", Origin.DEFAULT, "the default, as with torchrun")
     if given == "cpu" or (given == "auto" and gpus.count == 0):

@@ -26,13 +26,19 @@ _UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and th
 def nodes_of(request: Request) -> NodeRange:
     """How many nodes the job has; nobody having said so is an error."""
     if request.topology.nodes is None:
-        shown = request.job.details.get("several_nodes_shown_by")
-        raise ContractError(
-            f"the number of nodes is unknown (contract {request.job.contract})"
-            f"{f', and {shown} shows that there are several' if shown else ''}; "
-            f"set --nodes or TRAINER_LAUNCH_NODES"
-        )
+        raise ContractError(f"the number of nodes is unknown {_to_set(request)}")
     return request.topology.nodes
+
+
+def _to_set(request: Request) -> str:
+    """What shows that there are several nodes, and the options that say what is unknown, with their variables."""
+    topology, shown = request.topology, request.job.details.get("several_nodes_shown_by")
+    said = {"nodes": topology.nodes, "node-rank": topology.node_rank, "master-addr": topology.coordinator}
+    names = [name for name, value in said.items() if value is None]
+    flags = ", ".join(f"--{name} (TRAINER_LAUNCH_{name.replace('-', '_').upper()})" for name in names)
+    why = f", and {shown} shows that there are several" if shown else ""
+    alone = ", or --nodes 1 to train on this node alone" if shown and topology.nodes is None else ""
+    return f"(contract {request.job.contract}){why}; set {flags}{alone}"
 
 
 def options(request: Request, nodes: NodeRange) -> dict[str, str]:
@@ -204,15 +210,9 @@ def _own_place(request: Request, nodes: NodeRange) -> tuple[int, Endpoint]:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
         return 0, Endpoint("127.0.0.1", request.loopback_port)
     if topology.node_rank is None:
-        raise ContractError(
-            f"this job has {nodes} nodes, but the rank of this node is unknown "
-            f"(contract {request.job.contract}); set --node-rank or TRAINER_LAUNCH_NODE_RANK"
-        )
+        raise ContractError(f"this job has {nodes} nodes, but the rank of this node is unknown {_to_set(request)}")
     if topology.coordinator is None:
-        raise ContractError(
-            f"this job has {nodes} nodes, but the address of node 0 is unknown "
-            f"(contract {request.job.contract}); set --master-addr or TRAINER_LAUNCH_MASTER_ADDR"
-        )
+        raise ContractError(f"this job has {nodes} nodes, but the address of node 0 is unknown {_to_set(request)}")
     return topology.node_rank, topology.coordinator
 
 

@@ -1,0 +1,100 @@
+"""A pod that shows several nodes never trains alone: it lacks something, so it is refused, or flags complete it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.contracts.pods import CASES, pod_of
+from tests.planning.requests import GPU_MACHINE, MACHINE, request
+from trainer_launch.contracts import read_job
+from trainer_launch.model import Host, Origin
+from trainer_launch.model.errors import ContractError
+from trainer_launch.planning import engines
+from trainer_launch.planning.flag_overrides import overlay
+
+SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
+AZURE = {"AZUREML_RUN_ID": "a", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"}
+# What shows several nodes, and the variables of the pod.
+INCOMPLETE = {
+    "skypilot without a rank": ("SKYPILOT_NUM_NODES", SKYPILOT),
+    "dstack without a rank": ("DSTACK_NODES_NUM", {"DSTACK_NODES_NUM": "2"}),
+    "leaderworkerset without a leader": ("LWS_GROUP_SIZE", {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0"}),
+    "leaderworkerset without a size": ("LWS_LEADER_ADDRESS", {"LWS_LEADER_ADDRESS": "train-0.train"}),
+    "sagemaker without this host": ("SM_HOSTS", {"SM_HOSTS": '["a", "b"]'}),
+    "volcano with a foreign host name": ("VC_W_HOSTS", {"VC_W_HOSTS": "j-w-0.j,j-w-1.j"}),
+    "volcano with several tasks": ("VC_PS_HOSTS", {"VC_PS_HOSTS": "j-ps-0.j", "VC_W_HOSTS": "j-w-0.j"}),
+    "azure ml without a size": ("NODE_RANK", AZURE),
+    "azure ml without a rank": ("AZUREML_NODE_COUNT", {"AZUREML_RUN_ID": "a", "AZUREML_NODE_COUNT": "2"}),
+    "a manifest of one's own": ("NODE_RANK", {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "train-0"}),
+}
+COMMANDS = ("train.py", "torchrun --nproc-per-node 2 train.py")
+FLAGS = {"nnodes": "2", "node_rank": "1", "master_addr": "train-0"}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_an_incomplete_pod_of_several_nodes_is_refused_with_what_to_set(name: str, line: str) -> None:
+    shown_by, env = INCOMPLETE[name]
+    with pytest.raises(ContractError) as caught:
+        engines.plan(request(line, read_job(pod_of(env)), env, our_rendezvous=True))
+    message = str(caught.value)
+    assert shown_by in message
+    assert "; set --" in message
+    assert "--node-rank" in message or "--nodes" in message or "--master-addr" in message
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_an_incomplete_pod_is_a_node_of_the_job_that_flags_describe(name: str, line: str) -> None:
+    _, env = INCOMPLETE[name]
+    job = overlay(read_job(pod_of(env)), FLAGS, Origin.FLAG)
+    plan = engines.plan(request(line, job, env, our_rendezvous=True))
+    assert plan.membership is not None
+    assert (plan.membership.node_rank, plan.membership.coordinator.host) == (1, "train-0")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SKYPILOT_NUM_NODES": "1"},
+        {"DSTACK_NODES_NUM": "1"},
+        {"LWS_GROUP_SIZE": "1"},
+        {"SM_HOSTS": '["a"]'},
+        {"VC_W_HOSTS": "j-w-0.j"},
+        {"AZUREML_RUN_ID": "a", "AZUREML_NODE_COUNT": "1"},
+        {**AZURE, "WORLD_SIZE": "1"},
+        {"NODE_RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_pod_that_shows_one_node_runs_alone(env: dict[str, str], line: str) -> None:
+    made = request(line, read_job(pod_of(env)), env, our_rendezvous=True)
+    engines.plan(made)
+    assert made.topology.pods == 1
+
+
+@pytest.mark.parametrize(("machine", "workers"), [(GPU_MACHINE, 4), (MACHINE, 1)], ids=["4 GPUs", "no GPU"])
+@pytest.mark.parametrize("case", ["azureml/node-0", "vertex-ai/primary-replica"])
+def test_a_cloud_that_counts_no_gpus_has_a_worker_for_each_gpu_of_the_node(
+    case: str, machine: Host, workers: int
+) -> None:
+    env = CASES[case]["pod"]["env"]
+    job = read_job(pod_of(env))
+    for line in ("train.py", "torchrun train.py"):
+        plan = engines.plan(request(line, job, env, host=machine, our_rendezvous=True))
+        assert plan.workers is not None
+        assert plan.workers.count == workers
+    typed = request("torchrun --nproc-per-node 2 train.py", job, env, host=machine)
+    assert typed.topology.local_world_size == 2
+
+
+@pytest.mark.parametrize(("line", "engine"), [("train.py", "plain"), ("torchrun train.py", "torch")])
+def test_a_replica_of_vertex_with_tf_config_runs_a_program_as_tensorflow_needs_it(line: str, engine: str) -> None:
+    env = CASES["vertex-ai/tf-config-without-ranks-may-be-tensorflow"]["pod"]["env"]
+    job = read_job(pod_of(env))
+    assert engines.plan(request(line, job, env, our_rendezvous=True)).engine == engine
+    torch = replace(request(line, job, env, our_rendezvous=True), engine="torch")
+    assert engines.plan(torch).engine == "torch"
