@@ -376,8 +376,9 @@ def test_torchs_own_reader_takes_the_dumps_of_both_recorders(tmp_path: Path) -> 
         assert said_to({"folder": str(tmp_path)}, rank).saved > 0
     reader = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "-v"]
     read = subprocess.run(reader, capture_output=True, text=True, env=clean_env(), check=False)
-    assert read.returncode == 0, read.stdout + read.stderr
-    assert all(f"collective_type='{name}'" in read.stdout for name in ("nccl:all_reduce", "gloo:barrier"))
+    told = read.stdout + read.stderr
+    assert read.returncode == 0, told
+    assert all(f"collective_type='{name}'" in told for name in ("nccl:all_reduce", "gloo:barrier")), told
 
 
 @pytest.mark.parametrize("kind", ["nccl", "fr"])
@@ -389,7 +390,7 @@ def test_one_recorder_alone_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
-    """torch 2.4 and 2.5 do not mark it as point-to-point; it has the number of the collective before."""
+    """torch does not always mark it as point-to-point; it has the number of the collective before."""
     trace = dump_of(
         [
             recorded("1", 7, "nccl:all_reduce", 1, True),
@@ -403,6 +404,17 @@ def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
     group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
     assert (group["entered"], group["done"]) == (8, 8)
     assert [one[0] for one in group["last"]] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("state", "retired", "done"),
+    [("completed", False, 3), ("scheduled", True, 2), ("scheduled", False, 2)],
+    ids=["the watchdog is behind", "timed out", "waits"],
+)
+def test_what_nccl_has_ended_is_what_the_device_has_completed(state: str, retired: bool, done: int) -> None:
+    entry = recorded("1", 3, "nccl:all_reduce", 1, True, state=state, retired=retired)
+    groups = told(dump_of([entry], {"1": (3, 3)}, first=0), {"1": ("data", [0, 1])})["groups"]
+    assert (groups["1"]["entered"], groups["1"]["done"]) == (3, done)
 
 
 def test_a_status_is_of_no_group_where_groups_are_gone() -> None:

@@ -222,7 +222,7 @@ def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
     }
     entries = trace.get("entries") or ()
     numbers = {str(entry["pg_id"]): entry["process_group"][0] for entry in entries if "pg_id" in entry}
-    mixed = {entry["process_group"][0] for entry in entries if _is_sent_by_nccl(entry)}
+    mixed = {entry["process_group"][0] for entry in entries if entry.get("is_p2p") and _is_nccl(entry)}
     for number, status in (trace.get("pg_status") or {}).items():
         name = _name_of(number, numbers, [*members])
         if name in groups and name not in mixed:
@@ -244,11 +244,13 @@ def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]
     over: dict[int, bool] = {}
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
-        # Older releases of torch do not mark the end of sends that were made one; it has no new number.
+        # torch does not always mark the end of sends that were made one as such; it has no new number.
         is_end = operation == "coalesced" and before.get("is_p2p") and before["collective_seq_id"] == number
         if entry.get("is_p2p") or is_end or not number:
             continue
-        over[number] = entry.get("state") == "completed" or entry.get("retired", number <= group["done"])
+        over[number] = entry.get("retired", number <= group["done"])
+        if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
+            over[number] = entry["state"] == "completed"
         group["entered"] = max(group["entered"], number)
         group["last"].append([number, operation[:_SIZES], _sizes(entry), int(entry["time_created_ns"])])
     group["last"] = group["last"][-MOST:]
@@ -256,8 +258,8 @@ def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]
     group["done"] = min([group["done"], *(number - 1 for number, is_over in over.items() if not is_over)])
 
 
-def _is_sent_by_nccl(entry: Mapping[str, Any]) -> bool:
-    return bool(entry.get("is_p2p")) and str(entry["profiling_name"]).startswith("nccl:")
+def _is_nccl(entry: Mapping[str, Any]) -> bool:
+    return str(entry["profiling_name"]).startswith("nccl:")
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:
