@@ -242,6 +242,7 @@ def _spans(ranks: Sequence[int]) -> str:
 def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
     """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
     over: dict[int, bool] = {}
+    known: list[tuple[int, str, Mapping[str, Any]]] = []
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
         # torch does not always mark the end of sends that were made one as such; it has no new number.
@@ -252,8 +253,8 @@ def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]
         if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
             over[number] = entry["state"] == "completed"
         group["entered"] = max(group["entered"], number)
-        group["last"].append([number, operation[:_SIZES], _sizes(entry), int(entry["time_created_ns"])])
-    group["last"] = group["last"][-MOST:]
+        known.append((number, operation[:_SIZES], entry))
+    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in known[-MOST:]]
     group["done"] = max([group["done"], *(number for number, is_over in over.items() if is_over)])
     group["done"] = min([group["done"], *(number - 1 for number, is_over in over.items() if not is_over)])
 
