@@ -404,6 +404,9 @@ def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
     group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
     assert (group["entered"], group["done"]) == (8, 8)
     assert [one[0] for one in group["last"]] == [7, 8]
+    before_any = dump_of([recorded("1", 0, "nccl:coalesced", 3, False)], {}, first=0)
+    group = told(before_any, {"1": ("data", [0, 1])})["groups"]["1"]
+    assert (group["entered"], group["done"], group["last"]) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -464,6 +467,8 @@ def test_an_answer_that_is_too_long_is_dropped_and_not_kept() -> None:
         assert said == {"rank 0": Recorded(number=number, why="its answer is too long")}
         assert sum(map(len, recorders._unread.values())) <= MAX_BYTES + 1
         number = recorders.question()
+        os.write(worker, b"x" * 100)
+        assert recorders.answers(number, time.monotonic() + 0.1) == {}, "it is no answer to this question"
         os.write(worker, b'x\n{"number": 2, "why": "short"}\n')
         assert recorders.answers(number, time.monotonic() + 1.0) == {"rank 0": Recorded(number=2, why="short")}
         assert recorders._unread == {"rank 0": b""}
