@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import pickle
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
-from trainer_launch.model.collectives import RankState, Recorded, explain
-from trainer_launch.pytorch.flight_recorder import told
+from trainer_launch.model.collectives import MAX_BYTES, Entries, RankState, Recorded, explain, numbers_in
+from trainer_launch.model.json_lines import decode
+from trainer_launch.pytorch.flight_recorder import answer, entered, told
+from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.recorder_questions import Recorders
 
 pytestmark = pytest.mark.process
@@ -201,3 +208,303 @@ def test_who_does_not_answer_holds_nobody_up() -> None:
         recorders.close()
         os.close(odd)
         os.close(silent)
+
+
+# -- NCCL ----------------------------------------------------------------------------------------
+
+# What torch has of each process group of rank 0: its title, its members, its backends.
+GROUPS = {
+    "0": ("default_pg", [0, 1], "cpu:gloo,cuda:nccl"),
+    "1": ("data", [0, 1], "cuda:nccl"),
+    "2": ("control", [0, 1], "cpu:gloo,cuda:gloo"),
+}
+
+
+def recorded(group: str, number: int, name: str, at_ns: int, is_over: bool, **more: object) -> dict[str, Any]:
+    """An entry as torch writes it, in C++'s order of its keys."""
+    is_nccl = name.startswith("nccl:")
+    entry = {
+        "record_id": 0,
+        "pg_id": {"0": 0, "1": 1, "2": 1}[group],
+        "process_group": (group, GROUPS[group][0]),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": name,
+        "time_created_ns": at_ns,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "completed" if is_over and is_nccl else "scheduled",
+        "time_discovered_started_ns": at_ns if is_over and is_nccl else None,
+        "time_discovered_completed_ns": at_ns + 1 if is_over and is_nccl else None,
+        "retired": is_over,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+    }
+    return {**entry, **more}
+
+
+def dump_of(entries: list[dict[str, Any]], statuses: Mapping[str, tuple[int, int]], first: int) -> dict[str, Any]:
+    status = {
+        number: {"last_enqueued_collective": a, "last_started_collective": -1, "last_completed_collective": b}
+        for number, (a, b) in statuses.items()
+    }
+    numbered = [{**one, "record_id": first + index} for index, one in enumerate(entries)]
+    config = {name: {"name": name, "desc": GROUPS[name][0], "ranks": "[0, 1]"} for name in ("0",)}
+    return {"version": "2.10", "pg_config": config, "pg_status": status, "entries": numbered}
+
+
+NCCL = dump_of(
+    [
+        recorded("0", 1, "nccl:all_reduce", 10, True),
+        recorded("1", 1, "nccl:_reduce_scatter_base", 20, False),  # of operations that were made one
+        recorded("1", 1, "nccl:coalesced", 21, True),
+        recorded("1", 2, "nccl:all_gather", 40, False, state="started", time_discovered_started_ns=41),
+        recorded("0", 1, "nccl:send 0->1", 50, True, is_p2p=True, p2p_seq_id=9),
+    ],
+    {"0": (9, 8), "1": (2, 1)},
+    first=100,
+)
+GLOO = dump_of(
+    [recorded("0", 1, "gloo:barrier", 15, True), recorded("2", 1, "gloo:all_gather", 30, False)],
+    {"0": (1, 1), "1": (1, 0)},
+    first=0,
+)
+
+
+def dumping(kept: Mapping[str, Any]) -> Any:
+    """torch's function: bytes, the collectives only if they are asked for."""
+
+    def dump(*, includeCollectives: bool, includeStackTraces: bool, onlyActive: bool) -> bytes:  # noqa: N803
+        assert not includeStackTraces
+        assert not onlyActive
+        told = {key: value for key, value in kept.items() if includeCollectives or key != "entries"}
+        return pickle.dumps(told, protocol=2)
+
+    return dump
+
+
+def torch_with(**dumps: Mapping[str, Any]) -> SimpleNamespace:
+    """A torch whose recorders have this."""
+    made = {name: _Group(title, ranks) for name, (title, ranks, _) in GROUPS.items()}
+    world = SimpleNamespace(
+        pg_names={group: name for name, group in made.items()},
+        pg_backend_config={group: GROUPS[name][2] for name, group in made.items()},
+    )
+    c10d = SimpleNamespace(_world=world, get_process_group_ranks=lambda group: group.ranks)
+    functions = {f"_dump_{kind}_trace": dumping(kept) for kind, kept in dumps.items()}
+    return SimpleNamespace(
+        _C=SimpleNamespace(_distributed_c10d=SimpleNamespace(**functions)),
+        distributed=SimpleNamespace(distributed_c10d=c10d),
+    )
+
+
+class _Group:
+    def __init__(self, title: str, ranks: list[int]) -> None:
+        self.group_desc, self.ranks = title, ranks
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with NCCL and gloo."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with(nccl=NCCL, fr=GLOO))
+
+
+def said_to(question: dict[str, Any], rank: int = 0) -> Recorded:
+    return decode(Recorded, json.dumps(answer({"number": 1, **question}, rank)))
+
+
+@pytest.mark.usefixtures("both")
+def test_what_nccl_and_gloo_have_recorded_is_told_of_each_group() -> None:
+    groups = said_to({}).groups
+    far = {name: (group.title, group.entered, group.done) for name, group in groups.items()}
+    assert far == {
+        "0": ("default_pg", 1, 1),  # NCCL's status has the number of the send
+        "1": ("data", 2, 1),
+        "0:gloo": ("default_pg (gloo)", 1, 1),
+        "2": ("control", 1, 0),
+    }
+    assert {group.ranks for group in groups.values()} == {"0-1"}
+    last = {name: [(one.number, one.operation) for one in group.last] for name, group in groups.items()}
+    assert last["1"] == [(1, "_reduce_scatter_base"), (1, "coalesced"), (2, "all_gather")]
+    assert last["0:gloo"] == [(1, "barrier")]
+
+
+@pytest.mark.usefixtures("both")
+def test_how_far_a_rank_is_counts_nccl_and_gloo_though_both_number_their_groups_from_0() -> None:
+    groups = said_to({"only_far": True}).groups
+    far = {name: (group.entered, group.done) for name, group in groups.items()}
+    assert far == {"nccl 0": (9, 8), "nccl 1": (2, 1), "others 0": (1, 1), "others 1": (1, 0)}
+
+
+@pytest.mark.usefixtures("both")
+def test_when_collectives_were_entered_is_told_in_the_order_of_both_recorders() -> None:
+    told = said_to({"entries": 10}).entries
+    assert told is not None
+    each = [(group and group.name, number) for group, number, _ in told.each()]
+    assert each == [("0", 1), ("0:gloo", 1), ("1", 1), ("2", 1), ("1", 2), (None, 0)]
+
+
+@pytest.mark.usefixtures("both")
+def test_the_dump_of_both_recorders_has_torchs_own_format(tmp_path: Path) -> None:
+    assert said_to({"folder": str(tmp_path)}).saved > 0
+    dump = pickle.loads((tmp_path / "nccl_trace_rank_0").read_bytes())
+    rows = [
+        (one["record_id"], one["pg_id"], one["process_group"][0], one["time_created_ns"]) for one in dump["entries"]
+    ]
+    assert rows == [
+        (100, 0, "0", 10),
+        (101, 2, "0:gloo", 15),
+        (102, 1, "1", 20),
+        (103, 1, "1", 21),
+        (104, 3, "2", 30),
+        (105, 1, "1", 40),
+        (106, 0, "0", 50),
+    ]
+    enqueued = {number: one["last_enqueued_collective"] for number, one in dump["pg_status"].items()}
+    assert enqueued == {"0": 9, "1": 2, "2": 1, "3": 1}
+    assert {name: one["ranks"] for name, one in dump["pg_config"].items()} == dict.fromkeys(
+        ("0", "1", "0:gloo", "2"), "[0, 1]"
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("both")
+def test_torchs_own_reader_takes_the_dumps_of_both_recorders(tmp_path: Path) -> None:
+    for rank in range(2):
+        assert said_to({"folder": str(tmp_path)}, rank).saved > 0
+    reader = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "-v"]
+    read = subprocess.run(reader, capture_output=True, text=True, env=clean_env(), check=False)
+    told = read.stdout + read.stderr
+    assert read.returncode == 0, told
+    assert all(f"collective_type='{name}'" in told for name in ("nccl:all_reduce", "gloo:barrier")), told
+
+
+@pytest.mark.parametrize("kind", ["nccl", "fr"])
+def test_one_recorder_alone_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.4 has NCCL's only, a build for CPUs has no other one than gloo's."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with(**{kind: NCCL if kind == "nccl" else GLOO}))
+    entered = {name: group.entered for name, group in said_to({}).groups.items()}
+    assert entered == ({"0": 1, "1": 2} if kind == "nccl" else {"0": 1, "1": 0, "2": 1})
+
+
+def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
+    """torch does not always mark it as point-to-point; it has the number of the collective before."""
+    trace = dump_of(
+        [
+            recorded("1", 7, "nccl:all_reduce", 1, True),
+            recorded("1", 7, "nccl:send 0->1", 2, False, is_p2p=True),
+            recorded("1", 7, "nccl:coalesced", 3, False),
+            recorded("1", 8, "nccl:coalesced", 4, True),
+        ],
+        {"1": (7, 6)},
+        first=0,
+    )
+    group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
+    assert (group["entered"], group["done"]) == (8, 8)
+    assert [one[0] for one in group["last"]] == [7, 8]
+    before_any = dump_of([recorded("1", 0, "nccl:coalesced", 3, False)], {}, first=0)
+    group = told(before_any, {"1": ("data", [0, 1])})["groups"]["1"]
+    assert (group["entered"], group["done"], group["last"]) == (0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "retired", "done"),
+    [("completed", False, 3), ("scheduled", True, 2), ("scheduled", False, 2)],
+    ids=["the watchdog is behind", "timed out", "waits"],
+)
+def test_what_nccl_has_ended_is_what_the_device_has_completed(state: str, retired: bool, done: int) -> None:
+    entry = recorded("1", 3, "nccl:all_reduce", 1, True, state=state, retired=retired)
+    groups = told(dump_of([entry], {"1": (3, 3)}, first=0), {"1": ("data", [0, 1])})["groups"]
+    assert (groups["1"]["entered"], groups["1"]["done"]) == (3, done)
+
+
+def test_a_status_is_of_no_group_where_groups_are_gone() -> None:
+    """A destroyed group keeps its number in torch: the next groups are not in the place of theirs."""
+    trace = dump_of([recorded("1", 4, "nccl:all_reduce", 1, True, pg_id=2)], {"1": (9, 8), "2": (4, 4)}, first=0)
+    groups = told(trace, {"1": ("data", [0, 1]), "2": ("control", [0, 1])})["groups"]
+    assert {name: group["entered"] for name, group in groups.items()} == {"1": 4, "2": 0}
+
+
+# -- large jobs ----------------------------------------------------------------------------------
+
+IRREGULAR = sorted(random.Random(7).sample(range(4096), 1024))
+
+
+@pytest.mark.parametrize("step", [2, 8, None])
+def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
+    ranks = IRREGULAR if step is None else [*range(0, 4096, step)]
+    entry = recorded("1", 3, "nccl:all_reduce", 5000, False)
+    members = {"0": ("default_pg", range(4096)), "1": ("data", ranks)}
+    said = decode(Recorded, json.dumps({"number": 1, **told(dump_of([entry], {}, first=0), members)}))
+    assert said.groups["0"].ranks == "0-4095"
+    assert said.groups["1"].entered == 3
+    assert numbers_in(said.groups["1"].ranks) == ([] if step is None else ranks)
+    told_entries = decode(Entries, json.dumps({"rank": 0, **entered([entry], members, 10)}))
+    assert numbers_in(told_entries.groups[0].ranks) == ([] if step is None else ranks)
+
+
+def test_the_sizes_of_many_tensors_are_summed_up() -> None:
+    sizes, types = [[3, 5]] * 511 + [[7]], ["BFloat16"] * 512
+    entry = recorded("1", 3, "nccl:all_to_all", 5000, False, input_sizes=sizes, input_dtypes=types)
+    said = told(dump_of([entry], {}, first=0), {"1": ("data", [0, 1])})
+    shown = decode(Recorded, json.dumps({"number": 1, **said})).groups["1"].last[0].sizes
+    assert shown == "[[3, 5], [3, 5], [3, 5], [3, 5], ...] (512 tensors of 7672 elements) BFloat16"
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_too_long_is_dropped_and_not_kept() -> None:
+    recorders = Recorders()
+    (worker,) = recorders.open(["rank 0"])
+    try:
+        number, said = recorders.question(), dict[str, Recorded]()
+        for _ in range(3 * MAX_BYTES // 65536):
+            os.write(worker, b"x" * 65536)
+            said.update(recorders.answers(number, time.monotonic() + 0.01))
+        assert said == {"rank 0": Recorded(number=number, why="its answer is too long")}
+        assert sum(map(len, recorders._unread.values())) <= MAX_BYTES + 1
+        number = recorders.question()
+        os.write(worker, b"x" * 100)
+        assert recorders.answers(number, time.monotonic() + 0.1) == {}, "it is no answer to this question"
+        os.write(worker, b'x\n{"number": 2, "why": "short"}\n')
+        assert recorders.answers(number, time.monotonic() + 1.0) == {"rank 0": Recorded(number=2, why="short")}
+        assert recorders._unread == {"rank 0": b""}
+    finally:
+        recorders.close()
+        os.close(worker)
+
+
+@pytest.mark.usefixtures("both")
+def test_a_dump_that_comes_too_late_is_not_saved(tmp_path: Path) -> None:
+    question = {"folder": str(tmp_path), "until_s": time.monotonic() - 0.01}
+    assert said_to(question).saved == 0
+    assert [*tmp_path.iterdir()] == []
+    assert said_to({**question, "until_s": time.monotonic() + WITHIN_S}).saved > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["nccl_trace_rank_0"]
+
+
+@pytest.mark.usefixtures("both")
+def test_a_dump_that_is_written_when_it_is_too_late_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, 3.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    assert said_to({"folder": str(tmp_path), "until_s": 2.0}).saved == 0
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_question_names_the_time_until_which_dumps_may_be_saved() -> None:
+    recorders = Recorders()
+    (worker,) = recorders.open(["rank 0"])
+    try:
+        incidents = GroupIncidents(cast(Any, None), recorders, lambda message: None, dict)
+        assert incidents.question("/incident", 12.5) == 1
+        asked = json.loads(os.read(worker, 4096))
+        assert (asked["folder"], asked["until_s"]) == ("/incident", 12.5)
+    finally:
+        recorders.close()
+        os.close(worker)

@@ -7,6 +7,7 @@ state and stack tell.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -22,6 +23,8 @@ MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 _NAMED = 4  # ranks, places
 _MOST = 1 << 20  # no rank is higher
+_MOST_RANGES = 1 << 16  # of a text
+_REPEATS = 4  # ranges alike at equal distances are written as one
 _SECOND_NS = 1_000_000_000
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
@@ -52,7 +55,7 @@ class Group:
     """How far one rank is in one process group."""
 
     title: Text = ""
-    ranks: Text = ""  # its members, as 0-3,7
+    ranks: Text = ""  # its members, as 0-3,7,16-62:2; empty: not known
     entered: Count = 0  # the last collective that it entered
     done: Count = 0  # the last one that has ended
     last: tuple[Collective, ...] = ()
@@ -66,7 +69,7 @@ class EnteredGroup(NamedTuple):
     """A process group of which a rank tells its last entries, whose numbers follow each other."""
 
     name: Text
-    ranks: Text  # its members, as 0-3,7
+    ranks: Text  # its members, likewise
     first: Count  # the number of the first entry that is told
 
 
@@ -223,6 +226,7 @@ class _Wait:
     inside: Mapping[int, Collective | None]
     missing: tuple[int, ...]  # members that have not entered it
     members: tuple[int, ...]
+    is_known: bool  # whether these are all
 
     @property
     def known(self) -> Collective | None:
@@ -295,12 +299,20 @@ def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
             continue
         number = min(group.done for group in stuck.values()) + 1
         inside = {rank: group.at(number) for rank, group in stuck.items() if group.done < number}
-        members = sorted({rank for group in groups.values() for rank in numbers_in(group.ranks)} | set(groups))
+        texts = {group.ranks for group in groups.values()}
+        members = sorted({rank for text in texts for rank in numbers_in(text)} | set(groups))
         missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
         title = next((group.title for group in groups.values() if group.title), "")
-        waits.append(
-            _Wait(group=name, title=title, number=number, inside=inside, missing=missing, members=tuple(members))
+        wait = _Wait(
+            group=name,
+            title=title,
+            number=number,
+            inside=inside,
+            missing=missing,
+            members=tuple(members),
+            is_known="" not in texts,
         )
+        waits.append(wait)
     return waits
 
 
@@ -339,6 +351,9 @@ def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanati
 
 
 def _nobody_missing(wait: _Wait, now_ns: int) -> Explanation:
+    if not wait.is_known:
+        text = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
+        return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
     rooted = wait.known is not None and wait.known.operation in _ROOTED
     text = (
         f"all ranks known entered {wait.name}, and {_with_verb(wait.inside, 'has')} waited in it"
@@ -419,22 +434,46 @@ def _named(ranks: Iterable[int]) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
-    groups: list[list[int]] = []
+    """0, 1, 2, 5 as `0-2,5`; 0, 2, 4, 6 as `0-6:2`; 0, 1, 8, 9, 16, 17, 24, 25 as `0-25:2/8`: 2 of every 8."""
+    runs: list[list[int]] = []  # first and last
     for number in sorted(numbers):
-        if groups and groups[-1][-1] + 1 == number:
-            groups[-1].append(number)
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
         else:
-            groups.append([number])
-    return ",".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+            runs.append([number, number])
+    parts, begin = [], 0
+    while begin < len(runs):
+        (low, high), end = runs[begin], begin + 1
+        step = runs[end][0] - low if end < len(runs) else 0
+        while end < len(runs) and runs[end] == [one + step for one in runs[end - 1]]:
+            end += 1
+        if end - begin >= _REPEATS:
+            size = high - low + 1
+            parts.append(f"{low}-{runs[end - 1][1]}:{step if size == 1 else f'{size}/{step}'}")
+        else:
+            end = begin + 1
+            parts.append(str(low) if low == high else f"{low}-{high}")
+        begin = end
+    return ",".join(parts)
+
+
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::(?:([0-9]{1,9})/)?([1-9][0-9]{0,8}))?)?")
 
 
 def ranges_in(text: str) -> list[range]:
     """The numbers of such a text; none in one that is no such text."""
-    parts = [part.partition("-") for part in text.split(",")] if text else []
-    if not all(low.isdecimal() and (high.isdecimal() or not dash) for low, dash, high in parts):
+    parts = [_PART.fullmatch(part) for part in text.split(",")] if text else []
+    if not all(parts):
         return []
-    return [range(int(low), min(int(high or low), _MOST) + 1) for low, _, high in parts]
+    return list(islice(chain.from_iterable(_ranges(part) for part in parts if part is not None), _MOST_RANGES))
+
+
+def _ranges(part: re.Match[str]) -> Iterator[range]:
+    low, size, step = int(part[1]), int(part[3] or 1), int(part[4] or 1)
+    end = min(int(part[2] or low), _MOST) + 1
+    if size == 1:
+        return iter([range(low, end, step)])
+    return (range(first, min(first + size, end)) for first in range(low, end, step))
 
 
 def numbers_in(text: str) -> list[int]:

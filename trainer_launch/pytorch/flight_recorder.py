@@ -7,7 +7,9 @@ it sleeps, and never raises: a program must not notice it.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
+import math
 import os
 import pickle
 import select
@@ -15,12 +17,18 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainer_launch.model.collectives import MAX_GROUPS, MAX_LOOKS, spans
+from trainer_launch.model.json_lines import MAX_TEXT
 
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
+_SIZES = 200  # characters of a collective's sizes
+_SHAPES = 4  # of a longer one
+# NCCL has a recorder of its own, all other backends share one. A CPU build lacks the first, torch 2.4 the second.
+_RECORDERS = {"nccl": "_dump_nccl_trace", "others": "_dump_fr_trace"}
+Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
 
 
 def answer_in_thread(fd: int, rank: int) -> None:
@@ -69,7 +77,7 @@ def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[i
     try:
         said = {**answer(question, rank), "looks": looks}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
-        said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"}
+        said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):
         _send(fd, json.dumps(said).encode() + b"\n")
 
@@ -81,97 +89,199 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     """
     torch = sys.modules.get("torch")
     recorded = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
-    if recorded is None or not hasattr(recorded, "_dump_fr_trace_json"):
-        return {"number": question["number"], "why": "torch has not been imported, or records nothing"}
     number = question["number"]
+    if not any(hasattr(recorded, name) for name in _RECORDERS.values()):
+        return {"number": number, "why": "torch has not been imported, or records nothing"}
     if question.get("only_far"):
-        trace = json.loads(recorded._dump_fr_trace_json(includeCollectives=False, onlyActive=False))
-        return {"number": number, **told(trace, dict.fromkeys(trace.get("pg_status") or (), ("", ())))}
-    members = _members(torch)
+        return {"number": number, "groups": far(traces(recorded, collectives=False))}
+    found = by_backend(traces(recorded), _process_groups(torch))
     if most := question.get("entries"):
-        dump = pickle.loads(
-            recorded._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-        )
-        return {"number": number, "entries": {"rank": rank, **entered(dump.get("entries", ()), members, most)}}
+        members = {name: about for _, members in found for name, about in members.items()}
+        return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
     saved = 0
     if folder := question.get("folder"):
-        path, dump = f"{folder}/nccl_trace_rank_{rank}", _dump(recorded, members)
-        with open(f"{path}.new", "wb") as file:
-            saved = file.write(dump)
-        os.rename(f"{path}.new", path)
-    trace = json.loads(recorded._dump_fr_trace_json(includeCollectives=True, onlyActive=False))
-    return {"number": number, "saved": saved, **told(trace, members)}
+        dump = pickle.dumps(merged(found))
+        saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
+    parts = [told(trace, members)["groups"] for trace, members in found]
+    return {"number": number, "saved": saved, "groups": {name: one for part in parts for name, one in part.items()}}
 
 
-def _dump(recorded: Any, members: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """With the groups' members: torch's readers need them, and torch itself adds them for NCCL only.
+def _save(path: str, dump: bytes, until_s: float) -> int:
+    """Its bytes; 0: it is too late, and the folder may have been cut to its size already."""
+    if time.monotonic() > until_s:
+        return 0
+    with open(f"{path}.new", "wb") as file:
+        saved = file.write(dump)
+    if time.monotonic() > until_s:
+        os.unlink(f"{path}.new")
+        return 0
+    os.rename(f"{path}.new", path)
+    return saved
+
+
+# -- torch's recorders ---------------------------------------------------------------------------
+
+
+def traces(recorded: Any, *, collectives: bool = True) -> dict[str, dict[str, Any]]:
+    """What each of torch's recorders has.
 
     Without stacks, which take seconds; the workers' stacks are collected by themselves.
     """
-    data: bytes = recorded._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    dump = pickle.loads(data)
-    groups = dump.setdefault("pg_config", {})
-    for name, (title, ranks) in members.items():
-        groups.setdefault(name, {"name": name, "desc": title, "ranks": str([*ranks])})
-    for entry in dump.get("entries", ()):
-        entry.setdefault("frames", [])
-    return pickle.dumps(dump)
+    dumps = {kind: getattr(recorded, name, None) for kind, name in _RECORDERS.items()}
+    asked = {"includeCollectives": collectives, "includeStackTraces": False, "onlyActive": False}
+    return {kind: pickle.loads(dump(**asked)) for kind, dump in dumps.items() if dump is not None}
 
 
-def _members(torch: Any) -> dict[str, tuple[str, Sequence[int]]]:
-    """The title and the members of each process group that this process is in, by its name."""
+def far(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How far each group is, by its recorder and its number there."""
+    groups = {}
+    for kind, trace in found.items():
+        numbers: Members = dict.fromkeys(trace.get("pg_status") or (), ("", ()))
+        groups.update({f"{kind} {name}": group for name, group in told(trace, numbers)["groups"].items()})
+    return groups
+
+
+def by_backend(
+    found: Mapping[str, dict[str, Any]], groups: Mapping[str, tuple[str, Sequence[int], str]]
+) -> list[tuple[dict[str, Any], Members]]:
+    """The trace of each recorder, with the process groups that may be in it.
+
+    A group of NCCL and of another backend counts its collectives twice: it becomes two groups.
+    """
+    parts: list[tuple[dict[str, Any], Members]] = []
+    for kind, trace in found.items():
+        members, renamed = {}, {}
+        for name, (title, ranks, config) in groups.items():
+            backends = {one.rpartition(":")[2] for one in config.split(",")}
+            has_nccl, others = "nccl" in found and "nccl" in backends, "/".join(sorted(backends - {"nccl"}))
+            if has_nccl == (kind == "nccl"):
+                members[name] = title, ranks
+            elif has_nccl and others:
+                renamed[name] = f"{name}:{others}"
+                members[renamed[name]] = f"{title or f'group {name}'} ({others})", ranks
+        for entry in trace.get("entries") or ():
+            name, title = entry["process_group"]
+            entry["process_group"] = renamed.get(name, name), title
+        about = {renamed.get(name, name): one for name, one in (trace.get("pg_config") or {}).items()}
+        parts.append(({**trace, "pg_config": about}, members))
+    return parts
+
+
+def merged(found: Sequence[tuple[Mapping[str, Any], Members]]) -> dict[str, Any]:
+    """All of it in torch's own format: entries by time, and what each recorder numbers from 0 with other numbers.
+
+    With the groups' members: torch's readers need them, and torch itself may add them for NCCL only.
+    """
+    whole: dict[str, Any] = {}
+    parts, status, config, shift, first = [], {}, dict[str, Any](), 0, 0
+    for trace, members in found:
+        entries = trace.get("entries") or ()
+        numbers = {int(entry["pg_id"]) for entry in entries} | {int(one) for one in trace.get("pg_status") or ()}
+        first += entries[0]["record_id"] if entries else 0
+        parts.append([{"frames": [], **entry, "pg_id": entry["pg_id"] + shift} for entry in entries])
+        status.update({str(int(one) + shift): value for one, value in (trace.get("pg_status") or {}).items()})
+        config.update(trace.get("pg_config") or {})
+        for name, (title, ranks) in members.items():
+            config.setdefault(name, {"name": name, "desc": title, "ranks": str([*ranks])})
+        whole = {**trace, **whole}
+        shift += max(numbers, default=-1) + 1
+    ordered = heapq.merge(*parts, key=lambda entry: int(entry["time_created_ns"]))
+    numbered = [{**entry, "record_id": first + index} for index, entry in enumerate(ordered)]
+    return {**whole, "pg_config": config, "pg_status": status, "entries": numbered}
+
+
+def _process_groups(torch: Any) -> dict[str, tuple[str, Sequence[int], str]]:
+    """The title, the members and the backends of each process group that this process is in, by its name."""
     c10d = torch.distributed.distributed_c10d
-    names = dict(getattr(getattr(c10d, "_world", None), "pg_names", {}))
-    return {str(name): (_title(group), c10d.get_process_group_ranks(group)) for group, name in names.items()}
+    world = getattr(c10d, "_world", None)
+    backends = getattr(world, "pg_backend_config", {})  # such as `cpu:gloo,cuda:nccl`
+    return {
+        str(name): (_title(group), c10d.get_process_group_ranks(group), str(backends.get(group, "")))
+        for group, name in dict(getattr(world, "pg_names", {})).items()
+    }
 
 
 def _title(group: Any) -> str:
     title = str(group.group_desc)
-    return "" if title == "undefined" else title  # torch's word where the program gives none
+    return "" if title == "undefined" else title[:_SIZES]  # torch's word where the program gives none
 
 
-def told(trace: Mapping[str, Any], members: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any]:
+# -- what is told of it --------------------------------------------------------------------------
+
+
+def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Which one has ended last is taken from the
-    collectives: two threads of gloo's write the status, and the slower one leaves an older number there.
+    collectives: two threads of gloo's write the status, and the slower one leaves an older number there. NCCL
+    writes the numbers of point-to-point operations there, too.
     """
     groups: dict[str, dict[str, Any]] = {
-        name: {"title": title, "ranks": spans(ranks), "entered": 0, "done": 0, "last": []}
+        name: {"title": title, "ranks": _spans(ranks), "entered": 0, "done": 0, "last": []}
         for name, (title, ranks) in members.items()
     }
     entries = trace.get("entries") or ()
     numbers = {str(entry["pg_id"]): entry["process_group"][0] for entry in entries if "pg_id" in entry}
+    mixed = {entry["process_group"][0] for entry in entries if entry.get("is_p2p") and _is_nccl(entry)}
     for number, status in (trace.get("pg_status") or {}).items():
-        group = groups.get(_name_of(number, numbers, [*groups]))
-        if group is not None:
-            group["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
-            group["done"] = max(0, int(status.get("last_completed_collective", 0)))
-    open_numbers: dict[str, int] = {}
-    for entry in entries:
-        name = entry["process_group"][0]
-        group = groups.get(name)
-        if group is None or entry.get("is_p2p"):
-            continue
-        number = int(entry["collective_seq_id"])
-        if entry.get("retired", number <= group["done"]):
-            group["done"] = max(group["done"], number)
-        else:
-            open_numbers[name] = min(number, open_numbers.get(name, number))
-        group["entered"] = max(group["entered"], number)
-        operation = str(entry["profiling_name"]).rpartition(":")[2]
-        sizes = f"{entry.get('input_sizes')} {' '.join(entry.get('input_dtypes') or ())}".strip()
-        group["last"] = [*group["last"][1 - MOST :], [number, operation, sizes, int(entry["time_created_ns"])]]
-    for name, number in open_numbers.items():
-        groups[name]["done"] = min(groups[name]["done"], number - 1)
+        name = _name_of(number, numbers, [*members])
+        if name in groups and name not in mixed:
+            groups[name]["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
+            groups[name]["done"] = max(0, int(status.get("last_completed_collective", 0)))
+    for name, group in groups.items():
+        _tell_collectives(group, [entry for entry in entries if entry["process_group"][0] == name])
     return {"groups": groups}
 
 
+def _spans(ranks: Sequence[int]) -> str:
+    """Empty, which is unknown, where so many are without any order that an answer would be refused."""
+    text = spans(ranks)
+    return text if len(text) <= MAX_TEXT else ""
+
+
+def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
+    """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
+    over: dict[int, bool] = {}
+    known: list[tuple[int, str, Mapping[str, Any]]] = []
+    for before, entry in zip(({}, *entries), entries, strict=False):
+        operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
+        # torch does not always mark the end of sends that were made one as such; it has no new number.
+        is_end = operation == "coalesced" and before.get("is_p2p") and before["collective_seq_id"] == number
+        if entry.get("is_p2p") or is_end or not number:
+            continue
+        over[number] = entry.get("retired", number <= group["done"])
+        if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
+            over[number] = entry["state"] == "completed"
+        group["entered"] = max(group["entered"], number)
+        known.append((number, operation[:_SIZES], entry))
+    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in known[-MOST:]]
+    group["done"] = max([group["done"], *(number for number, is_over in over.items() if is_over)])
+    group["done"] = min([group["done"], *(number - 1 for number, is_over in over.items() if not is_over)])
+
+
+def _is_nccl(entry: Mapping[str, Any]) -> bool:
+    return str(entry["profiling_name"]).startswith("nccl:")
+
+
+def _sizes(entry: Mapping[str, Any]) -> str:
+    """The sizes and types of the tensors; of many tensors the first ones, how many, and their elements."""
+    shapes, types = entry.get("input_sizes"), entry.get("input_dtypes") or ()
+    text = f"{shapes} {' '.join(types)}".strip()
+    if shapes and len(text) > _SIZES:
+        count = f"{len(shapes)} tensors of {sum(map(math.prod, shapes))} elements"
+        text = f"{str([*shapes[:_SHAPES]])[:-1]}, ...] ({count}) {' '.join(dict.fromkeys(types))}"
+    return text[:_SIZES]
+
+
 def _name_of(number: str, numbers: Mapping[str, str], names: Sequence[str]) -> str:
-    """Which group a status is of: torch numbers the groups that this rank is in, in the order of their making."""
+    """Which group a status is of: torch numbers the groups that this rank is in, in the order of their making.
+
+    Unknown where other numbers show that groups are gone.
+    """
     if number in numbers or not numbers:
         return numbers.get(number, number)
-    return names[int(number)] if number.isdecimal() and int(number) < len(names) else number
+    is_counted = all(names[int(one) :][:1] == [name] for one, name in numbers.items())
+    return names[int(number)] if is_counted and number.isdecimal() and int(number) < len(names) else number
 
 
 # -- when the last collectives were entered ------------------------------------------------------
@@ -184,9 +294,7 @@ _LOOKS = 40
 _FRAMES = 24  # of a look
 
 
-def entered(
-    recorded: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[str, Sequence[int]]], most: int
-) -> dict[str, Any]:
+def entered(recorded: Sequence[Mapping[str, Any]], members: Members, most: int) -> dict[str, Any]:
     """The last entries of all groups, in order, and how long one repetition of them takes.
 
     In a training loop that is a step: each step enters the same operations with the same sizes.
@@ -203,7 +311,7 @@ def entered(
         "step_us": step_ns // 1000,
         "repeats": repeats,
         "is_cut": is_cut or len(known) > most or any(firsts[name] > 1 for name in names),
-        "groups": [[name, spans(members[name][1]), firsts[name]] for name in names],
+        "groups": [[name, _spans(members[name][1]), firsts[name]] for name in names],
         "start_ns": before[0],
         "which": [names.index(name) if number and name in names else MAX_GROUPS for name, number, _ in rows],
         "gaps_us": [

@@ -79,9 +79,9 @@ class GroupIncidents:
 
     # -- whom the collector and the hang watch ask ----------------------------------------------
 
-    def question(self, folder: str | None) -> int:
+    def question(self, folder: str | None, until_s: float) -> int:
         """Ask all forked workers what their flight recorders know."""
-        return self._recorders.question(folder)
+        return self._recorders.question(folder, until_s)
 
     def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
         """What they have answered in time, by process."""

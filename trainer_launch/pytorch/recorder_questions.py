@@ -64,11 +64,15 @@ class Recorders:
         """Bytes that a worker has written to answer, its dumps included."""
         return self._bytes.get(name, 0)
 
-    def question(self, folder: str | None = None, *, only_far: bool = False) -> int:
-        """Ask all for what they have recorded; with a `folder` each saves its dump there. The question's number."""
+    def question(self, folder: str | None = None, until_s: float | None = None, *, only_far: bool = False) -> int:
+        """Ask all for what they have recorded; with a `folder` each saves its dump there, but not after `until_s`.
+
+        Return the question's number.
+        """
         self._number += 1
         for name in self._connections:
-            self._ask(name, {"number": self._number, "folder": folder, "only_far": only_far})
+            about = {"folder": folder, "until_s": until_s, "only_far": only_far}
+            self._ask(name, {"number": self._number, **about})
         return self._number
 
     def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:
@@ -122,8 +126,9 @@ class Recorders:
         except OSError:
             return None, True
         self._bytes[name] = self._bytes.get(name, 0) + len(data)
-        *lines, rest = (self._unread.get(name, b"") + data).split(b"\n")
-        self._unread[name] = rest
+        before = self._unread.get(name, b"")
+        *lines, rest = (before + data).split(b"\n")
+        self._unread[name] = rest[: MAX_BYTES + 1]  # the rest of a line that is too long is not kept
         found = None
         for line in lines:
             with contextlib.suppress(MessageError):
@@ -135,6 +140,6 @@ class Recorders:
                     found = said
         if found is not None:
             return found, False
-        if len(rest) > MAX_BYTES:
+        if len(rest) > MAX_BYTES >= len(before):
             return Recorded(number=number, why="its answer is too long"), True
         return None, not data

@@ -52,7 +52,8 @@ class Sources:
     workers: Workers
     last_lines: Callable[[str], Sequence[str]]  # of a process, by name
     is_group: bool = True  # forked torch workers; False: any program, with whatever it has started
-    question: Callable[[str | None], int] = lambda folder: 0  # to all flight recorders; its number
+    # To all flight recorders, until when they may save their dumps; its number.
+    question: Callable[[str | None, float], int] = lambda folder, until_s: 0
     answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
     ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
     generation: Callable[[], int] = int
@@ -95,7 +96,7 @@ class Collector:
         at_s, begun_s, missing = time.time(), time.monotonic(), list[str]()
         folder = self._folder(at_s, missing)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
-        number = self._sources.question(f"{folder}/{incident_bundle.RECORDER}" if folder else None)
+        number = self._sources.question(f"{folder}/{incident_bundle.RECORDER}" if folder else None, until_s)
         alive = self._sources.workers.look()
         texts = self._sources.workers.ask_at_once(alive, until_s) if texts is None else texts
         recorded = self._sources.answers(number, until_s)
