@@ -199,6 +199,16 @@ def test_what_options_of_accelerate_stand_for_is_kept_behind_a_wrapper(tmp_path:
     assert (ended.returncode, ended.stdout) == (0, "x true\n"), ended.stderr
 
 
+@torch
+def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    train = script(tmp_path, "import os, sys; os.write(1, f'{sys.argv[1:]}\\n'.encode())")
+    ended = launch("run", "--", "deepspeed", "--num_gpus", "2", train, "--lr", "1")
+    assert ended.returncode == 0, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if "--lr" in line]
+    assert sorted(said) == [f"['--local_rank={rank}', '--lr', '1']" for rank in range(2)]
+
+
 def test_a_wrapper_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     ended = launch("run", "--", "/nowhere/numactl", "-N", "0", script(tmp_path, ""))
     assert ended.returncode == 127
