@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
-from tests.cli.test_platforms import TRAIN
+from tests.cli.test_platforms import SLURM, TRAIN
 from tests.conftest import require
 from tests.ports import free_port
 from trainer_launch.commands import install_shims
@@ -258,6 +258,16 @@ def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path
     assert f"{real} has another torch than the launcher's Python, {sys.executable}" in ended.stderr
     assert "install trainer-launch with pip for" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_nodes_that_the_real_torchrun_does_not_know_of_are_said(shims: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "torchrun")
+    slurm = {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    for env, said in ((slurm, True), ({"PET_NNODES": "2", "PET_NODE_RANK": "0"}, False)):
+        ended = run(["torchrun", "--brand-new", "t.py"], [shims, real.parent], env)
+        assert ("Each of the 2 nodes trains alone unless torchrun's own options" in ended.stderr) == said, (
+            ended.stderr
+        )
 
 
 def obstacle(monkeypatch: pytest.MonkeyPatch, real: Path, own: str | None, path: str = "") -> str | None:

@@ -165,6 +165,17 @@ def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
     return f"{real} has another torch than the launcher's Python, {sys.executable}; {advice}"
 
 
+def _alone(words: Sequence[str], env: Mapping[str, str]) -> str:
+    """What to add where the platform has several nodes, but not in the variables that torchrun reads."""
+    try:
+        nodes = read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT")).nodes
+    except LaunchError:
+        return ""
+    if nodes is None or nodes.max == 1 or (words[0] == "torchrun" and "PET_NNODES" in env):
+        return ""
+    return f". Each of the {nodes} nodes trains alone unless {words[0]}'s own options name the others"
+
+
 def run_as_shim() -> None:
     """Become the launcher with the program, or the program itself; arguments: its name, the shim, its own."""
     name, shim, *words = sys.argv[1:]
@@ -183,7 +194,7 @@ def run_as_shim() -> None:
         os.execve(sys.executable, [sys.executable, "-c", _CODE.format(".cli", "main"), *line], env)
     if why is not None:
         lost = f"{name} runs without the launcher, so failed workers are not restarted in place"
-        sys.stderr.write(f"trainer-launch: warning: {lost}: {why}\n")
+        sys.stderr.write(f"trainer-launch: warning: {lost}: {why}{_alone((name, *words), env)}\n")
         sys.stderr.flush()
     if real is None:
         sys.stderr.write(f"trainer-launch: error: {missing}\n")
