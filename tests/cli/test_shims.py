@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import clean_env, launch, script
-from tests.cli.test_platforms import TRAIN
+from tests.cli.launching import clean_env, launch, script, start
+from tests.cli.test_platforms import SLURM, TRAIN
 from tests.conftest import require
 from tests.ports import free_port
+from trainer_launch.commands import install_shims
 from trainer_launch.commands.install_shims import NAMES, decide
 
 pytestmark = pytest.mark.process
@@ -92,9 +93,9 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS
         ("mpirun --version", {}, None, None),
         ("torchrun", {}, None, None),
         ("accelerate config", {}, None, None),
-        ("accelerate launch t.py", {}, None, None),
+        ("accelerate launch t.py", {}, None, "run -- accelerate launch t.py"),
         ("accelerate launch --num_processes 2 t.py", {}, None, "run -- accelerate launch --num_processes 2 t.py"),
-        ("deepspeed t.py", {}, None, None),
+        ("deepspeed t.py", {}, None, "run -- deepspeed t.py"),
     ],
 )
 def test_a_shim_uses_the_launcher_where_that_helps(
@@ -107,6 +108,8 @@ def test_the_real_program_runs_unchanged_where_the_launcher_cannot_help(shims: P
     real = program(tmp_path / "bin", "deepspeed", 'echo "real $0 $@"; exit 7')
     ended = run(["deepspeed", "t.py", "a b"], [shims, real.parent])
     assert (ended.returncode, ended.stdout) == (7, f"real {real} t.py a b\n")
+    assert "deepspeed runs without the launcher, so failed workers are not restarted in place: " in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_program_that_is_only_a_shim_is_not_found(shims: Path, tmp_path: Path) -> None:
@@ -203,6 +206,16 @@ def test_what_options_of_accelerate_stand_for_is_kept_behind_a_wrapper(tmp_path:
     assert (ended.returncode, ended.stdout) == (0, "x true\n"), ended.stderr
 
 
+@torch
+def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    train = script(tmp_path, "import os, sys; os.write(1, f'{sys.argv[1:]}\\n'.encode())")
+    ended = launch("run", "--", "deepspeed", "--num_gpus", "2", train, "--lr", "1")
+    assert ended.returncode == 0, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if "--lr" in line]
+    assert sorted(said) == [f"['--local_rank={rank}', '--lr', '1']" for rank in range(2)]
+
+
 def test_a_wrapper_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     ended = launch("run", "--", "/nowhere/numactl", "-N", "0", script(tmp_path, ""))
     assert ended.returncode == 127
@@ -237,3 +250,202 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
     os.utime(message, (1, 1))
     assert launch("run", "--termination-log", str(message), "--", "sh", "-c", "exit 4").returncode == 4
     assert "exit=4" in message.read_text()
+
+
+# -- where a shim cannot help ------------------------------------------------------------------
+
+
+@torch
+def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path, tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    real = program(tmp_path / "bin", "torchrun")
+    real.write_text('#!/bin/sh\necho "real $@"; exit 3\n')
+    ended = run(["torchrun", "t.py"], [shims, real.parent])
+    assert (ended.returncode, ended.stdout) == (3, "real t.py\n")
+    assert f"{real} has another torch than the launcher's Python, {sys.executable}" in ended.stderr
+    assert "install trainer-launch with pip for" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_nodes_that_the_real_torchrun_does_not_know_of_are_said(shims: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "torchrun")
+    slurm = {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    for env, said in ((slurm, True), ({"PET_NNODES": "2", "PET_NODE_RANK": "0"}, False)):
+        ended = run(["torchrun", "--brand-new", "t.py"], [shims, real.parent], env)
+        assert ("Each of the 2 nodes trains alone unless torchrun's own options" in ended.stderr) == said, (
+            ended.stderr
+        )
+
+
+def obstacle(monkeypatch: pytest.MonkeyPatch, real: Path, own: str | None, path: str = "") -> str | None:
+    """Why a shim does not use the launcher, whose Python has its torch there."""
+    spec = None if own is None else importlib.util.spec_from_file_location("torch", own)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    return install_shims._obstacle(("torchrun", "t.py"), str(real), {"PATH": path})
+
+
+def test_a_launcher_whose_python_has_no_torch_does_not_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = tmp_path / "torchrun"
+    real.write_text("#!/opt/conda/bin/python3.11\n")
+    said = obstacle(monkeypatch, real, None)
+    assert said is not None
+    assert f"torch is not installed for the launcher's Python, {sys.executable}" in said
+    assert "install trainer-launch with pip for /opt/conda/bin/python3.11" in said
+
+
+def test_a_launcher_helps_with_its_own_python_and_with_one_that_has_the_same_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, torchs = tmp_path / "torchrun", tmp_path / "torch.py"
+    torchs.touch()
+    other = program(tmp_path / "other", "python", f"echo -n {torchs}")
+    long = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    for text in (f"#!{sys.executable}\n", f"#!{other}\n", "#!/usr/bin/env python\n", long):
+        real.write_text(text)
+        assert obstacle(monkeypatch, real, str(torchs), str(other.parent)) is None, text
+    real.write_text(f"#!{other}\n")
+    assert obstacle(monkeypatch, real, str(real)) is not None
+
+
+def test_a_contract_error_ends_no_job_that_says_itself_that_it_has_one_node(shims: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "torchrun")
+    env = {"PET_NNODES": "two"}
+    alone = run(["torchrun", "--standalone", "t.py"], [shims, real.parent], env)
+    assert (alone.returncode, alone.stdout) == (0, f"real {real} --standalone t.py\n")
+    assert "PET_NNODES is 'two'" in alone.stderr
+    real.write_text(f"#!{sys.executable}\n")
+    assert run(["torchrun", "t.py"], [shims, real.parent], env).returncode == 2
+
+
+def test_an_option_of_a_newer_torchrun_is_left_to_it(shims: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "torchrun")
+    ended = run(["torchrun", "--brand-new", "1", "t.py"], [shims, real.parent])
+    assert (ended.returncode, ended.stdout) == (0, f"real {real} --brand-new 1 t.py\n")
+    assert "unknown option of torchrun: --brand-new" in ended.stderr
+
+
+@pytest.mark.parametrize("way", ["shim", "run"])
+def test_accelerates_own_configuration_is_never_dropped(shims: Path, tmp_path: Path, way: str) -> None:
+    config = tmp_path / "accelerate" / "default_config.yaml"
+    config.parent.mkdir()
+    config.write_text("distributed_type: FSDP\n")
+    real = program(tmp_path / "bin", "accelerate")
+    words = ["accelerate", "launch", "--num_processes", "2", "t.py"]
+    before = [] if way == "shim" else [sys.executable, "-m", "trainer_launch", "run", "--"]
+    path = [shims, real.parent] if way == "shim" else [real.parent]
+    ended = run([*before, *words], path, {"HF_HOME": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("launch --num_processes 2 t.py\n")
+    assert f"{config} may choose what the launcher would drop, such as FSDP" in ended.stderr
+
+
+def test_accelerates_processes_are_divided_among_the_nodes_of_a_train_job(tmp_path: Path) -> None:
+    env = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "99"}
+    env |= {"HF_HOME": str(tmp_path)}
+    words = ("explain", "--json", "--", "accelerate", "launch", "--num_processes")
+    plan = json.loads(launch(*words, "2", script(tmp_path, ""), env=env).stdout)["plan"]
+    assert (plan["nproc_per_node"], plan["world_size"]) == (1, 2)
+    refused = launch(*words, "3", script(tmp_path, ""), env=env)
+    assert refused.returncode == 2
+    assert "set it to a multiple of 2" in refused.stderr
+
+
+# -- scripts and wrappers, without shims in the image ------------------------------------------
+
+LOST = """
+import os, signal, sys
+print(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ.get('PROFILE')} {sys.argv[1:]}", flush=True)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+STOPPED = """
+import os, signal, sys, time
+def stop(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("trains", flush=True)
+time.sleep(120)
+"""
+
+
+def ours_in_path(*first: Path) -> str:
+    """PATH with these before the folder of the launcher's Python, where the real torchrun is."""
+    return os.pathsep.join((*map(str, first), os.path.dirname(sys.executable), os.environ["PATH"]))
+
+
+def check_recovered(ended: subprocess.CompletedProcess[str]) -> None:
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("restart 1") == 2, ended.stdout + ended.stderr
+    assert "WARNING" not in ended.stderr.replace("rank 1", ""), ended.stderr
+
+
+@torch
+@pytest.mark.parametrize(
+    "command", ["bash start.sh", "./start.sh", "env A=1 sh ./start.sh", "timeout 60 ./start.sh"]
+)
+def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp_path: Path, command: str) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    text = f"set -e\ncd {tmp_path}\n# torchrun\ntorchrun --nproc-per-node 2 {script(tmp_path, LOST)}\necho end"
+    program(tmp_path, "start.sh", text)
+    ended = launch("run", "--", *command.split(), env={"PATH": ours_in_path()}, cwd=tmp_path)
+    check_recovered(ended)
+    assert ended.stdout.endswith("end\n")
+
+
+@torch
+def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> None:
+    """The profile puts the job's Python first in PATH, as conda's does."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    (tmp_path / ".bash_profile").write_text(f"export PROFILE=read PATH={ours_in_path()}\n")
+    line = f"torchrun --nproc-per-node 2 {script(tmp_path, LOST)}"
+    ended = launch("run", "--", "bash", "-lc", line, env={"HOME": str(tmp_path)})
+    check_recovered(ended)
+    assert "restart 1 read" in ended.stdout
+
+
+@torch
+@pytest.mark.parametrize("line", ["uv run --no-sync", "conda run -n x", "micromamba run -n x", "poetry run"])
+def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path, line: str) -> None:
+    """Such a wrapper puts its environment first in PATH, before the shims."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    words = line.split()
+    program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={ours_in_path()}; exec "$@"')
+    typed = (*words, "torchrun", "--nproc-per-node", "2", script(tmp_path, LOST))
+    check_recovered(launch("run", "--", *typed, env={"PATH": ours_in_path(tmp_path / "bin")}))
+
+
+@pytest.mark.parametrize("line", ["uv run", "conda run -n x"])
+def test_a_wrapper_with_another_python_runs_its_own_torchrun_and_says_what_is_lost(
+    tmp_path: Path, line: str
+) -> None:
+    words = line.split()
+    real = program(tmp_path / "venv", "torchrun")
+    program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={real.parent}:$PATH; exec "$@"')
+    ended = launch("run", "--", *words, "torchrun", "t.py", env={"PATH": ours_in_path(tmp_path / "bin")})
+    assert (ended.returncode, ended.stdout) == (0, f"real {real} t.py\n")
+    assert "torchrun runs without the launcher, so failed workers are not restarted in place" in ended.stderr
+    assert "install trainer-launch with pip for" in ended.stderr
+
+
+@torch
+def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 2 {script(tmp_path, STOPPED)}\necho never")
+    with start("run", "--", "bash", "start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path) as started:
+        started.read_until("trains", 2)
+        started.signal(signal.SIGTERM)
+        code, said = started.end()
+    assert code == 143, said
+    assert said.count("saved") == 2, said
+
+
+def test_shims_for_scripts_can_be_switched_off_and_are_explained(tmp_path: Path) -> None:
+    words = ("--", "sh", "-c", "command -v torchrun; exit 0")
+    on = launch("run", *words)
+    assert on.stdout.endswith("/shims/torchrun\n"), on.stderr
+    assert "/shims/torchrun" not in launch("run", *words, env={"TRAINER_LAUNCH_SHIM": "off"}).stdout
+    assert "PATH=/tmp/trainer-launch/shims:" in launch("explain", *words).stdout
+    assert "shims" not in launch("explain", *words, env={"TRAINER_LAUNCH_SHIM": "off"}).stdout

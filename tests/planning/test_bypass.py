@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,58 @@ def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> No
     assert "put `trainer-launch run --` in front of the training command" in said
     assert "--nproc-per-node 4" in said
     assert "To start its workers, add --nproc-per-node 4" in warning("env A=1 python x.py", TORCH)
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "typed"),
+    [
+        ("bash -c 'torchrun x.py'", None, ""),
+        ("bash -c 'cd /x && exec mpirun x'", None, ""),
+        ("env A=1 accelerate launch x.py", None, ""),
+        ("bash start.sh", "cd /x\ntorchrun x.py", ""),
+        ("bash start.sh", "trainer-launch run -- x.py", ""),
+        ("bash start.sh", "/opt/bin/torchrun x.py", "directly in front of torchrun"),
+        ("bash start.sh", "python -m torch.distributed.run x.py", "directly in front of torch.distributed.run"),
+        ("bash start.sh", "tune run recipe", "tune run starts the workers itself"),
+        ("bash start.sh", "python x.py", "put `trainer-launch run --` in front of the training command"),
+        ("accelerate launch --use_fsdp x.py", None, "accelerate launch starts the workers itself"),
+        ("uv run python -m torch.distributed.run x.py", None, "directly in front of torch.distributed.run"),
+        ("uv run x.py", None, "or type: uv run trainer-launch run -- …"),
+        ("conda run -n a python x.py", None, "or type: conda run -n a trainer-launch run -- …"),
+        ("nsys profile -o f python x.py", None, "or type: nsys profile -o f trainer-launch run -- …"),
+        ("trl sft --model m", None, "trainer-launch run -- -m trl.scripts.sft …"),
+    ],
+)
+def test_a_launcher_that_is_found_as_a_shim_needs_no_warning(line: str, script: str | None, typed: str) -> None:
+    asked_for = request(line, TORCH, shims="/s")
+    plan = engines.plan(replace(asked_for, command=replace(asked_for.command, shell=script)))
+    assert (plan.warnings == ()) == (typed == ""), plan.warnings
+    assert typed in "".join(plan.warnings)
+    assert plan.processes[0].env["PATH"] == "/s:/usr/bin:/bin"
+
+
+def test_a_number_of_workers_has_no_effect_on_a_launcher_in_a_script() -> None:
+    said = engines.plan(request("bash -c 'torchrun x.py'", asked(TORCH), shims="/s")).warnings
+    assert said == ("--nproc-per-node 2 has no effect on the torchrun in it.",)
+
+
+@pytest.mark.parametrize(
+    ("line", "started"),
+    [
+        ("bash -lc 'torchrun x.py'", "bash -lc 'PATH=/s:$PATH; torchrun x.py'"),
+        ("env A=1 bash -l -c 'torchrun x.py' name", "env A=1 bash -l -c 'PATH=/s:$PATH; torchrun x.py' name"),
+        ("bash -ic 'cd /x; ./y'", "bash -ic 'PATH=/s:$PATH; cd /x; ./y'"),
+        ("bash -c 'torchrun x.py; exit'", "bash -c 'torchrun x.py; exit'"),
+        ("bash -l start.sh", "bash -l start.sh"),
+        ("uv run --with x torchrun x.py", "uv run --with x /s/torchrun x.py"),
+        ("nsys profile -o f mpirun x", "nsys profile -o f /s/mpirun x"),
+        ("uv run /opt/bin/torchrun x.py", "uv run /opt/bin/torchrun x.py"),
+        ("uv run python -m torch.distributed.run x", "uv run python -m torch.distributed.run x"),
+    ],
+)
+def test_shims_are_found_where_something_else_comes_first_in_path(line: str, started: str) -> None:
+    plan = engines.plan(request(line, TORCH, shims="/s"))
+    assert plan.processes[0].argv == tuple(shlex.split(started))
 
 
 @pytest.mark.parametrize(

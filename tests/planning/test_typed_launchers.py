@@ -28,6 +28,8 @@ from trainer_launch.planning.command import launcher_in
         ("-m torch.distributed.launch x.py", "torch.distributed.launch", False),
         ("deepspeed --num_gpus 2 x.py", "deepspeed", False),
         ("sh -c 'mpirun -np 2 x'", "mpirun", True),
+        ("trl sft --config c.yaml", "trl sft", False),
+        ("uv run accelerate-launch x.py", "accelerate-launch", True),
     ],
 )
 def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None:
@@ -40,6 +42,7 @@ def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None
     "line",
     [
         "accelerate config",
+        "trl env",
         "./train.sh --launcher deepspeed",
         "uv run --with deepspeed train.py",
         "env A=1 python train.py deepspeed",
@@ -65,6 +68,7 @@ def test_a_word_that_is_no_command_is_no_launcher(line: str) -> None:
         ("accelerate launch -m pkg.train", "-m pkg.train"),
         ("python -m accelerate.commands.launch x.py", "x.py"),
         ("deepspeed train", "SCRIPT.py"),
+        ("trl dpo --model x", "-m trl.scripts.dpo"),
     ],
 )
 def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:

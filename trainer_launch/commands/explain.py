@@ -17,6 +17,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.snapshot import flat
 from trainer_launch.contracts.source import Pod
+from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers, signal_policy
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.redaction import redact, redact_command
@@ -136,6 +137,8 @@ def _plan(
             replace_launcher=settings.exec,
             scratch=_SCRATCH,
         )
+        if reading.calls_others and not settings.exec:
+            request = replace(request, shims=f"{_SCRATCH}/{runtime_directory.SHIMS}")
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
             **placed,

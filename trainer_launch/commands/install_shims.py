@@ -7,6 +7,7 @@ runs there, but the first torchrun in PATH does.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import sys
@@ -14,11 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.contracts import rank_process
-from trainer_launch.host import runtime_directory
-from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
+from trainer_launch.contracts import rank_process, read_job
+from trainer_launch.host import deadline_subprocess, runtime_directory
+from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.observability import node_view
-from trainer_launch.planning.wrappers import see_through
+from trainer_launch.planning import programs
+from trainer_launch.planning.command import MPI, SHIMS, parse_command
+from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
+from trainer_launch.planning.reading import live_pod
+from trainer_launch.planning.wrappers import as_torchrun, typed_launcher
 
 HELP = "install a torchrun, mpirun, … that use the launcher"
 ABOUT = "For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs."
@@ -27,8 +32,7 @@ EXAMPLES = """examples:
   trainer-launch install-shims /opt/shims     # then put it first: ENV PATH=/opt/shims:$PATH
   TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
 """
-NAMES = ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate", "deepspeed")
-SWITCH = "TRAINER_LAUNCH_SHIM"
+NAMES = SHIMS
 _MARK = "# A shim of trainer-launch:"
 # Not with -m: a job's working directory may have modules with the names of Python's own.
 _CODE = "import sys; sys.path[:] = filter(None, sys.path); from trainer_launch{0} import {1}; {1}()"
@@ -37,6 +41,7 @@ _TEXT = f"""#!/bin/sh
 exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim")}' {{name}} "$0" "$@"
 """
 _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb", "-info", "--info"})
+_LOOK_S = 30.0  # for another Python to say where its torch is
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -54,17 +59,26 @@ def main(parsed: Parsed) -> int:
         raise UsageError("missing directory; as in: trainer-launch install-shims /opt/shims")
     folder = Path(parsed.flags["directory"]).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         taken = [name for name in NAMES if (folder / name).exists() and not _is_shim(folder / name)]
         if taken:
             raise UsageError(f"{folder} has a {taken[0]} that is no shim; name an empty directory")
-        for name in NAMES:
-            (folder / name).write_text(_TEXT.format(name=name, python=sys.executable.replace("'", "'\\''")))
-            (folder / name).chmod(0o755)
+        write(folder)
     except OSError as problem:
         raise UsageError(f"cannot write shims to {folder}: {problem.strerror}") from None
     sys.stdout.write(f"{len(NAMES)} shims are in {folder}; put it first in PATH:\nexport PATH={folder}:$PATH\n")
     return 0
+
+
+def write(folder: Path) -> None:
+    """Write all shims.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        (folder / name).write_text(_TEXT.format(name=name, python=sys.executable.replace("'", "'\\''")))
+        (folder / name).chmod(0o755)
 
 
 def _is_shim(path: Path) -> bool:
@@ -86,8 +100,8 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None
-    if words[0] in ("accelerate", "deepspeed") and see_through(words).command == tuple(words):
-        return None  # its options have no equivalent
+    if words[0] == "accelerate" and typed_launcher(words) is None:
+        return None  # accelerate config
     return ("run", "--", *words)
 
 
@@ -111,6 +125,56 @@ def _real(name: str, path: str) -> str:
     raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", found=False)
 
 
+def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) -> str | None:
+    """Why the launcher cannot do what the real program does, and what to do; None: it can."""
+    if words[0] in MPI:
+        return None
+    typed = typed_launcher(words)
+    if typed is not None and (path := programs.defaults_file(typed, env)) is not None:
+        return f"{path} may choose what the launcher would drop, such as FSDP or other hosts"
+    taken = (tuple(words), {}) if typed is None else as_torchrun(typed, None)
+    if taken is None:
+        return "torchrun has no equivalent of its options, or the number of workers was not typed"
+    try:
+        torchrun = parse_command(taken[0]).torchrun
+        options = {} if torchrun is None else torchrun.options
+        # Only who says so trains alone: a pod that shows several nodes never does, so an error ends its job.
+        if "standalone" in options or options.get("nnodes") in ("1", "1:1"):
+            read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT"))
+    except (UsageError, ContractError) as problem:
+        return str(problem)
+    return _other_torch(real, env)
+
+
+def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
+    """Why the launcher's Python would not run workers with the torch of the real program."""
+    own, path = importlib.util.find_spec("torch"), env.get("PATH")
+    script = None if real is None else programs.interpreter(real, path)
+    python = script if script and os.path.basename(script).startswith("python") else None
+    advice = f"install trainer-launch with pip for {python or 'the Python of the workers'}, and the shims with that"
+    if own is None or own.origin is None:
+        return f"torch is not installed for the launcher's Python, {sys.executable}; {advice}"
+    if real is None or (python is not None and programs.is_our_python(python, path)):
+        return None
+    code = "import sys; sys.path[:] = filter(None, sys.path); import importlib.util as i"
+    asked = (python or "", "-c", f"{code}; print(i.find_spec('torch').origin, end='')")
+    found = deadline_subprocess.run(asked, env, _LOOK_S).out if python else ""
+    if found and os.path.realpath(found) == os.path.realpath(own.origin):
+        return None
+    return f"{real} has another torch than the launcher's Python, {sys.executable}; {advice}"
+
+
+def _alone(words: Sequence[str], env: Mapping[str, str]) -> str:
+    """What to add where the platform has several nodes, but not in the variables that torchrun reads."""
+    try:
+        nodes = read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT")).nodes
+    except LaunchError:
+        return ""
+    if nodes is None or nodes.max == 1 or (words[0] == "torchrun" and "PET_NNODES" in env):
+        return ""
+    return f". Each of the {nodes} nodes trains alone unless {words[0]}'s own options name the others"
+
+
 def run_as_shim() -> None:
     """Become the launcher with the program, or the program itself; arguments: its name, the shim, its own."""
     name, shim, *words = sys.argv[1:]
@@ -119,11 +183,19 @@ def run_as_shim() -> None:
     # What runs below finds the real programs.
     kept = [one for one in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(one or ".") != folder]
     env = {**os.environ, "PATH": os.pathsep.join(kept)}
-    if line is not None:
-        os.execve(sys.executable, [sys.executable, "-c", _CODE.format(".cli", "main"), *line], env)
+    real, missing = None, None
     try:
         real = _real(name, env["PATH"])
     except LaunchError as problem:
-        sys.stderr.write(f"trainer-launch: error: {problem}\n")
-        sys.exit(problem.exit_code)
+        missing = problem
+    why = None if line is None else _obstacle((name, *words), real, env)
+    if line is not None and why is None:
+        os.execve(sys.executable, [sys.executable, "-c", _CODE.format(".cli", "main"), *line], env)
+    if why is not None:
+        lost = f"{name} runs without the launcher, so failed workers are not restarted in place"
+        sys.stderr.write(f"trainer-launch: warning: {lost}: {why}{_alone((name, *words), env)}\n")
+        sys.stderr.flush()
+    if real is None:
+        sys.stderr.write(f"trainer-launch: error: {missing}\n")
+        sys.exit(1 if missing is None else missing.exit_code)
     os.execve(real, [real, *words], env)

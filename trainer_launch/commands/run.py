@@ -12,17 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs
+from trainer_launch.host import logs, runtime_directory
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import event_log, incident_watch
+from trainer_launch.observability import event_log, incident_watch, node_view
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.observer import Observer, observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
@@ -78,7 +79,7 @@ def _start_behind(seen: Seen, words: int) -> NoReturn:
         raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
     own = sys.orig_argv[1 : len(sys.orig_argv) - words]
     own = own if own[-1:] == ["--"] else [*own, "--"]
-    os.execvpe(program, [*seen.prefix, sys.executable, *own, *seen.command], {**os.environ, **seen.env})
+    os.execvp(program, [*seen.prefix, sys.executable, *own, *seen.command])
 
 
 def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
@@ -121,6 +122,7 @@ def to_the_end(
             printed = PrintedSteps()
             system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
             system.clean = sweep
+            system.launchers = lambda: {view.pid for view in node_view.find()}
             keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
             logs.send_through(system.say)
             with contextlib.closing(system), observed(request, plan, settings, system, keeper) as observer:
@@ -173,6 +175,8 @@ def _planned(
         replace_launcher=replace_launcher,
         scratch=scratch,
     )
+    if reading.calls_others and not replace_launcher:
+        request = replace(request, shims=_shims(scratch))
     plan = engines.plan(request)
     plan = _with_preflights_findings(plan, settings)
     if plan.workers is None:
@@ -185,6 +189,19 @@ def _planned(
 
         resource_limits.compare(settings.state_dir, reading, settings)
     return request, plan
+
+
+def _shims(scratch: str) -> str | None:
+    """A folder of shims for a script; None where programs in it cannot be run, or the disk is full."""
+    from trainer_launch.commands import install_shims  # only a shell or a wrapper needs them
+
+    folder = f"{scratch}/{runtime_directory.SHIMS}"
+    try:
+        install_shims.write(Path(folder))
+    except OSError as problem:
+        _log.warning("%s cannot be written (%s): launchers in scripts run without trainer-launch", folder, problem)
+        return None
+    return folder if os.access(f"{folder}/torchrun", os.X_OK) else None
 
 
 def _preflight_report(settings: Settings) -> str | None:

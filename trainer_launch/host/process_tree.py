@@ -127,6 +127,13 @@ def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[t
     return frozenset(upper.key for upper in borne if upper.pid in chain)
 
 
+def below(of: int, pids: Collection[int], proc: str = "/proc") -> frozenset[tuple[int, int]]:
+    """Return who below process `of` is also below one of these."""
+    entries = descendants(of, proc) if pids else ()
+    by_pid = {entry.pid: entry for entry in entries}
+    return frozenset(e.key for e in entries if any(upper.pid in pids for upper in _above(e, by_pid)))
+
+
 def send(pid: int, number: int) -> bool:
     """Signal one process; whether it was there, and ours to signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

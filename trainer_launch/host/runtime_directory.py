@@ -56,6 +56,7 @@ FILES = {
 ERRORS = "torch"  # the errors that torch's @record in a worker leaves, unless the user names a directory
 SSH = "ssh"  # keys and configuration; an agent adds its pid
 HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
+SHIMS = "shims"  # a torchrun, an mpirun, … that use the launcher, for the scripts that call them
 HOSTFILE = "hostfile"  # of mpirun's present start
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
@@ -38,6 +39,7 @@ class Command:
     python: tuple[str, ...] = ()  # the interpreter and its own flags, when typed
     program: tuple[str, ...] = ()  # script or module name, and its arguments
     torchrun: TorchrunCommand | None = None
+    shell: str | None = None  # the script that a shell runs; "": none; None: there is no shell
 
     @property
     def is_worker(self) -> bool:
@@ -120,12 +122,14 @@ def _end_of_flags(words: tuple[str, ...]) -> int | None:
 
 
 OURS = "trainer-launch"
-# By name, with the word that has to follow for workers to be started.
+SHIMS = ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate", "accelerate-launch", "deepspeed")
+# By name, with the words of which one has to follow for workers to be started.
 _LAUNCHERS = {
     **dict.fromkeys(("torchrun", "accelerate-launch", "deepspeed", "composer", "dlrover-run", "ft_launcher"), ""),
     **dict.fromkeys((OURS, "hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
     **dict.fromkeys(("accelerate",), "launch"),
     **dict.fromkeys(("tune", "colossalai", "lightning", "fabric"), "run"),
+    "trl": "sft dpo grpo kto reward rloo",
 }
 MODULES = frozenset(
     {
@@ -136,9 +140,10 @@ MODULES = frozenset(
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
 _TORCHRUN_NAMES = frozenset({"torchrun", "torch.distributed.run"})
 _LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "tune run", "dlrover-run", "ft_launcher", "hyperpodrun"})
-_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
 _SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
 _SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
+_LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
 _COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a shell
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ANY_PYTHON = re.compile(r"python[0-9.]*")
@@ -165,9 +170,14 @@ class Launcher:
         return self.name in _TORCHRUN_NAMES
 
     @property
+    def is_shim(self) -> bool:
+        """Whether a shim of this name would be found in its place."""
+        return self.words[0] in SHIMS
+
+    @property
     def is_mpi(self) -> bool:
         """Whether it starts the ranks of MPI or Horovod."""
-        return self.name in _MPI
+        return self.name in MPI
 
     @property
     def nodes_meet(self) -> bool:
@@ -177,6 +187,8 @@ class Launcher:
     @property
     def script(self) -> str:
         """The training program it is to start, as our own command line begins with it."""
+        if self.name.startswith("trl "):
+            return f"-m trl.scripts.{self.words[1]}"
         for at, word in enumerate(self.words[1:], 1):
             if word in ("-m", "--module") and at + 1 < len(self.words) and self.words[at + 1] not in MODULES:
                 return f"-m {self.words[at + 1]}"
@@ -192,6 +204,32 @@ def launcher_in(argv: Sequence[str]) -> Launcher | None:
         return _in_words(tuple(argv))
     found = [_in_words(tuple(words.split()), is_inside=True) for words in _COMMANDS.split(text)]
     return min(filter(None, found), key=lambda launcher: launcher.name != OURS, default=None)
+
+
+def launcher_of(command: Command) -> Launcher | None:
+    """The launcher in a command, or in the script that its shell runs."""
+    found = launcher_in(command.argv)
+    return launcher_in(("sh", "-c", command.shell)) if found is None and command.shell else found
+
+
+def is_shell(word: str) -> bool:
+    """Whether a program is a shell."""
+    return _SHELL.fullmatch(_base(word)) is not None
+
+
+def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
+    """The command where a wrapper or a login shell would put another folder before the shims in PATH."""
+    launcher = launcher_in(argv)
+    at = 0 if launcher is None else len(argv) - len(launcher.words)
+    if launcher is not None and at and argv[at:] == launcher.words and launcher.is_shim:
+        return (*argv[:at], f"{shims}/{argv[at]}", *argv[at + 1 :])
+    for shell, word in enumerate(argv):
+        text = _shells_text(argv[shell:]) if is_shell(word) else None
+        if text is not None:
+            at = argv.index(text, shell)
+            is_login = any(_LOGIN.fullmatch(option) for option in argv[shell:at])
+            return (*argv[:at], f"PATH={shlex.quote(shims)}:$PATH; {text}", *argv[at + 1 :]) if is_login else argv
+    return argv
 
 
 def runs_one_program(argv: Sequence[str]) -> bool:
@@ -233,7 +271,7 @@ def _named(words: tuple[str, ...]) -> str | None:
     name, following = _base(words[0]), words[1] if len(words) > 1 else ""
     if name in _LAUNCHERS:
         needed = _LAUNCHERS[name]
-        return f"{name} {needed}".strip() if needed in ("", following) else None
+        return name if not needed else f"{name} {following}" if following in needed.split() else None
     if _ANY_PYTHON.fullmatch(name):
         words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
     return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer_launch.model import Plan
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.suggestions import did_you_mean, nearest
-from trainer_launch.planning.command import Command, Kind, parse_command
+from trainer_launch.planning.command import Command, Kind, is_shell, parse_command, runs_one_program
+from trainer_launch.planning.wrappers import Typed
 
 _USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
+_SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _SOURCE_BYTES = 1_048_576  # a longer program needs its .py
 _ZIP = b"PK"
+_SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
+_EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
 def recognise(argv: Sequence[str], path: str | None) -> Command:
@@ -29,7 +35,47 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
     command = parse_command(argv)
     if command.kind is Kind.PROGRAM and _is_pythons(command.argv[0], path):
         return replace(command, kind=Kind.SCRIPT)
-    return command
+    return replace(command, shell=_shells_script(command.argv, path)) if command.kind is Kind.PROGRAM else command
+
+
+def interpreter(program: str, path: str | None) -> str | None:
+    """The program that a script's first line names; None: it is no script."""
+    try:
+        with open(program, "rb") as file:
+            start = file.read(_SCRIPT_BYTES)
+    except (OSError, ValueError):
+        return None
+    first, long = _SHEBANG.match(start), _EXEC_LINE.search(start)
+    if first is None:
+        return None
+    words = [os.fsdecode(word) for word in first.groups() if word]
+    if long is not None:
+        return os.fsdecode(long[1])
+    return shutil.which(words[1], path=path) if words[0].endswith("/env") and len(words) > 1 else words[0]
+
+
+def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
+    """The script in a command that a shell runs; "": a shell without one; None: there is no shell."""
+    shell, wrapped = None, runs_one_program(argv)
+    for word in argv:
+        found = shutil.which(word, path=path) or word
+        if is_shell(word):
+            shell = ""
+        elif shell == "" and word.startswith("-") and not word.endswith("c"):
+            continue
+        elif os.path.isfile(found) and (shell == "" or is_shell(interpreter(found, path) or "")):
+            with contextlib.suppress(OSError), open(found, encoding="utf-8", errors="replace") as file:
+                shell = file.read(_SCRIPT_BYTES)
+            break
+        elif shell == "" or not wrapped:
+            break
+    return shell
+
+
+def defaults_file(typed: Typed, env: Mapping[str, str]) -> str | None:
+    """The file that `accelerate launch` or `deepspeed` would take more options from, if it is there."""
+    path = typed.defaults(env)
+    return path if path is not None and os.path.isfile(path) else None
 
 
 def check(command: Command, path: str | None) -> None:

@@ -17,10 +17,11 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
-from trainer_launch.planning.command import Command, grace_of
+from trainer_launch.planning.command import Command, Kind, grace_of, launcher_in
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum, with_spares
-from trainer_launch.planning.wrappers import see_through
+from trainer_launch.planning.wrappers import as_torchrun, see_through, typed_launcher
 
+SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -48,6 +49,15 @@ class Reading:
     python_is_ours: bool  # whether the interpreter typed in the command is the launcher's
     loopback_port: int  # a free one, where a single node's agent meets its launcher
 
+    @property
+    def calls_others(self) -> bool:
+        """Whether the command is a shell or a wrapper, whose torchrun may be a shim."""
+        command = self.command
+        if command is None or command.kind is not Kind.PROGRAM or self.pod.env.get(SHIM_SWITCH) == "off":
+            return False
+        launcher = launcher_in(command.argv)
+        return command.shell is not None or (launcher is not None and launcher.is_inside)
+
 
 def read(pod: Pod, settings: Settings) -> Reading:
     """Read the pod, and look at this machine.
@@ -55,10 +65,12 @@ def read(pod: Pod, settings: Settings) -> Reading:
     Raises:
         LaunchError: the command or the contract does not fit.
     """
-    path, seen = pod.env.get("PATH"), see_through(pod.command)
-    pod = replace(pod, command=seen.command, env={**pod.env, **seen.env})
-    command = programs.recognise(pod.command, path) if pod.command else None
+    path, command = pod.env.get("PATH"), None
+    pod, warning = _taken_over(replace(pod, command=see_through(pod.command).command), settings)
+    if pod.command:
+        command = programs.recognise(pod.command, path)
     job = _job(pod, settings, command)
+    job = replace(job, warnings=(*job.warnings, warning)) if warning else job
     python = command.python if command is not None else ()
     return Reading(
         pod=pod,
@@ -68,6 +80,25 @@ def read(pod: Pod, settings: Settings) -> Reading:
         python_is_ours=bool(python) and programs.is_our_python(python[0], path),
         loopback_port=network.free_port(ports_of(settings)),
     )
+
+
+def _taken_over(pod: Pod, settings: Settings) -> tuple[Pod, str | None]:
+    """The pod with `accelerate launch` or `deepspeed` as torchrun; or a warning that a file keeps them from it.
+
+    Raises:
+        LaunchError: the contract does not fit, or the workers cannot be divided among its nodes.
+    """
+    typed = typed_launcher(pod.command)
+    if typed is None:
+        return pod, None
+    if (path := programs.defaults_file(typed, pod.env)) is not None:
+        return pod, (
+            f"{typed.form.name} runs as it is: {path} may choose what the launcher would drop, such as FSDP or "
+            f"other hosts. If it does not, type {typed.form.workers} and remove the file"
+        )
+    nodes = overlay(read_job(pod, settings.contract), job_options(settings), Origin.FLAG).nodes
+    command, env = as_torchrun(typed, nodes) or (pod.command, {})
+    return replace(pod, command=command, env={**pod.env, **env}), None
 
 
 def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:

@@ -2,8 +2,9 @@
 
 Pure. A program that changes this process and then becomes the command (`numactl`, `env`, `nice`, `taskset`) goes in
 front of the launcher. An init (`tini`, `dumb-init`) is dropped: the launcher is one. A shell that runs one command
-is dropped, too. `accelerate launch` becomes torchrun and variables, where all of its options have an equivalent.
-All other wrappers, such as `uv run`, stay: they choose another Python, or go on beside the command.
+is dropped, too, but no login shell: its profile chooses the program. `accelerate launch` and `deepspeed` become
+torchrun and variables, where all of their options have an equivalent. All other wrappers, such as `uv run`, stay:
+they choose another Python, or go on beside the command.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainer_launch.planning.command import launcher_in
+from trainer_launch.model import NodeRange
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning.command import Kind, launcher_in, parse_command
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -59,7 +62,6 @@ class Seen(NamedTuple):
 
     prefix: tuple[str, ...]  # what goes in front of the launcher
     command: tuple[str, ...]
-    env: Mapping[str, str]  # variables that stand for options of `accelerate launch`
 
 
 def see_through(argv: Sequence[str]) -> Seen:
@@ -80,9 +82,8 @@ def see_through(argv: Sequence[str]) -> Seen:
             prefix += command[: len(command) - len(inner)]
         command = inner
     if not _is_training(command):
-        return Seen((), tuple(argv), {})
-    taken_over = _accelerate(command)
-    return Seen(prefix, *taken_over) if taken_over else Seen(prefix, command, {})
+        return Seen((), tuple(argv))
+    return Seen(prefix, command)
 
 
 def _is_training(command: Sequence[str]) -> bool:
@@ -135,7 +136,7 @@ def _taken(word: str, options: _Options) -> int | None:
 def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """The command of `bash -c "COMMAND"`, where it is one and needs no shell."""
     option, *rest = words[1:] or ("",)
-    if not re.fullmatch(r"-[elux]*c", option) or len(rest) != 1 or _SHELLS_OWN.search(rest[0]):
+    if not re.fullmatch(r"-[eux]*c", option) or len(rest) != 1 or _SHELLS_OWN.search(rest[0]):
         return None
     try:
         inner = shlex.split(rest[0])
@@ -147,61 +148,141 @@ def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(inner)
 
 
-# -- accelerate launch -------------------------------------------------------------------------
-
-_AS_TORCHRUN = {
-    "--num_machines": "--nnodes",
-    "--machine_rank": "--node-rank",
-    "--main_process_ip": "--master-addr",
-    "--main_process_port": "--master-port",
-    "--max_restarts": "--max-restarts",
-}
-_AS_VARIABLE = {
-    "--mixed_precision": "ACCELERATE_MIXED_PRECISION",
-    "--dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
-    "--gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-}
-_SAME = {"--multi_gpu": (), "-m": ("-m",), "--module": ("-m",), "--no_python": ("--no-python",)}
+# -- accelerate launch and deepspeed -----------------------------------------------------------
 
 
-def _accelerate(command: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]] | None:
-    """`accelerate launch` as torchrun and variables; None where an option has no equivalent.
+class _Form(NamedTuple):
+    """A launcher's options that have an equivalent. A flag's words may be none: torchrun does so anyway."""
 
-    Source: accelerate's `commands/launch.py` and `utils/launch.py`. Its own configuration file is not read, so
-    `--num_processes` has to be typed.
+    name: str
+    workers: str  # the option that says how many workers to start, without which nothing is known
+    flags: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, str]  # by name: torchrun's
+    variables: Mapping[str, str] = {}  # by name: what the launcher would set for it
+
+
+_MODULE, _NO_PYTHON = {"--module": ("-m",)}, {"--no_python": ("--no-python",)}
+_CPU = "--cpu"
+# Source: accelerate's `commands/launch.py` and `utils/launch.py`.
+_ACCELERATE = _Form(
+    "accelerate launch",
+    "--num_processes",
+    {**_MODULE, **_NO_PYTHON, "-m": ("-m",), "--multi_gpu": (), _CPU: ()},
+    {
+        "--num_machines": "--nnodes",
+        "--machine_rank": "--node-rank",
+        "--main_process_ip": "--master-addr",
+        "--main_process_port": "--master-port",
+        "--max_restarts": "--max-restarts",
+    },
+    {
+        "--mixed_precision": "ACCELERATE_MIXED_PRECISION",
+        "--dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
+        "--gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    },
+)
+_NO_LOCAL_RANK = "--no_local_rank"
+# Source: DeepSpeed's `launcher/runner.py` and `launcher/launch.py`.
+_DEEPSPEED = _Form(
+    "deepspeed",
+    "--num_gpus",
+    {**_MODULE, **_NO_PYTHON, _NO_LOCAL_RANK: (), "--no_ssh": ()},
+    {
+        "--num_nodes": "--nnodes",
+        "--node_rank": "--node-rank",
+        "--master_addr": "--master-addr",
+        "--master_port": "--master-port",
+    },
+)
+_MODULES = {"accelerate.commands.launch": _ACCELERATE, "deepspeed.launcher.runner": _DEEPSPEED}
+_MOST = re.compile(r"[1-9]\d{0,5}")
+
+
+class Typed(NamedTuple):
+    """A launcher whose options torchrun may have, as it was typed."""
+
+    form: _Form
+    python: tuple[str, ...]  # in front of its module
+    words: tuple[str, ...]  # its options and what it starts
+
+    def defaults(self, env: Mapping[str, str]) -> str | None:
+        """The path of the file that it takes options from which were not typed, if there is one."""
+        if self.form is _DEEPSPEED:
+            return "/job/hostfile"
+        cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '')}/.cache"
+        home = env.get("HF_HOME") or f"{cache}/huggingface"
+        return None if _CPU in self.words else f"{home}/accelerate/default_config.yaml"
+
+
+def typed_launcher(command: Sequence[str]) -> Typed | None:
+    """`accelerate launch` or `deepspeed`, however it was typed; None: the command is something else.
+
+    Raises:
+        UsageError: torchrun's options do not parse.
     """
-    if command[0].rpartition("/")[2] != "accelerate" or command[1:2] != ("launch",):
-        return None
-    given, flags, env, at = dict[str, str](), list[str](), dict[str, str](), 2
-    while at < len(command) and command[at].startswith("-"):
-        name, equals, value = command[at].partition("=")
+    words = tuple(command)
+    name = words[0].rpartition("/")[2] if words else ""
+    if name == "accelerate" and words[1:2] == ("launch",):
+        return Typed(_ACCELERATE, (), words[2:])
+    if name in ("accelerate-launch", "deepspeed"):
+        return Typed(_DEEPSPEED if name == "deepspeed" else _ACCELERATE, (), words[1:])
+    if name == "-m" or _PYTHON.fullmatch(name):
+        parsed = parse_command(words)
+        if parsed.kind is Kind.MODULE and parsed.program[0] in _MODULES:
+            return Typed(_MODULES[parsed.program[0]], parsed.python, parsed.program[1:])
+    return None
+
+
+def as_torchrun(typed: Typed, nodes: NodeRange | None) -> tuple[tuple[str, ...], dict[str, str]] | None:
+    """The same as torchrun and variables; None where an option has no equivalent.
+
+    Raises:
+        UsageError: accelerate's workers cannot be divided among the platform's nodes.
+    """
+    form, words = typed.form, typed.words
+    given, flags, at = dict[str, str](), list[str](), 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, value = words[at].partition("=")
         name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
-        if name == "--cpu":
-            env["ACCELERATE_USE_CPU"] = "true"
-        elif name in _SAME and not equals:
-            flags += _SAME[name]
-        elif name in (*_AS_TORCHRUN, *_AS_VARIABLE, "--num_processes"):
-            if not equals:
-                at += 1
-                value = command[at] if at < len(command) else ""
-            given[name] = value
+        if name in form.flags and not equals:
+            flags.append(name)
+        elif name in form.options or name in form.variables or name == form.workers:
+            at += not equals
+            given[name] = value if equals else "".join(words[at : at + 1])
         else:
             return None
         at += 1
-    workers = _workers(given)
-    if workers is None or at >= len(command):
+    workers = _workers(form, given, nodes)
+    if workers is None or at >= len(words):
         return None
-    env |= {_AS_VARIABLE[name]: value for name, value in given.items() if name in _AS_VARIABLE}
-    options = [
-        word for name, value in given.items() if name in _AS_TORCHRUN for word in (_AS_TORCHRUN[name], value)
-    ]
-    return ("torchrun", f"--nproc-per-node={workers}", *options, *flags, *command[at:]), env
+    program = words[at:]
+    if form is _DEEPSPEED and _NO_LOCAL_RANK not in flags:
+        program = (program[0], "--local_rank=${local_rank}", *program[1:])  # torchrun replaces it for each worker
+    env = {form.variables[name]: value for name, value in given.items() if name in form.variables}
+    env |= {"ACCELERATE_USE_CPU": "true"} if _CPU in flags else {}
+    options = [f"{form.options[name]}={value}" for name, value in given.items() if name in form.options]
+    options += [word for name in flags for word in form.flags[name]]
+    torchrun = (*typed.python, "-m", "torch.distributed.run") if typed.python else ("torchrun",)
+    return (*torchrun, f"--nproc-per-node={workers}", *options, *program), env
 
 
-def _workers(given: Mapping[str, str]) -> int | None:
-    """Workers of each machine: `--num_processes` counts those of all."""
-    numbers = [given.get("--num_processes", ""), given.get("--num_machines", "1")]
-    if not all(re.fullmatch(r"[1-9]\d{0,5}", number) for number in numbers):
+def _workers(form: _Form, given: Mapping[str, str], nodes: NodeRange | None) -> int | None:
+    """Workers of each node: accelerate's `--num_processes` counts those of all.
+
+    Raises:
+        UsageError: they cannot be divided among the platform's nodes.
+    """
+    count, machines = given.get(form.workers, ""), given.get("--num_machines")
+    if not _MOST.fullmatch(count) or not _MOST.fullmatch(machines or "1"):
         return None
-    workers, rest = divmod(int(numbers[0]), int(numbers[1]))
-    return workers if workers and not rest else None
+    if form is _DEEPSPEED:
+        return int(count)
+    if machines is None and nodes is not None and nodes.fixed is None:
+        return None  # nobody knows among how many
+    workers, rest = divmod(int(count), int(machines or (nodes.min if nodes else 1)))
+    if rest and machines is None and nodes is not None:
+        raise UsageError(
+            f"accelerate's {form.workers} is {count}, the total of all nodes, which {nodes} nodes cannot share "
+            f"evenly; set it to a multiple of {nodes}"
+        )
+    return None if rest else workers

@@ -14,7 +14,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -61,6 +61,7 @@ class System:
         self.print = partial(output.say, stream=1)
         self._resolver = resolver
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
+        self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
         self._gate: PendingNames | None = None
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
@@ -178,6 +179,8 @@ class System:
         """Signal everything below us, also what left its session; return how many."""
         self._tell_childless = True
         spared = process_tree.bearing(os.getpid(), sparing) if sparing and process_tree.readable() else frozenset()
+        if not again and process_tree.readable():
+            spared |= process_tree.below(os.getpid(), self.launchers())
         return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
     def descendants(self) -> tuple[str, ...]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Plan, Process
 from trainer_launch.model.value_parsers import named
-from trainer_launch.planning.command import OURS, Command, Kind, Launcher, launcher_in, runs_one_program
+from trainer_launch.planning.command import (
+    OURS,
+    Command,
+    Kind,
+    Launcher,
+    launcher_of,
+    runs_one_program,
+    through_shims,
+)
 from trainer_launch.planning.engines import child_env
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.topology import workers_asked_for
 
 NAME = "plain"
+_RUNS = re.compile(r"\S+ (?:run|profile) |ncu ")  # such as uv run, nsys profile
+_TRAINS = re.compile(r"(?:.*/)?python[0-9.]*|.*\.py")
 
 
 def serves(job: Job, command: Command) -> str | None:
@@ -29,9 +41,13 @@ def plan(request: Request, reason: str) -> Plan:
     if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
         argv = (request.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
     rank = request.topology.node_rank
-    env = dict(child_env.plain(request))
+    env, reasons = dict(child_env.plain(request)), [reason]
     if not request.replace_launcher:
         env[runtime_directory.VARIABLE] = request.scratch
+    if request.shims is not None:
+        argv = through_shims(argv, request.shims)
+        env["PATH"] = f"{request.shims}:{env.get('PATH', '/usr/bin:/bin')}"
+        reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
     process = Process(
         name="program",
         argv=argv,
@@ -45,7 +61,7 @@ def plan(request: Request, reason: str) -> Plan:
         stop_order=request.stop_order,
         signals=request.signals,
         warnings=warnings(request),
-        reasons=(reason,),
+        reasons=tuple(reasons),
     )
 
 
@@ -55,12 +71,15 @@ def plan(request: Request, reason: str) -> Plan:
 def warnings(request: Request) -> tuple[str, ...]:
     """What to tell about a command that the plain engine runs; nothing where that is what was asked for."""
     job, command = request.job, request.command
-    launcher = launcher_in(command.argv)
+    launcher = launcher_of(command)
     if request.engine != "auto" or request.replace_launcher or job.role == "rank":
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()
     asked = workers_asked_for(job)
+    if launcher is not None and launcher.is_inside and launcher.is_shim and request.shims:
+        # The shim uses the launcher, or says why not.
+        return () if asked is None else (f"--nproc-per-node {asked} has no effect on the {launcher.name} in it.",)
     if launcher is not None and _is_covered(job, launcher):
         return (_starts_its_own(request, launcher, asked),)
     if asked is not None and job.engine not in ("mpirun", "sshd"):
@@ -109,7 +128,14 @@ def _runs_as_it_is(request: Request) -> str:
     name, workers = _shown(request.command), request.topology.local_world_size or "N"
     lost = f"{name} runs once on this node: trainer-launch sets no RANK and restarts no failed worker in place."
     if runs_one_program(request.command.argv):
-        return f"{lost} To start its workers, add --nproc-per-node {workers}."
+        words = request.command.argv
+        at = next((at for at, word in enumerate(words) if _TRAINS.fullmatch(word)), 2)
+        also = (
+            f", or type: {named(' '.join(words[:at]))} trainer-launch run -- …"
+            if _RUNS.match(" ".join(words))
+            else "."
+        )
+        return f"{lost} To start its workers, add --nproc-per-node {workers}{also}"
     return (
         f"{lost} If {name} starts the training, put `trainer-launch run --` in front of the training command in "
         f"it. If it is the worker itself, add --nproc-per-node {workers}."

@@ -45,6 +45,7 @@ class Request:
     records: bool = True  # torch's flight recorder is on, and answers PID 1
     straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
     scratch: str  # a private folder for this run's files
+    shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
     shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
     copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
     replace_launcher: bool = False  # --exec: nothing of ours stays in the pod
