@@ -166,6 +166,7 @@ class Stall:
     waiting: frozenset[Key]  # who has not answered
     states: tuple[RankState, ...] = ()
     at_ns: int = 0  # when they were seen, since the epoch
+    limit_s: float = 0.0  # for how long the member has seen none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

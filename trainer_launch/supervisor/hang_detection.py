@@ -16,9 +16,10 @@ A worker that a debugger holds pauses everything, and so does a gap in our own o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from trainer_launch.model.frozen import dataclass
 
@@ -77,6 +78,7 @@ class Track:
     quiet: Sample  # since this one it did next to nothing
     quiet_at_s: float
     stopped_at_s: float | None = None
+    sign_at_s: float | None = None  # its own last strong sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,13 @@ class Node:
     first_sign_at_s: float | None = None  # of these workers
     sign_at_s: float | None = None
     pauses_s: tuple[float, ...] = ()  # between strong signs, also of earlier workers
+
+
+class Quiet(NamedTuple):
+    """How long ago one worker has done something; None: not since it is watched."""
+
+    sign_s: float | None  # a strong sign
+    work_s: float | None  # more than wait, unless it is busy for too long
 
 
 class Kind(Enum):
@@ -143,6 +152,24 @@ def judge(node: Node, rules: Rules) -> Hang | None:
     return _stopped(node, limit) or (_idle(node, limit) if rules.weak_signs else None) or _busy(node, rules, limit)
 
 
+def quiet(node: Node, all_rules: Sequence[Rules]) -> dict[Worker, Quiet]:
+    """What each worker has done last."""
+    limits = [(rules, limit_s(node, rules)) for rules in all_rules]
+    busy = {
+        worker
+        for rules, limit in limits
+        if limit is not None and (hang := _busy(node, rules, limit)) is not None
+        for worker in hang.workers
+    }
+    return {
+        worker: Quiet(
+            None if track.sign_at_s is None else node.at_s - track.sign_at_s,
+            None if worker in busy else node.at_s - track.quiet_at_s,
+        )
+        for worker, track in node.tracks.items()
+    }
+
+
 def others_s(found: Hang) -> float:
     """How long workers that merely wait give another node's: until a busy one there would have been found out."""
     return PATIENCE * found.limit_s + min(10.0, max(2.0, found.limit_s / 4))
@@ -158,9 +185,9 @@ def _follow(track: Track, sample: Sample, at_s: float) -> Track:
         and 0 <= switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * since_s
     )
     stopped_at_s = None if sample.state != "T" else at_s if track.stopped_at_s is None else track.stopped_at_s
-    if is_quiet:
-        return replace(track, last=sample, stopped_at_s=stopped_at_s)
-    return replace(track, last=sample, quiet=sample, quiet_at_s=at_s, stopped_at_s=stopped_at_s)
+    sign_at_s = track.sign_at_s if track.last.signs == sample.signs else at_s
+    now = replace(track, last=sample, stopped_at_s=stopped_at_s, sign_at_s=sign_at_s)
+    return now if is_quiet else replace(now, quiet=sample, quiet_at_s=at_s)
 
 
 def _stopped(node: Node, limit: float) -> Hang | None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
@@ -19,7 +19,7 @@ from trainer_launch.model import Failure, exit_codes
 from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import incident_bundle, stacks
-from trainer_launch.supervisor.hang_detection import Worker
+from trainer_launch.supervisor.hang_detection import Quiet, Worker
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, Incident
 from trainer_launch.supervisor.worker_samples import Workers
 
@@ -56,6 +56,7 @@ class Sources:
     answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
     ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
     generation: Callable[[], int] = int
+    saving: Callable[[], Collection[int]] = tuple  # pids that have reported a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,16 @@ class Collected:
     folder: str  # "": nothing could be saved
     incident: Incident
     explanation: Explanation | None
+    limit_s: float = 0.0  # for how long no progress was seen; 0: another node has seen none
+
+    def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0) -> Collected:
+        """With the last progress of each rank; who waits in a collective may spin there."""
+        states = []
+        for state in self.incident.states:
+            known = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
+            quiet_s = min((since_s for since_s in known if since_s is not None), default=None)
+            states.append(replace(state, quiet_s=quiet_s))
+        return replace(self, incident=replace(self.incident, states=tuple(states)), limit_s=limit_s)
 
 
 class Collector:
@@ -181,12 +192,15 @@ class Collector:
 
     def _state(self, worker: Worker, state: str, text: str, said: Recorded | None) -> RankState:
         frames = stacks.main_thread(text)
+        doing = stacks.doing(frames)
+        if doing is Doing.UNKNOWN and worker.pid in self._sources.saving():
+            doing = Doing.CHECKPOINT
         return RankState(
             rank=worker.rank or 0,
             node=self._about.node_rank,
             life=Life.STOPPED if state == "T" else Life.ALIVE,
             place=stacks.where(frames) if frames else "",
-            doing=stacks.doing(frames) if frames else Doing.UNKNOWN,
+            doing=doing,
             groups=said.groups if said is not None else {},
             why=said.why if said is not None else "it did not answer in time" if self._sources.is_group else "",
         )
