@@ -12,6 +12,7 @@ from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.settings import Settings, flag_of
+from trainer_launch.observability import progress
 from trainer_launch.planning.engines import torchrun
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
@@ -123,6 +124,7 @@ class Incidents:
                 answers=group.answers,
                 ended=group.ended,
                 generation=group.generation,
+                saving=lambda: [one.pid for one in progress.read(request.scratch) if one.checkpointing],
             )
         return collection.Collector(about, asked)
 
