@@ -133,13 +133,15 @@ def test_the_sentence_tells_what_the_rank_is_in(tmp_path: Path, what: str, words
     ids=["saves", "reports"],
 )
 def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path, what: str) -> None:
-    place = tmp_path / "incidents"
-    watched = ("--hang-report-after", "5", "--incident-dir", str(place))
+    place, log = tmp_path / "incidents", tmp_path / "events"
+    watched = ("--hang-report-after", "5", "--incident-dir", str(place), "--events", str(log))
     ended = launch("run", *watched, *TWO, "--", training(tmp_path, what, 3.0))
     assert ended.returncode == 0, ended.stderr
     assert "suspected hang" not in ended.stderr
     assert "no progress: rank 1 (node 0) never entered all_reduce #6" in ended.stderr
     assert "rank 1 is in a checkpoint: " in ended.stderr
+    assert list(place.iterdir()) == []
+    assert '"event":"incident"' not in log.read_text().replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,7 @@ def test_nobody_is_accused_or_ended_while_a_rank_of_another_node_evaluates(tmp_p
     assert "suspected hang" not in output
     assert "no progress: rank 1 (node 1) never entered all_reduce #6" in output
     assert ", still making progress" in output
+    assert json.loads(incidents(place, "list", "--json")) == []
 
 
 def test_a_rank_of_another_node_that_hangs_after_it_printed_is_named(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_ranks_that_wait_for_nothing_are_told_without_blame():
         tells(world, peer, rank)
     assert told(world, zero).text == "no progress, but none of 3 known ranks waits in a recorded collective"
     assert not told(world, zero).accuses
+    assert state.status(world.state, world.now_s).stall is None, "nobody hangs"
 
 
 def test_what_was_said_before_the_explanation_was_heard_asks_nobody_again():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainer_launch.model.collectives import (
@@ -177,11 +179,11 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_the_programs_fault() -
     assert (found.reason, found.helps) == ("ProgramError", False)
 
 
-def two_groups(**known: object) -> tuple[RankState, RankState]:
+def two_groups(**known: Any) -> tuple[RankState, RankState]:
     """Rank 0 has entered all_reduce #7, which rank 1 has not; rank 1 waits in another group for rank 0."""
     other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "barrier", "", NOW),))
     own = {"0": group(7, 6, ranks="0-1"), "1": Group(title="pair", ranks="0-1")}
-    return rank(0, groups=own, **known), rank(1, groups={"0": group(6, 6, ranks="0-1"), "1": other})
+    return replace(rank(0, groups=own), **known), rank(1, groups={"0": group(6, 6, ranks="0-1"), "1": other})
 
 
 @pytest.mark.parametrize(

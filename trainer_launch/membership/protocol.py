@@ -346,6 +346,7 @@ class Restart:
     generation: Count
     reason: FreeText
     unnoticed_s: Amount = 0.0  # for how long that was true and not known
+    grows: bool = False  # nothing has failed: newcomers may join
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,9 +163,14 @@ class GroupIncidents:
 
     def _note_explanation(self, told: say.Explained) -> None:
         self._explained, seen = told, self._stalled
+        if not told.accuses:
+            _log.info("no progress: %s", told.text)
+            if self.collector is not None and seen is not None:
+                self._stalled = None
+                self.collector.drop(seen)
+            return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
-        level, words = (logging.WARNING, "suspected hang") if told.accuses else (logging.INFO, "no progress")
-        _log.log(level, "%s: %s%s", words, told.text, where)
+        _log.warning("suspected hang: %s%s", told.text, where)
         if self.collector is not None and seen is not None:
             self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
 
@@ -205,8 +210,8 @@ def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
 def what_failed(event: Event, state: State) -> str | None:
     """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
     match event:
-        case Heard(news=say.Restart(reason=reason)):
-            return None if reason.endswith("may join") else f"generation {state.seen} is over: {reason}"
+        case Heard(news=say.Restart(reason=reason, grows=grows)):
+            return None if grows else f"generation {state.seen} is over: {reason}"
         case Heard(news=say.GiveUp(reason=reason)):
             return reason
         case StoreEnded():

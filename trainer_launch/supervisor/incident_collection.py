@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ class Collector:
         self._threads: list[threading.Thread] = []
         self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
         self._told: dict[str, Incident] = {}  # what incident.json says, by folder
+        self._dropped: set[str] = set()  # folders of what was no incident
         self._lock = threading.Lock()
 
     def collect(
@@ -160,8 +162,15 @@ class Collector:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
         self.tell(self._write(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
 
+    def drop(self, collected: Collected) -> None:
+        """It was no incident: nothing of it is kept, as soon as nothing is written any more."""
+        self._dropped.add(collected.folder)
+        self._write(collected)
+
     def tell(self, collected: Collected) -> None:
-        """Tell `status` and the event log, and people where it is."""
+        """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
+        if collected.folder:
+            incident_bundle.remove_old(collected.folder)
         told, where = collected.incident, os.path.basename(collected.folder)
         values = {"kind": told.kind, "text": told.sentence, "id": where or None, "reason": told.reason or None}
         ranks = spans(told.ranks) if told.ranks else None
@@ -277,6 +286,9 @@ class Collector:
     def _write(self, collected: Collected, missing: tuple[str, ...] = (), **changes: Any) -> Collected:
         """Write incident.json anew, with what has changed, and what else could not be collected."""
         with self._lock:
+            if collected.folder in self._dropped:
+                shutil.rmtree(collected.folder, ignore_errors=True)
+                return collected
             before = self._told.get(collected.folder, collected.incident)
             now = replace(before, **changes)
             if collected.folder:
