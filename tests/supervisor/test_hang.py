@@ -188,6 +188,30 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     assert after_s == pytest.approx(60, abs=7)
 
 
+LATE = Rules(timeout_s=None, unlearned_s=1800.0)
+
+
+def test_before_anything_is_learned_a_long_silence_is_reported_from_the_start_on():
+    """As in the rendezvous, or at the first collective."""
+    node = Node(rules=LATE)
+    node.lives(1790)
+    found, for_s = node.live(30)
+    assert (found.kind, found.limit_s, for_s) == (Kind.IDLE, 1800.0, pytest.approx(10, abs=LATE.pace_s))
+
+
+def test_before_anything_is_learned_a_stopped_worker_is_reported_and_a_busy_one_is_not():
+    found, for_s = Node(rules=LATE).live(2000, busy=(ZERO,), states={ONE: "T"})
+    assert (found.kind, for_s) == (Kind.STOPPED, pytest.approx(1800, abs=2 * LATE.pace_s))
+    Node(rules=LATE).lives(7200, busy=(ZERO,))
+
+
+def test_what_was_learned_takes_the_place_of_the_long_limit():
+    node = Node(rules=LATE)
+    node.lives(60, busy=RANKS, sign_every_s=10.0)
+    found, _ = node.live(200)
+    assert (found.kind, found.limit_s) == (Kind.IDLE, pytest.approx(120, abs=30))
+
+
 @pytest.mark.parametrize(("timeout_s", "pace_s"), [(1, 0.25), (60, 3), (600, 10), (None, 3)])
 def test_the_pace_follows_the_timeout(timeout_s, pace_s):
     assert Rules(timeout_s=timeout_s).pace_s == pace_s

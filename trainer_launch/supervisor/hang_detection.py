@@ -28,6 +28,7 @@ USUAL = 10  # times the longest pause between strong signs is no longer usual
 LEARN = 5  # pauses, before anything is known about them
 REMEMBER = 100  # pauses
 AUTO_FLOOR_S = 60.0  # no learned timeout is shorter
+UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well
 _IDLE_CPU = 0.02  # of one CPU: gloo's own thread, which wakes up 100 times a second, takes 0.002
 _IDLE_CPU_FLOOR_S = 0.05  # a few of the kernel's ticks
 _IDLE_SWITCHES_PER_S = 1.0  # a data loader's consumer looks after its workers every 5 s
@@ -39,6 +40,7 @@ class Rules:
     """What the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
+    unlearned_s: float | None = None  # the timeout before anything is learned; None: there is none
     weak_signs: bool = True  # False: the work is done elsewhere, so being idle here says nothing
 
     @property
@@ -141,7 +143,7 @@ def limit_s(node: Node, rules: Rules) -> float | None:
     """The timeout: as it was given, or as it was learned; None: not yet."""
     if rules.timeout_s is not None:
         return rules.timeout_s
-    return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else None
+    return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else rules.unlearned_s
 
 
 def judge(node: Node, rules: Rules) -> Hang | None:
@@ -149,7 +151,9 @@ def judge(node: Node, rules: Rules) -> Hang | None:
     limit = limit_s(node, rules)
     if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
         return None
-    return _stopped(node, limit) or (_idle(node, limit) if rules.weak_signs else None) or _busy(node, rules, limit)
+    is_learned = rules.timeout_s is not None or len(node.pauses_s) >= LEARN
+    idle = _idle(node, limit, PATIENCE * limit if is_learned else limit) if rules.weak_signs else None
+    return _stopped(node, limit) or idle or _busy(node, rules, limit)
 
 
 def quiet(node: Node, all_rules: Sequence[Rules]) -> dict[Worker, Quiet]:
@@ -200,11 +204,11 @@ def _stopped(node: Node, limit: float) -> Hang | None:
     return Hang(kind=Kind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _idle(node: Node, limit: float) -> Hang | None:
+def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
     for_s = node.at_s - max(track.quiet_at_s for track in node.tracks.values())
     if node.sign_at_s is not None:
         for_s = min(for_s, node.at_s - node.sign_at_s)
-    elif node.at_s - min(track.born_at_s for track in node.tracks.values()) < PATIENCE * limit:
+    elif node.at_s - min(track.born_at_s for track in node.tracks.values()) < start_s:
         return None
     if for_s < limit:
         return None
