@@ -161,9 +161,7 @@ def called(*inner: str) -> str:
         ([f"{SITE}/huggingface_hub/file_download.py:http_get"], Doing.TRANSFER),
         ([f"{SITE}/fsspec/asyn.py:sync", "/workspace/train.py:save_checkpoint"], Doing.CHECKPOINT),
         ([f"{SITE}/fsspec/asyn.py:sync", f"{SITE}/torch/utils/data/_utils/fetch.py:fetch"], Doing.DATA),
-        (["/usr/lib/python3.11/subprocess.py:_communicate"], Doing.SUBPROCESS),
-        (["/usr/lib/python3.11/subprocess.py:wait"], Doing.SUBPROCESS),
-        (["/workspace/subprocess_pool.py:wait"], Doing.UNKNOWN),
+        (["/usr/lib/python3.11/subprocess.py:_communicate"], Doing.UNKNOWN),
     ],
 )
 def test_what_frameworks_and_libraries_do_for_long_is_known_by_their_files(calls, doing):

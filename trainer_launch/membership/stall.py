@@ -6,7 +6,8 @@ a member sees no progress, and tells its ranks | all other members that are not 
 the last of them answers                       | all members are told the explanation
 one does not answer in time                    | the same; its ranks are unknown
 the generation ends meanwhile                  | nothing
-a member tells its ranks again soon            | nothing: it has not heard the explanation yet
+a member tells its ranks again soon            | nothing: it has not heard the explanation yet;
+                                               | but all are asked anew if somebody made progress then
 
 Nobody is stopped for it.
 """

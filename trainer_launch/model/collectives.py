@@ -148,7 +148,6 @@ class Doing(str, Enum):
     COMPILING = "compilation"
     DEBUGGER = "a debugger"
     TRANSFER = "a transfer of files"
-    SUBPROCESS = "a program that it has started"
 
     @property
     def takes_long(self) -> bool:

@@ -30,7 +30,7 @@ _IN = {
     Doing.DATA: r"torch/utils/data/",
     Doing.TRANSFER: r"/shutil\.py:|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub)/"
     r"|/(google/cloud/storage|azure/storage)/|/urllib/request\.py:",
-    Doing.SUBPROCESS: r"/subprocess\.py:(_?wait|_?communicate|run|_?call)$",
+    # A program that a rank waits for is none of these: it is below the rank, and its work counts as the rank's.
 }
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
